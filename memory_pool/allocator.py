@@ -1,4 +1,4 @@
-"""Which slots of the KV pool are free.
+"""Keeps track of the free slots of the KV pool.
 
 A slot holds the K and V of one token; a page is ``page_size`` consecutive slots and is given out whole. Page p covers
 slots p * page_size … (p + 1) * page_size - 1; page 0 is padding and never leaves the allocator.
@@ -76,7 +76,7 @@ class Allocator:
         """Make every page free that is neither among ``owned`` (int32 [n], slots) nor in quarantine. Pages that were
         nowhere wait for ``fences``, which may still write them. Returns the tokens of these.
 
-        For the time after an exception, when an owner may have been lost on the way.
+        Used after an exception, when an owner may have been lost.
         """
         taken = np.zeros(self._num_pages + 1, dtype=bool)
         taken[0] = True
@@ -108,7 +108,7 @@ class Allocator:
 
     @property
     def quarantined_tokens(self) -> int:
-        """Tokens given back that no one may have yet, because a step or a copy in flight still touches them."""
+        """Tokens given back that are not free yet, because a step or a copy in flight still touches them."""
         return self._quarantined_pages << self._shift
 
     # -- out ---------------------------------------------------------------------------------------------------------

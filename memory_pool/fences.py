@@ -1,9 +1,9 @@
-"""Which operations may still read or write slots: steps of the model, copies between tiers.
+"""Tracks the operations that may still read or write slots: steps of the model, copies between tiers.
 
-    open ──▶ 7     a step is formed, or a copy is ordered        is_open(7)
-    close(7)       it has ended; a failed one counts as ended
+    open_fence ──▶ 7     a step is formed, or a copy is ordered        is_open(7)
+    close_fence(7)       it has ended; a failed one counts as ended
 
-Slots that somebody gives back while an operation still touches them wait for its fence in an allocator's quarantine.
+Slots that are given back while an operation still touches them wait for its fence in an allocator's quarantine.
 Steps end in order, copies as they please; so a fence is a name, not a point in time. One object serves all pools.
 """
 
@@ -23,18 +23,18 @@ class Fences:
         """Operations that have not ended."""
         return len(self._open)
 
-    def open(self) -> int:
+    def open_fence(self) -> int:
         """A new fence; no number is used twice."""
         self._next += 1
         self._open.add(self._next)
         return self._next
 
-    def close(self, fence: int) -> None:
+    def close_fence(self, fence: int) -> None:
         """The operation has ended. Raises KeyError for a fence that is not open."""
         self._open.remove(fence)
 
     def keep_only(self, fences: Collection[int]) -> None:
-        """Close all others: whoever was to close them was lost."""
+        """Close all others, because the owners that should close them were lost."""
         self._open.intersection_update(fences)
 
     def is_open(self, fence: int) -> bool:

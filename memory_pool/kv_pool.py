@@ -33,15 +33,16 @@ class KVLayers:
     @classmethod
     def of(cls, k: list[torch.Tensor], v: list[torch.Tensor], device: torch.device) -> KVLayers:
         """device: where the kernels run, also for tensors in pinned host memory."""
-        pointers = [
-            torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64, device=device) for layers in (k, v)
-        ]
-        return cls(k, v, *pointers)
+        return cls(k, v, k_pointers=_pointers(k, device), v_pointers=_pointers(v, device))
 
     def part(self, first: int, count: int) -> KVLayers:
         """Layers first to first + count."""
         layers = slice(first, first + count)
         return KVLayers(self.k[layers], self.v[layers], self.k_pointers[layers], self.v_pointers[layers])
+
+
+def _pointers(layers: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    return torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64, device=device)
 
 
 CopyKV = Callable[[KVLayers, KVLayers, torch.Tensor, torch.Tensor], None]

@@ -181,7 +181,7 @@ class ReqToTokenPool:
             values.append(self.rows[rows, positions])
         table = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         every = np.concatenate(values) if values else np.empty(0, dtype=np.int32)
-        return RowUpdates(*table, values=every, copies=copies)
+        return RowUpdates(rows=table[0], starts=table[1], lengths=table[2], values=every, copies=copies)
 
     def _take_copies(self) -> RowCopies:
         """The copies that still hold. Targets written since, copied to twice or copied from become spans instead."""
@@ -197,7 +197,11 @@ class ReqToTokenPool:
                 holds[:] = False
             self._spans += [(row, 0, length) for row in targets[~holds].tolist()]
             parts.append((sources[holds], targets[holds], np.full(int(holds.sum()), length, dtype=np.int32)))
-        return RowCopies(*map(np.concatenate, zip(*parts)))
+        return RowCopies(
+            sources=np.concatenate([sources for sources, _, _ in parts]),
+            targets=np.concatenate([targets for _, targets, _ in parts]),
+            lengths=np.concatenate([lengths for _, _, lengths in parts]),
+        )
 
 
 def _span_table(rows: np.ndarray, starts: np.ndarray | int, count: int) -> np.ndarray:

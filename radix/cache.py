@@ -1,4 +1,4 @@
-"""The radix cache: which prefixes have their KV in the pool, and who holds them.
+"""The radix cache: which prefixes have their KV in the pool, and which sequences hold them.
 
 Requests reach the tree only through `KVSequence` and `MatchResult`; the nodes in them are opaque. A slot has exactly
 one owner at any time: the allocator (free or quarantined), the tree, or one sequence. This file is where slots change
@@ -36,14 +36,14 @@ LONG_PROMPT, FIRST_LOOK = 4096, 256
 
 
 class StaleHandleError(RuntimeError):
-    """A handle was used whose node is gone (evicted between match and lock), or a lock was given back twice."""
+    """The node of a handle is gone (evicted between match and lock), or a lock was given back twice."""
 
 
 class MatchResult(NamedTuple):
     """A cached prefix. Valid until the next evict unless locked."""
 
     device_len: int
-    """Tokens whose KV is in the device pool; whole pages."""
+    """Tokens with KV in the device pool; whole pages."""
     host_len: int
     """Further tokens that have a copy on the host; `HostTier.load` brings them back."""
     handle: TreeNode
@@ -81,12 +81,12 @@ class RadixCache:
         lanes = lanes or OneLane(lru)
         self.order = EvictionOrder(lanes, max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
         self.residency: Residency = DeviceOnly()
-        """What there is beside the device."""
+        """The tiers beside the device."""
         self.watchers = Watchers()
         if lanes.watcher is not None:
-            self.watchers.add(lanes.watcher)
+            self.watchers.add_watcher(lanes.watcher)
         self.tick = 0
-        """Counts accesses: the time of the orders of eviction."""
+        """Counts accesses; the clock of the eviction orders."""
 
     @property
     def total_nodes(self) -> int:
@@ -97,8 +97,8 @@ class RadixCache:
     def match_prefix(self, namespace: str, token_ids: np.ndarray, after: TreeNode | None = None) -> MatchResult:
         """Longest cached prefix of ``token_ids`` (int32 [n]) in whole pages; counts as an access.
 
-        The caller leaves off what it wants to compute: at least the last token, and all whose logprobs it needs.
-        after: a node that they match whole, from `find_prefix`; the look-up goes on there if it still can.
+        The caller leaves off the tokens it must compute: at least the last one, and all for which it needs logprobs.
+        after: a node that the ids match whole, from `find_prefix`; the look-up starts there if the node is still valid.
         """
         if self.disabled:
             return MatchResult(0, 0, self.tree.root)
@@ -122,7 +122,8 @@ class RadixCache:
     ) -> tuple[TreeNode, int, TreeNode]:
         """As `match_prefix`, but splits nothing and is no access: (last node matched whole, tokens, where they end)."""
         top = self.tree.root if after is None else self.tree.reachable(after)
-        node, whole, partial, part = self.tree.find(top, namespace, _needed_bytes(self.tree, top, namespace, token_ids))
+        data = _needed_bytes(self.tree, top, namespace, token_ids)
+        node, whole, partial, part = self.tree.find_match(top, namespace, data)
         return node, top.prefix_len + (whole + part) // ID_BYTES, node if partial is None else partial
 
     def match_len(self, namespace: str, token_ids: np.ndarray) -> int:
@@ -161,7 +162,7 @@ class RadixCache:
         self.protected_tokens -= count
         self.evictable_tokens += count
         if not handle.device_children:  # the nodes above it still have the child we came from
-            self.order.add(handle)
+            self.order.push_leaf(handle)
 
     def note_use(self, node: TreeNode, priority: int) -> None:
         """A request begins with the path down to a node that was just accessed."""
@@ -225,7 +226,7 @@ class RadixCache:
         self._close(seq, node, freed, row[split : seq.length], fence)
 
     def release(self, seq: KVSequence, *, fence: int | None = None) -> None:
-        """End a sequence whose KV must not be kept. With a ``fence`` all its private pages are quarantined."""
+        """End a sequence and keep none of its KV. With a ``fence`` all its private pages are quarantined."""
         node = seq.open_node()
         private = self.req_to_token.rows[seq.row, seq.tree_len : seq.length]
         split = len(private) if fence is None else 0
@@ -276,7 +277,7 @@ class RadixCache:
             self.residency.inserted(last)
             self.watchers.stored(last)
         if existing < end:
-            self.order.add(last)
+            self.order.push_leaf(last)
         return last, existing
 
     # -- eviction ----------------------------------------------------------------------------------------------------
@@ -301,7 +302,8 @@ class RadixCache:
         return freed
 
     def _evicted(self, victims: Sequence[TreeNode]) -> int:
-        """Free what has left the device, and drop what is nowhere else. Returns the tokens freed."""
+        """Free the slots of nodes that have left the device, and remove those that are on no other tier. Returns the
+        tokens freed."""
         if not victims:
             return 0
         dropped = self.residency.select_dropped(victims)
@@ -323,7 +325,7 @@ class RadixCache:
 
     def reset(self) -> bool:
         """Forget everything. Refuses, and returns False, while a sequence is open or a node is locked. Copies between
-        tiers hinder nobody: their slots wait in quarantine."""
+        tiers do not prevent it: their slots wait in quarantine."""
         holders = self.residency.holders()
         for node in holders:
             self.unlock(node)
@@ -362,11 +364,11 @@ def _id_bytes(token_ids: np.ndarray, start: int = 0) -> bytes:
 
 
 def _needed_bytes(tree: RadixTree, top: TreeNode, namespace: str, token_ids: np.ndarray) -> bytes:
-    """What follows ``top``, as far as it takes to look it up: a long prompt that nobody has sent is not copied."""
+    """The ids after ``top``, as far as the look-up needs them: a long prompt that is not cached is not copied."""
     start = top.prefix_len
     if len(token_ids) - start > LONG_PROMPT:
         first = _id_bytes(token_ids[start : start + FIRST_LOOK])
-        _, whole, _, part = tree.find(top, namespace, first)
+        _, whole, _, part = tree.find_match(top, namespace, first)
         if whole + part + tree.page_bytes <= len(first):  # the next page is there, and is another
             return first
     return _id_bytes(token_ids, start)

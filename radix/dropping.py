@@ -1,4 +1,4 @@
-"""Giving up KV that cannot be trusted."""
+"""Drops KV that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from .node import TreeNode
 
 
 def drop_path(cache: RadixCache, node: TreeNode, kept: int = 0) -> int:
-    """Give up what follows the first ``kept`` tokens (whole pages) of the path to ``node``, with all that hangs on
-    it, because its KV cannot be trusted: no match finds it, no other tier takes it. What nobody locks is free at
-    once, the rest when it is evicted. Returns the tokens freed: none for a node that has left the tree."""
+    """Drop all KV after the first ``kept`` tokens (whole pages) of the path to ``node``, and every node below it,
+    because it cannot be trusted: no match finds it, no other tier takes it. Unlocked nodes are freed at once, the
+    others when they are evicted. Returns the tokens freed: none for a node that has left the tree."""
     if node.parent is None or node.prefix_len <= kept:
         return 0
     above, top = cache.tree.hide(node, kept)

@@ -1,5 +1,5 @@
-"""What followed some tokens when they were cached: a guess at what comes next. It reads the tree and changes nothing,
-so it neither splits nodes nor counts as an access."""
+"""Finds the tokens that followed a sequence when it was cached, as a draft of its continuation. It only reads the tree:
+it splits no node and counts as no access."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .node import ID_BYTES, TreeNode
 from .tree import RadixTree
 
 MAX_CHILDREN = 32
-"""Looked at, at most, to find those that begin with part of a page."""
+"""Children that are examined, at most, to find those that begin with part of a page."""
 
 MAX_NODES = 8
-"""That one look may follow."""
+"""Nodes that one look-up follows, at most."""
 
 
 def what_followed(tree: RadixTree, node: TreeNode, namespace: str, ids: np.ndarray, most: int) -> np.ndarray | None:
     """Up to ``most`` tokens, int32, that follow ``ids`` (int32 [n]) below a node in the tree, on any tier; the path
     that was used last, where there are several. None if the tree has no such path."""
     data = ids.tobytes()
-    node, offset, partial, _ = tree.find(node, namespace, data)
+    node, offset, partial, _ = tree.find_match(node, namespace, data)
     if partial is not None and not partial.key.startswith(data[offset:]):
         return None
     found: list[bytes] = []
@@ -42,8 +42,8 @@ def _joined(parts: list[bytes]) -> np.ndarray:
 
 
 def _last_used(node: TreeNode, start: bytes) -> TreeNode | None:
-    """The child that begins with ``start``, and was used last. Of the root none: its children, filed under more than
-    bytes, are of all namespaces; so are hidden ones."""
+    """The most recently used child that begins with ``start``. Never a child of the root, nor a hidden one: their keys
+    are not plain bytes, because they belong to several namespaces."""
     best: TreeNode | None = None
     for _, (key, child) in zip(range(MAX_CHILDREN), node.children.items()):
         if isinstance(key, bytes) and child.key.startswith(start) and (best is None or _use(child) > _use(best)):

@@ -41,14 +41,14 @@ class Account:
 
     @property
     def leaked(self) -> int:
-        """Tokens that nobody has; negative if some are counted twice."""
+        """Tokens without an owner; negative if some are counted twice."""
         held = self.evictable + self.protected + self.request_private + self.beam_private
         return self.total - self.free - held - self.quarantined
 
     def check(self) -> None:
         if self.leaked:
-            kind = "nobody owns" if self.leaked > 0 else "are owned twice:"
-            raise InvariantError(f"{kind} {abs(self.leaked)} tokens of the pool: {self}")
+            kind = "have no owner" if self.leaked > 0 else "have two owners"
+            raise InvariantError(f"{abs(self.leaked)} tokens of the pool {kind}: {self}")
 
 
 def check_tree(
@@ -223,7 +223,7 @@ def _check_slots(cache: RadixCache, node: TreeNode, slots: np.ndarray, want: int
 
 
 def _check_children(cache: RadixCache, node: TreeNode, direct_locks: Counter[int] | None) -> None:
-    """What a node counts of its children: those on the device, those with a copy, and in ``lock_ref`` the locked."""
+    """Check a node's counts of its children: on the device, with a copy on the host, and in ``lock_ref`` the locked."""
     resident = stored = locked = 0
     for child in node.children.values():
         resident += child.on_device

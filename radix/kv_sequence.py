@@ -1,4 +1,4 @@
-"""What one sequence holds on the device. A request, a lease and the trunk of a beam search each have one."""
+"""The device memory of one sequence. A request, a lease and the trunk of a beam search each have one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .node import TreeNode
 
 @dataclass(slots=True)
 class KVSequence:
-    """Everything one sequence holds on the device. Whoever has this object owns all of it: handing it on is O(1)."""
+    """Everything one sequence holds on the device. The holder of this object owns all of it: handing it on is O(1)."""
 
     namespace: str
     row: int
@@ -19,12 +19,12 @@ class KVSequence:
     tree_len: int
     """row[:tree_len] belongs to the tree and is protected by that lock; a multiple of page_size."""
     length: int
-    """row[:length] has slots; the pages of row[tree_len:length] are private to this sequence. Whoever allocates slots
-    for the sequence updates this."""
+    """row[:length] has slots; the pages of row[tree_len:length] are private to this sequence. The code that allocates
+    slots for the sequence updates this."""
     turn: int = field(default=1, compare=False)
     """How many requests one after the other led to what it computes; see `TreeNode.turn`."""
     priority: int = field(default=0, compare=False)
-    """Of its request; what it puts into the tree has at least this."""
+    """The priority of its request; nodes that it inserts into the tree get at least this."""
 
     def open_node(self, num_committed: int | None = None) -> TreeNode:
         """The node. Raises ValueError if the sequence is closed, or so many tokens cannot be committed."""

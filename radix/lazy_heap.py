@@ -30,10 +30,10 @@ class LazyHeap(Generic[Key]):
         return len(self._entries)
 
     def serials(self) -> set[int]:
-        """Those that have a live entry; for invariants."""
+        """Serials that have a live entry; for invariants."""
         return {entry[1] for entry in self._entries if self._is_live(entry)}
 
-    def push(self, key: Key, serial: int) -> None:
+    def push_entry(self, key: Key, serial: int) -> None:
         """``key`` is the serial's key from now on; an entry with another one is dead."""
         heappush(self._entries, (key, serial))
         if len(self._entries) > self._limit:

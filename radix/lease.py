@@ -11,7 +11,7 @@ A lease owns its `KVSequence` from grant to end; every arrow moves that one obje
 node never passes through 0 on the way to a child. A claim stops the clock; giving it back restores the time that was
 left. Time is an argument. Any lease can be broken at any moment: its whole pages stay in the tree, evictable.
 
-The table does not choose which lease breaks first: a function tells it what each is worth (`LeaseValue`). Where a new
+The table does not choose which lease breaks first: a function gives the value of each (`LeaseValue`). Where a new
 lease would exceed a budget, leases that are worth less give way to it.
 """
 
@@ -38,8 +38,8 @@ class LeaseState(Enum):
 
 @dataclass(slots=True, frozen=True)
 class LeaseTerms:
-    """What a lease is asked for with: until when, whose it is ("" if nobody knows), and the time now. owner: what it is
-    kept for, which only those who value leases look at."""
+    """The terms of a new lease: its deadline, the time now, and its client ("" if unknown). owner: the object it is
+    kept for; only the policy that values leases reads it."""
 
     deadline: float
     now: float
@@ -56,7 +56,7 @@ class Lease:
     deadline: float
     serial: int
     idle_since: float = 0.0
-    """When it was granted, or given back last by a child that had claimed it."""
+    """When it was granted, or last unclaimed."""
     client: str = ""
     owner: object = None
     own_tokens: int = 0
@@ -68,11 +68,11 @@ class Lease:
     written_by: int | None = None
     """The fence of a step that was in flight when the lease was granted and writes a slot of its partial page."""
     value: tuple[float, ...] | None = None
-    """Its value when last asked; None if it must be asked for before the next lease breaks."""
+    """Its latest value; None if it must be valued before the next lease breaks."""
 
     @property
     def tokens(self) -> int:
-        """Tokens whose KV it keeps."""
+        """Tokens it keeps KV of."""
         return self.kv.length if self.kv is not None else 0
 
     @property
@@ -81,12 +81,12 @@ class Lease:
 
 
 LeaseValue = Callable[[Lease, float], tuple[float, ...]]
-"""``value(lease, now)``: what a live lease is worth. The lowest breaks first; of equal ones the one granted first.
+"""``value(lease, now)``: the value of a live lease. The lowest breaks first; among equals, the one granted first.
 
 It is called only when a lease has to break: for leases that are new or have changed since the last time (claimed,
 unclaimed, extended), and for the one that comes first. So a value may rise as time passes: the lease then moves to its
-new place. A value must not fall by itself, or the lease breaks later than it should; whoever knows that it has fallen
-calls `LeaseTable.extend`, with the same deadline if need be.
+new place. A value must not fall by itself, or the lease breaks later than it should; code that knows of a fall
+calls `LeaseTable.extend_lease`, with the same deadline if need be.
 """
 
 
@@ -120,7 +120,7 @@ class LeaseTable:
         self.values = LazyHeap(self._value_of)
         """Values of live leases that have been valued."""
         self.unvalued: dict[int, Lease] = {}
-        """All other live leases: those whose ``value`` is None."""
+        """All other live leases; their ``value`` is None."""
         self.counts = LeaseCounts()
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class LeaseTable:
         return list(self._leases.values())
 
     def grant(self, kv: KVSequence, terms: LeaseTerms, written_by: int | None = None) -> Lease | None:
-        """Take ``kv`` over; None, and the caller keeps it, if that would exceed a budget and nobody gives way."""
+        """Take ``kv`` over; None, and the caller keeps it, if that would exceed a budget and no lease gives way."""
         added = self.budget.hold(kv)
         if not self.make_room(terms, added):
             self.budget.unhold(kv)
@@ -144,8 +144,8 @@ class LeaseTable:
         lease.own_tokens, lease.written_by = added, written_by
         self._next_serial += 1
         self._leases[lease.serial] = self.unvalued[lease.serial] = lease
-        self.budget.add(lease.client, lease.serial, added)
-        self.deadlines.push(lease.deadline, lease.serial)
+        self.budget.add_lease(lease.client, lease.serial, added)
+        self.deadlines.push_entry(lease.deadline, lease.serial)
         self.counts.granted += 1
         return lease
 
@@ -168,7 +168,7 @@ class LeaseTable:
         return Lease(kv, terms.deadline, self._next_serial, terms.now, terms.client, terms.owner)
 
     def _least_of(self, client: str, now: float) -> Lease:
-        """client: one that has leases, as whoever is at its limit does."""
+        """client: one that has leases, as every client at its limit does."""
         leases = [self._leases[serial] for serial in self.budget.serials_of(client)]
         return min(leases, key=lambda lease: self._value(lease, now))
 
@@ -195,7 +195,7 @@ class LeaseTable:
                 self._set_deadline(lease, now + lease.remaining)
             self._changed(lease)
 
-    def extend(self, lease: Lease, deadline: float) -> bool:
+    def extend_lease(self, lease: Lease, deadline: float) -> bool:
         """Move the deadline of a granted lease, in either direction."""
         if lease.state is not LeaseState.GRANTED:
             return False
@@ -216,14 +216,15 @@ class LeaseTable:
             self.counts.released += 1
 
     def orphan(self, lease: Lease) -> None:
-        """Release a lease that nobody can name any more; a claimed one only once its children have given it back."""
+        """Release a lease that no request can name any more; a claimed one only once its children have given it
+        back."""
         if lease.state is LeaseState.CLAIMED:
             lease.remaining = 0.0
         else:
             self.release(lease)
 
     def expire(self, now: float) -> int:
-        """End every granted lease whose deadline has come; returns how many."""
+        """End every granted lease that has reached its deadline; returns how many."""
         expired = 0
         while (first := self.deadlines.first()) is not None and first[0] <= now:
             self._close(self._leases[first[1]], LeaseState.EXPIRED)
@@ -285,9 +286,9 @@ class LeaseTable:
         self.budget.clear()
 
     def rebuild(self, claims: Mapping[int, int], now: float) -> None:
-        """Count anew what the live leases hold, and who claims them: claims by serial. Drops those that hold nothing.
+        """Count anew the tokens and the claims of the live leases, and drop those that hold nothing. claims: by serial.
 
-        For the time after an exception, when a lease may have been granted or ended by half. All nodes have a
+        Used after an exception, when a lease may have been granted or ended only in part. All nodes have a
         ``lease_ref`` of 0.
         """
         self.budget.clear()
@@ -298,14 +299,14 @@ class LeaseTable:
         for lease in kept:
             assert lease.kv is not None
             lease.own_tokens = self.budget.hold(lease.kv)
-            self.budget.add(lease.client, lease.serial, lease.own_tokens)
+            self.budget.add_lease(lease.client, lease.serial, lease.own_tokens)
             lease.value, lease.claims = None, claims.get(lease.serial, 0)
             if not lease.claims and lease.state is LeaseState.CLAIMED:
                 lease.state, lease.idle_since, lease.deadline = LeaseState.GRANTED, now, now + lease.remaining
             elif lease.claims and lease.state is LeaseState.GRANTED:
                 lease.state, lease.remaining = LeaseState.CLAIMED, max(0.0, lease.deadline - now)
             if lease.state is LeaseState.GRANTED:
-                self.deadlines.push(lease.deadline, lease.serial)
+                self.deadlines.push_entry(lease.deadline, lease.serial)
 
     def lose(self, lease: Lease) -> None:
         """End a live lease without giving back what it holds, which is not what it says."""
@@ -314,7 +315,7 @@ class LeaseTable:
         self.counts.broken += 1
 
     def _close(self, lease: Lease, state: LeaseState) -> None:
-        """End a lease and give back all it holds. Nobody gave it up: what it held is demoted."""
+        """End a lease and give back all it holds. Unless its owner released it, its KV is demoted."""
         if lease.kv is not None and lease.kv.node is not None and state is not LeaseState.RELEASED:
             self._cache.residency.demoted(lease.kv.node)
         fence = lease.written_by
@@ -329,7 +330,7 @@ class LeaseTable:
         lease.kv, lease.state = None, state
         del self._leases[lease.serial]
         self.unvalued.pop(lease.serial, None)
-        self.budget.remove(lease.client, lease.serial, lease.own_tokens)
+        self.budget.remove_lease(lease.client, lease.serial, lease.own_tokens)
         self.budget.unhold(kv)
         return kv
 
@@ -337,11 +338,11 @@ class LeaseTable:
 
     def _set_deadline(self, lease: Lease, deadline: float) -> None:
         lease.deadline = deadline
-        self.deadlines.push(deadline, lease.serial)
+        self.deadlines.push_entry(deadline, lease.serial)
 
     def _set_value(self, lease: Lease, value: tuple[float, ...]) -> None:
         lease.value = value
-        self.values.push(value, lease.serial)
+        self.values.push_entry(value, lease.serial)
 
     def _changed(self, lease: Lease) -> None:
         """Have a lease valued again: it may be worth more or less now."""

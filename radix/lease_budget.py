@@ -1,4 +1,4 @@
-"""What leases may hold together, and what one client's may: rows, and tokens of the pool.
+"""The budgets of all leases together and of one client's leases: rows, and tokens of the pool.
 
 Tokens that several leases share count once, for the lease that brought them. ``lease_ref`` of a node counts the leases
 on it, as ``lock_ref`` counts locks.
@@ -12,12 +12,12 @@ from typing import Literal
 from .kv_sequence import KVSequence
 
 Limit = Literal["all", "client"]
-"""Whose budget is used up: that of all leases together, or that of one client."""
+"""The budget that is used up: that of all leases together, or that of one client."""
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one client's leases hold."""
+    """The leases of one client."""
 
     tokens: int = 0
     serials: set[int] = field(default_factory=set)
@@ -68,7 +68,7 @@ class LeaseBudget:
         share = self._shares.get(client)
         return sorted(share.serials) if share is not None else []
 
-    def add(self, client: str, serial: int, tokens: int) -> None:
+    def add_lease(self, client: str, serial: int, tokens: int) -> None:
         """Count a new lease. tokens: what `hold` returned for it."""
         self.leases += 1
         if client:
@@ -76,7 +76,7 @@ class LeaseBudget:
             share.tokens += tokens
             share.serials.add(serial)
 
-    def remove(self, client: str, serial: int, tokens: int) -> None:
+    def remove_lease(self, client: str, serial: int, tokens: int) -> None:
         """Count a lease no more. tokens: as it was added."""
         self.leases -= 1
         share = self._shares.get(client)
@@ -91,7 +91,7 @@ class LeaseBudget:
         self._shares.clear()
 
     def hold(self, kv: KVSequence) -> int:
-        """Mark the path of ``kv`` as leased once more; returns the tokens that nobody else held."""
+        """Mark the path of ``kv`` as leased once more; returns the tokens that no other lease held."""
         assert kv.node is not None
         node = kv.node
         while node.lease_ref == 0 and node.parent is not None:

@@ -17,7 +17,7 @@ NO_SLOTS = np.empty(0, dtype=np.int32)
 
 
 class TreeNode:
-    """An edge of the tree with the tokens on it. To everybody outside radix/ it is an opaque handle.
+    """An edge of the tree with the tokens on it. Outside radix/ it is an opaque handle.
 
     A handle means "the path from the root up to and including this node", and keeps that meaning when nodes are split:
     the existing object always stays the lower part.
@@ -70,7 +70,7 @@ class TreeNode:
         """Tokens on the path from the root down to and including this node."""
         self.children: dict[object, TreeNode] = {}
         self.branched = False
-        """It had two children at some time: what leads here has been gone on from in several ways."""
+        """It had two children at some time: several sessions continued from here."""
         self.device_children = 0
         """Children that are on the device; at 0 the node is a leaf there (see residency.py)."""
         self.on_device = True
@@ -86,7 +86,7 @@ class TreeNode:
         self.hits = 0
         """Matches that ended here."""
         self.block_keys: list[bytes] | None = None
-        """Names of the blocks that end in this node; None until somebody asks (see block_names.py)."""
+        """Names of the blocks that end in this node; None until they are needed (see block_names.py)."""
         self.demoted = False
         """A lease held the path down to it, or should have: it is copied before it leaves the device."""
         self.lock_ref = 0
@@ -106,7 +106,7 @@ class TreeNode:
         self.priority = 0
         """The highest of the requests that computed it or began with it, or with children that have gone."""
         self.note: object = None
-        """What an order of eviction has learned of it (see eviction/learned.py)."""
+        """Notes of the learned order of eviction (see eviction/learned.py)."""
         self.entry: tuple[int, int, TreeNode] | None = None
         """The one in the eviction order that counts: (rank, serial, this node); None while there is none."""
 

@@ -1,8 +1,8 @@
-"""Puts tree and locks right again after an exception that left an operation half done.
+"""Restores tree and locks after an exception that left an operation half done.
 
 The structure of the tree, and the sequences that are open, are the truth; everything that counts them is counted anew:
-locks, leases, children, evictable and protected tokens, the eviction order. So whatever a lost sequence had locked is
-free again. A structure that is itself broken raises, and then only `RadixCache.abandon` helps.
+locks, leases, children, evictable and protected tokens, the eviction order. So the locks of a lost sequence are
+released. A structure that is itself broken raises, and then only `RadixCache.abandon` helps.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def restore_tree(cache: RadixCache, sequences: Iterable[KVSequence]) -> None:
             cache.evictable_tokens += len(node.value)
     for node in nodes:
         if node.on_device and not node.device_children and not node.lock_ref:
-            cache.order.add(node)
+            cache.order.push_leaf(node)
     check_tree(cache, sequences, holders)
 
 

@@ -1,4 +1,4 @@
-"""Where the KV of a node is, and what becomes of it when the device needs the room.
+"""The tiers on which the KV of a node is, and its fate when the device needs the room.
 
     insert ──▶ on the device ──┬─ locked: it stays ───────── unlock ──┐
                                └─ unlocked: in the eviction order ◀───┘
@@ -13,8 +13,8 @@ Residency is prefix-closed on each tier: a node is on the device, or has a copy 
 too. So each tier evicts leaves only: on the device a node without a child there (`TreeNode.device_children`), on the
 host one without a child with a copy (`TreeNode.host_children`). A node is in the tree as long as it is on some tier.
 
-`RadixCache` tells a residency what happens to nodes and asks it what becomes of victims; a residency changes what a
-node has on other tiers, never what it has on the device.
+`RadixCache` reports changes of nodes to a residency, which decides what becomes of victims; a residency changes the
+copies of a node on other tiers, never its KV on the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Residency(Protocol):
         ...
 
     def demoted(self, node: TreeNode) -> None:
-        """Somebody may come back for the path down to this node, and no lease keeps it on the device any more."""
+        """A request may continue from this node, and no lease keeps the path down to it on the device any more."""
         ...
 
     def promised_tokens(self, node: TreeNode) -> int:
@@ -49,8 +49,8 @@ class Residency(Protocol):
         ...
 
     def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
-        """Begin to copy nodes that must be, and lock them until that is done: then they can leave. Returns those for
-        which there is no room; they may leave now."""
+        """Begin to copy nodes that must be copied first, and lock them until that is done: then they can leave. Returns
+        those for which there is no room; they may leave now."""
         ...
 
     @property
@@ -67,8 +67,8 @@ class Residency(Protocol):
         ...
 
     def forget(self, nodes: Sequence[TreeNode]) -> None:
-        """Give up what these nodes have on other tiers: it cannot be trusted, or all is reset. All nodes below them are
-        among them."""
+        """Drop the copies of these nodes on other tiers: they cannot be trusted, or all is reset. ``nodes`` includes
+        all nodes below them."""
         ...
 
     def holders(self) -> Sequence[TreeNode]:
@@ -76,8 +76,8 @@ class Residency(Protocol):
         ...
 
     def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
-        """The tree is given up with all its nodes; copies under way go on for nobody. Returns the fence and the device
-        slots, int32 [n], of each."""
+        """The tree is dropped with all its nodes; copies under way finish, but their results are discarded. Returns the
+        fence and the device slots, int32 [n], of each."""
         ...
 
 

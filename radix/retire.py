@@ -1,7 +1,7 @@
-"""What nobody will come back for goes first.
+"""Evict KV marked as not reusable first.
 
-A study on traces found that most of what an optimal order gains over LRU is to know which sessions are over; that is
-nothing an order can learn from accesses, so it is said: by the last step of a job, or by a request (`no_reuse_from`).
+A study on traces found that most of what an optimal order gains over LRU is to know which sessions are over. An order
+cannot learn that from accesses, so clients say it: with the last step of a job, or in a request (`no_reuse_from`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from .node import TreeNode
 
 
 def retire(cache: RadixCache, node: TreeNode, kept: int = 0, *, leased: bool = False) -> int:
-    """Have the path to ``node`` evicted before all else: what follows its first ``kept`` tokens, up to where somebody
-    holds it, or where it ever branched, as others may come that way again. A later access to it counts again. Returns
-    the tokens this concerns.
+    """Have the path to ``node`` evicted before all else: the tokens after its first ``kept``, up to a locked node, or
+    to one that ever branched, as other sessions may use it again. A later access to it counts again. Returns the number
+    of tokens retired.
 
-    leased: leases hold nothing up; what they keep goes first once they have ended.
+    leased: ignore the locks of leases; what they keep is evicted first once they have ended.
     """
     tokens, below, page = 0, None, cache.page_size
     while node.parent is not None and node.prefix_len > kept:
@@ -32,6 +32,6 @@ def retire(cache: RadixCache, node: TreeNode, kept: int = 0, *, leased: bool = F
         tokens += len(node)
         is_leaf = not (node.device_children or node.lock_ref)
         if node.on_device and (is_leaf or node.entry is not None):
-            cache.order.add(node)
+            cache.order.push_leaf(node)
         below, node = node, node.parent
     return tokens

@@ -1,4 +1,4 @@
-"""What the tree holds, read while it changes: a walk in slices, for pages and logs.
+"""Reads the contents of the tree while it changes: a walk in slices, for pages and logs.
 
     slice ── the tree changes ── slice ── the tree changes ── slice ──▶ one row for each node that was visited
 
@@ -28,7 +28,7 @@ MAX_NAMES = 10_000
 """Namespaces that one walk tells apart; nodes of further ones get `MANY`."""
 
 HEAD_TOKENS = 16
-"""Of a node, whose ids are told where somebody asks for ids."""
+"""Ids per node that a walk with heads reports."""
 
 NO_ROW, MANY, HIDDEN = -1, -2, -3
 """Parent of a node right below the root. Namespaces: of more than `MAX_NAMES`; of such a node that no match finds."""
@@ -70,12 +70,12 @@ _pack = Struct("<qqqiiiiiii").pack
 
 @dataclass(slots=True)
 class Rows:
-    """What a walk has found since it was asked last."""
+    """The nodes visited since the last call of `TreeWalk.take_rows`."""
 
     rows: bytes
-    """Of `ROW`."""
+    """Packed `ROW` records."""
     heads: bytes
-    """int32: the first ids of each row, HEAD_TOKENS or all that it has; empty if nobody asked."""
+    """int32: the first ids of each row, HEAD_TOKENS or all that it has; empty for a walk without heads."""
     names: list[str]
     """New namespaces, in the order of their numbers."""
 
@@ -84,7 +84,7 @@ class TreeWalk:
     """One walk over the tree of a cache. It holds nodes that it has yet to visit, of which some may have left."""
 
     def __init__(self, cache: RadixCache, *, with_heads: bool = False, max_nodes: int = MAX_NODES) -> None:
-        """with_heads: tell the first ids of each node."""
+        """with_heads: report the first ids of each node."""
         self._cache = cache
         self._tree = cache.tree
         self._with_heads = with_heads
@@ -94,7 +94,7 @@ class TreeWalk:
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []
         self.nodes = 0
-        """Visited."""
+        """Nodes visited."""
         self.complete = True
         """False once something was left out: the limit was reached, or the tree was replaced."""
         self._open: list[tuple[TreeNode, int, int, list[TreeNode]]] = []
@@ -181,7 +181,7 @@ class TreeWalk:
             self._names.append(name)
         return number
 
-    def take(self) -> Rows:
+    def take_rows(self) -> Rows:
         """The rows since the last call."""
         taken = Rows(bytes(self._rows), bytes(self._heads), self._names)
         self._rows, self._heads, self._names = bytearray(), bytearray(), []

@@ -14,7 +14,7 @@ import numpy as np
 from .node import ID_BYTES, NO_SLOTS, TreeNode
 
 _HIDDEN = "\0hidden "
-"""What hidden branches are filed under begins with this; no client's namespace does."""
+"""The keys of hidden branches begin with this; no client's namespace does."""
 
 
 def common_prefix(data: bytes, offset: int, key: bytes) -> int:
@@ -58,7 +58,7 @@ class RadixTree:
 
     # -- match -------------------------------------------------------------------------------------------------------
 
-    def find(self, start: TreeNode, namespace: str, data: bytes) -> tuple[TreeNode, int, TreeNode | None, int]:
+    def find_match(self, start: TreeNode, namespace: str, data: bytes) -> tuple[TreeNode, int, TreeNode | None, int]:
         """Follow ``data`` down from ``start``; changes nothing.
 
         Returns (last node matched whole, bytes matched down to there, child matched in part or None, bytes of it that
@@ -79,7 +79,7 @@ class RadixTree:
     def match(self, start: TreeNode, namespace: str, data: bytes) -> TreeNode:
         """The node at which the longest prefix of ``data`` below ``start`` ends, in whole pages. Splits a longer node
         if need be."""
-        node, _, partial, common = self.find(start, namespace, data)
+        node, _, partial, common = self.find_match(start, namespace, data)
         return node if partial is None else self.split(partial, common // ID_BYTES)
 
     # -- change ------------------------------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ class RadixTree:
         self.total_nodes -= len(leaves)
 
     def hide(self, node: TreeNode, kept: int) -> tuple[TreeNode, TreeNode]:
-        """Have no match find what comes after the first ``kept`` tokens of the path down to ``node``, nor what hangs on
-        it: it is filed where no tokens lead. Handles and locks in it stay as they are, and its nodes in the tree.
+        """Hide all tokens after the first ``kept`` of the path down to ``node``, and all nodes below them, from
+        matches: the branch gets a key that no tokens lead to. Its nodes stay in the tree, with their handles and locks.
 
         kept: whole pages, fewer than the path has. Returns the last node that is not hidden and the first that is.
         """
@@ -233,7 +233,7 @@ class RadixTree:
         return node if above is not None else self.root
 
     def is_hidden(self, node: TreeNode) -> bool:
-        """Is it the first node of a hidden branch?"""
+        """True for the first node of a hidden branch."""
         key = node.child_key
         return isinstance(key, tuple) and str(key[0]).startswith(_HIDDEN)
 

@@ -1,4 +1,4 @@
-"""Who wants to know what happens to the nodes of a cache: statistics, events for others, orders that learn."""
+"""Protocols for watchers of a cache's nodes: statistics, published events, orders that learn."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .node import TreeNode
 
 
 class CacheWatcher(Protocol):
-    """Told by `RadixCache` in the middle of a change, so it may only read nodes, and must not raise. When a node is
-    split nobody is told: handles stay valid, and the new upper part holds what the node held."""
+    """Called by `RadixCache` in the middle of a change, so it may only read nodes, and must not raise. A split is not
+    reported: handles stay valid, and the new upper part holds what the node held."""
 
     def stored(self, node: TreeNode) -> None:
         """KV of a node is on the device that was not: computed, or read from another tier."""
@@ -32,7 +32,8 @@ class CacheWatcher(Protocol):
 
 
 class TierWatcher(Protocol):
-    """Told what `CacheWatcher` says nothing of: the host's copies, and what no match finds any more. The same rules."""
+    """Receives the events that `CacheWatcher` does not cover: copies on the host, and hidden nodes. The same rules
+    hold."""
 
     def copied(self, node: TreeNode) -> None:
         """A node has a copy on the host that a match may find: made, or read from a tier behind it."""
@@ -43,22 +44,22 @@ class TierWatcher(Protocol):
         ...
 
     def hidden(self, nodes: Sequence[TreeNode]) -> None:
-        """No match finds these any more, children before parents. They may stay where they are while somebody holds
-        them; what is put in below them later is as little to be found. Told before any of them is removed."""
+        """No match finds these nodes any more, children before parents. They may stay in the tree while they are
+        locked; nodes inserted below them later are hidden too. Called before any of them is removed."""
         ...
 
 
 class Watchers:
-    """All who watch a cache; they are told in the order in which they came."""
+    """All watchers of a cache, called in the order in which they were added."""
 
     def __init__(self) -> None:
         self._of_device: list[CacheWatcher] = []
         self._of_tiers: list[TierWatcher] = []
 
-    def add(self, watcher: CacheWatcher) -> None:
+    def add_watcher(self, watcher: CacheWatcher) -> None:
         self._of_device.append(watcher)
 
-    def add_of_tiers(self, watcher: TierWatcher) -> None:
+    def add_tier_watcher(self, watcher: TierWatcher) -> None:
         self._of_tiers.append(watcher)
 
     def __iter__(self) -> Iterator[CacheWatcher]:

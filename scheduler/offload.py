@@ -215,7 +215,7 @@ class OffloadScheduler:
         found = [
             (store, there)
             for store in self._responsive_stores()
-            if (there := store.find(request.namespace, ids)) is not None
+            if (there := store.find_blocks(request.namespace, ids)) is not None
         ]
         found = [each for each in found if self._rates[each[0].name].loading_pays()]
         return max(found, key=lambda each: each[1].gain) if found else None

@@ -389,7 +389,7 @@ class Scheduler:
             step = self._next_decode_step(now)
         if step is None:
             return None
-        step.formed, step.fence = now, self._memory.allocator.fences.open()
+        step.formed, step.fence = now, self._memory.allocator.fences.open_fence()
         # From here on nothing can fail.
         step.batch.closed, self._closed = self._closed, []
         for request in step.opened:

@@ -150,7 +150,7 @@ class _CopyFence:
         if self._done is not None:
             self._done.synchronize()
         for part in parts:
-            part.plan(batch)
+            part.plan_part(batch)
         if self._done is not None:
             self._done.record()
 
@@ -158,7 +158,7 @@ class _CopyFence:
 class _Part(Protocol):
     """How the layers of one window attend in a step."""
 
-    def plan(self, batch: AttentionBatch) -> None: ...
+    def plan_part(self, batch: AttentionBatch) -> None: ...
 
     def run(self, q: torch.Tensor, layer_id: int) -> torch.Tensor: ...
 
@@ -172,8 +172,8 @@ class _Flat:
         self._window = window
         self._kernel = kernel
 
-    def plan(self, batch: AttentionBatch) -> None:
-        self._kernel.plan(batch, paging.whole(batch, self._window, self._kernel.page_size))
+    def plan_part(self, batch: AttentionBatch) -> None:
+        self._kernel.plan_sequences(batch, paging.whole(batch, self._window, self._kernel.page_size))
 
     def run(self, q: torch.Tensor, layer_id: int) -> torch.Tensor:
         return self._kernel.run(q, layer_id)
@@ -196,12 +196,12 @@ class _Shared:
         self._is_fixed = mask is not None
         self._arena = arena
 
-    def plan(self, batch: AttentionBatch) -> None:
+    def plan_part(self, batch: AttentionBatch) -> None:
         page_size = self._arena.pool.page_size
         groups = paging.useful_groups(batch, self._window, page_size)
         sequences, grouped = paging.prefixes(batch, groups, page_size)
-        self._prefix.plan(batch, sequences)
-        self._tail.plan(batch, paging.tails(batch, groups, self._window, page_size))
+        self._prefix.plan_sequences(batch, sequences)
+        self._tail.plan_sequences(batch, paging.tails(batch, groups, self._window, page_size))
         mask = torch.from_numpy(grouped.view(np.uint8))
         if self._arena.pool.device.type == "cuda":
             mask = mask.pin_memory()

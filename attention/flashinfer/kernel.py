@@ -106,7 +106,7 @@ class Kernel:
         self._wrapper: Any = None
         self._frozen = False
 
-    def plan(self, batch: AttentionBatch, sequences: PagedSequences) -> None:
+    def plan_sequences(self, batch: AttentionBatch, sequences: PagedSequences) -> None:
         """Upload the arrays, gather page numbers, let the library divide the work. Nothing waits for the device."""
         if self._count is not None:
             sequences = sequences.padded(self._count, batch.pad_row)

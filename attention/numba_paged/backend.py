@@ -82,7 +82,7 @@ class _Calls:
         self._scales[number] = spec.scale * LOG2_E
         return call
 
-    def take(self, task: _Task) -> None:
+    def start_task(self, task: _Task) -> None:
         """Say what there is to do; nothing of it has been done."""
         count = len(self._arguments)
         self._arguments[:, OF_A_TASK] = task.arguments[OF_A_TASK]
@@ -90,8 +90,8 @@ class _Calls:
             self._left = np.tile(task.group_sizes, (count, 1))  # each counted down by a kernel
             self._arguments[:, args.LEFT] = self._left.ctypes.data + self._left.strides[0] * np.arange(count)
 
-    def again(self, task: _Task) -> None:
-        """As `take`, for the same task."""
+    def restart_task(self, task: _Task) -> None:
+        """As `start_task`, for the same task."""
         self._arguments[:, [args.NEXT, args.TICKET]] = 0
         if len(task.group_sizes):
             self._left[:] = task.group_sizes
@@ -219,9 +219,9 @@ class NumbaPagedBackend:
             calls, task = self._calls[_kind(spec)], self._tasks.get(_kind(spec))
             if task is None:
                 task = self._tasks[_kind(spec)] = self._planner.prepare(batch, ~self._is_long, spec)
-                calls.take(task)
+                calls.start_task(task)
             else:
-                calls.again(task)
+                calls.restart_task(task)
             wide = self._kernels.widened(q)
             self._team.run(calls.place(0, spec, self._pool, wide, out), task.threads)
         return self._kernels.narrowed(out)
@@ -265,7 +265,7 @@ class RecordedAttention:
         for kind, calls in self._calls.items():
             task = self._planner.prepare(batch, everyone, self._of_kind[kind][0])
             self._tasks.append(task)
-            calls.take(task)
+            calls.start_task(task)
 
     def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend.run. Called once for each layer, while it is recorded."""

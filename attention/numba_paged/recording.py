@@ -92,7 +92,7 @@ class Recording:
         self.calls: list[Call] = []
         self._arena = arena
 
-    def add(self, call: Call) -> None:
+    def add_call(self, call: Call) -> None:
         self.calls.append(call if call.lasts else call.copied_to(np.empty(len(call.arguments), dtype=np.int64)))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -53,7 +53,7 @@ class Call:
 class Recorder(Protocol):
     """See recording.Recording."""
 
-    def add(self, call: Call) -> None: ...
+    def add_call(self, call: Call) -> None: ...
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
 
@@ -76,7 +76,7 @@ class Team:
     def run(self, call: Call, threads: int) -> None:
         """Every thread of the team calls it once; returns when all have. The GIL is free meanwhile."""
         if self.recorder is not None:
-            self.recorder.add(call)
+            self.recorder.add_call(call)
         elif threads > 1:
             self._parallel(call.function, call.address, threads, 0)
         else:

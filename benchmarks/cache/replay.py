@@ -26,7 +26,7 @@ class _TimedServer(CacheServer):
 
     def __init__(self, pool: int, max_context: int, order: str) -> None:
         super().__init__(pool, num_rows=2, max_context=max_context, eviction=order)
-        self.cache.watchers.add(self)
+        self.cache.watchers.add_watcher(self)
         self.nodes, self.seconds = 0, 0.0
 
     def make_room(self, tokens: int) -> None:

@@ -96,7 +96,7 @@ def measure_walk(nodes: int, rounds: int) -> dict[str, Any]:
             is_over = walk.advance(100)
             slices.append(time.thread_time() - began)
             total += slices[-1]
-            walk.take()
+            walk.take_rows()
         took.append(total)
     rig.close()
     return {
@@ -226,7 +226,7 @@ def measure_picture(nodes: int, rounds: int) -> dict[str, Any]:
     walk = TreeWalk(rig.scheduler._cache, with_heads=True)
     while not walk.advance(10_000):
         pass
-    found = walk.take()
+    found = walk.take_rows()
     ticks = np.array([0, rig.scheduler._cache.tick])
     seconds = np.array([0.0, 9.0])
     end = WalkEnd(began=0.0, ended=9.0, complete=True, ticks=ticks.tobytes(), seconds=seconds.tobytes(), ended_at=9.0)

@@ -1,8 +1,8 @@
 """One block of KV in one file: its header and its payload (block_frame.py).
 
 A file is written under a temporary name and renamed when it is whole: a process that is killed leaves no half block.
-It is not flushed to the device (fsync): that made writes take 4 to 11 times as long, and what a power cut tears is
-found by the checksum and computed again.
+It is not flushed to the device (fsync): that made writes take 4 to 11 times as long. A file torn by a power cut fails
+its checksum, and its KV is computed again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DISK_UNIT = 4096
 """Bytes in which file systems hand out space."""
 
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOTDIR)
-"""What opening or reading answers where a symbolic link, a socket or a folder has taken the file's place."""
+"""Errors of opening or reading a symbolic link, a socket or a folder in place of the file."""
 
 
 class BlockFiles:
@@ -33,9 +33,9 @@ class BlockFiles:
         self._frame = BlockFrame(model, block_bytes)
         self.file_bytes = self._frame.framed_bytes
         self.disk_bytes = -(-self.file_bytes // _DISK_UNIT) * _DISK_UNIT
-        """What a file takes of the disk."""
+        """Bytes of the disk that a file takes."""
 
-    def write(self, folder_fd: int, key: bytes, payload: memoryview) -> None:
+    def write_block(self, folder_fd: int, key: bytes, payload: memoryview) -> None:
         """Put a block under its name, in place of whatever file is there. Raises OSError, and leaves nothing then.
 
         payload: bytes [block_bytes].
@@ -55,7 +55,7 @@ class BlockFiles:
                 os.unlink(temporary, dir_fd=folder_fd)
             raise
 
-    def read(self, folder_fd: int, key: bytes, into: memoryview) -> None:
+    def read_block(self, folder_fd: int, key: bytes, into: memoryview) -> None:
         """Read a block's payload. Raises OSError or DamagedBlock; what ``into`` holds then means nothing.
 
         into: writable bytes [block_bytes].
@@ -103,7 +103,7 @@ def _read_all(fd: int, parts: list[memoryview]) -> None:
 
 
 def _after(parts: list[memoryview], count: int) -> list[memoryview]:
-    """What is left when ``count`` bytes are done."""
+    """The parts that are left after ``count`` bytes."""
     while parts and count >= len(parts[0]):
         count -= len(parts[0])
         parts = parts[1:]

@@ -1,15 +1,15 @@
-"""What stands before a block's payload, on disk as in the network: whose it is, and how to see that it is whole.
+"""The header before a block's payload, on disk and in the network: which block it is, and its checksum.
 
     magic 8 | version 4 | model 20 | key 20 | payload length 8 | checksum of the payload 8 | payload
 
 Integers are little-endian. Every byte of the header has one right value for a given block, and all are compared, so
-what was truncated, damaged, exchanged for another, or written by another model or version is never taken for what its
-name says.
+a block that was truncated, damaged, exchanged for another, or written by another model or version is never accepted
+under its name.
 
 The checksum is XXH3, 64 bits. In one thread, with a warm page cache and blocks of 4 MiB, a pool reads 3.8 to 5.0 GB/s
 with it and 1.2 to 1.9 GB/s with zlib's CRC-32 (an Intel Xeon, model 207, shared): by itself XXH3 does 23 GB/s
 there, CRC-32 4.4, and checking would take longer than reading. Both let other threads run meanwhile. It finds
-accidents; who can write to the store can make a block that passes.
+accidents, not attacks: anyone with write access to the store can make a block that passes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Damage = Literal["not_a_file", "size", "header", "checksum"]
 
 
 class DamagedBlock(Exception):
-    """What stands under a block's name is not that block."""
+    """The content under a block's name is not that block."""
 
     def __init__(self, kind: Damage) -> None:
         super().__init__(kind)

@@ -14,7 +14,8 @@ import hashlib
 import numpy as np
 
 KEY_BYTES = 20
-"""160 bits. With 128, who can make 2^64 prompts could find two that share a key, and answer one with the other's KV."""
+"""160 bits. With 128, an attacker who computes 2^64 prompts could find two with the same key, and have one answered
+with the other's KV."""
 
 
 def model_digest(fingerprint: bytes) -> bytes:
@@ -28,9 +29,9 @@ def model_digest(fingerprint: bytes) -> bytes:
 def root_key(fingerprint: bytes, namespace: str) -> bytes:
     """The key before the first block.
 
-    Namespaces may be secrets of clients. Only this digest goes on: one salt gives unrelated keys for two models, and
-    what is on disk names no namespace. Who reads the disk can still confirm a guess of namespace and tokens together,
-    so a namespace that must stay secret has to be hard to guess.
+    Namespaces may be secrets of clients. Only this digest is stored: one salt gives unrelated keys for two models, and
+    no namespace is named on disk. A reader of the disk can still confirm a guess of namespace and tokens together, so a
+    namespace that must stay secret has to be hard to guess.
     """
     salt = namespace.encode("utf-8", "surrogatepass")
     key = model_digest(fingerprint)

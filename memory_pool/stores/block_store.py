@@ -1,7 +1,8 @@
-"""What every store of blocks below the host tier can do: a disk, a server in the network.
+"""The protocol of stores of blocks below the host tier: a disk, a server in the network.
 
-Blocks go by key (block_keys.py) and all have one size. Whatever goes wrong in a store is a miss, or a block that is not
-stored: it counts it, logs it now and then, and raises nothing. So KV is computed again, and no request fails.
+Blocks are addressed by key (block_keys.py) and all have one size. A failure of a store is a miss, or a block that is
+not stored: the store counts it, logs it at intervals, and raises nothing. So KV is computed again, and no request
+fails.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class StoreSize:
 
 
 class BlockTarget(Protocol):
-    """Where the blocks of one `get_many` go."""
+    """Where the blocks of one `read_blocks` go."""
 
     def wanted(self) -> bool:
-        """Whether to go on. Asked before each block, and meanwhile where that takes long."""
+        """Cancellation check, polled before each block and during slow I/O: False to stop."""
         ...
 
     def room(self, index: int) -> np.ndarray:
-        """uint8 [block_bytes], where block ``index`` can be read to. Nobody looks there before `accept`."""
+        """uint8 [block_bytes], the buffer for block ``index``. It is not read before `accept`."""
         ...
 
     def accept(self, index: int) -> None:
@@ -45,7 +46,7 @@ class BlockTarget(Protocol):
 
 
 class BlockSource(Protocol):
-    """The blocks of one `put_many`."""
+    """The blocks of one `write_blocks`."""
 
     def block(self, index: int) -> np.ndarray:
         """uint8 [block_bytes], unchanged until the next call. Not free: ask only for what will be written."""
@@ -53,43 +54,44 @@ class BlockSource(Protocol):
 
 
 class BlockStore(Protocol):
-    """One model's blocks. One thread calls what takes ``now``, in seconds on a clock that does not go back; all of that
-    may wait for I/O. `contains` and `size` never do, and any thread may call them."""
+    """One model's blocks. The methods that take ``now``, in seconds on a clock that does not go back, are for one
+    thread and may wait for I/O. `contains` and `size` never wait, and any thread may call them."""
 
     @property
     def block_bytes(self) -> int: ...
 
     @property
     def store_batch(self) -> int:
-        """How many blocks `put_many` should be given at once, where there are so many."""
+        """The number of blocks that `write_blocks` should get per call, if there are that many."""
         ...
 
     def contains(self, key: bytes) -> bool:
-        """Whether the block need not be stored, as far as is known here. May be out of date."""
+        """True if the block is known to be stored. May be out of date."""
         ...
 
     def size(self) -> StoreSize | None:
-        """None where only somebody else knows it. May be out of date."""
+        """None where the store does not know its size. May be out of date."""
         ...
 
-    def find(self, keys: Sequence[bytes], now: float) -> int:
-        """How many leading blocks are there."""
+    def find_blocks(self, keys: Sequence[bytes], now: float) -> int:
+        """The number of leading blocks that are there."""
         ...
 
-    def get_many(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
-        """Read consecutive blocks of one sequence and mark them as used. How many leading ones were accepted."""
+    def read_blocks(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
+        """Read consecutive blocks of one sequence and mark them as used. Returns the number of leading blocks that were
+        accepted."""
         ...
 
-    def put_many(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
-        """Store blocks. Whether each is there afterwards."""
+    def write_blocks(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
+        """Store blocks. Returns for each: is it there afterwards?"""
         ...
 
-    def touch(self, keys: Sequence[bytes], now: float) -> None:
+    def touch_blocks(self, keys: Sequence[bytes], now: float) -> None:
         """Mark the blocks of a sequence as used, from its first block on; keys that are not there are passed over."""
         ...
 
     def close(self) -> None:
-        """Give up what it holds open. For whoever opened it, when no other call is running."""
+        """Release files and connections. Called by the owner, when no other call is running."""
         ...
 
 

@@ -1,11 +1,11 @@
-"""Blocks of KV on disk, by their keys: which are there, which go when room is needed, and what to trust.
+"""Blocks of KV on disk, by key: the index, eviction when room is needed, and checks of what is read.
 
 A pool is a `BlockStore` of one model (`PoolFolder`), of blocks of one size (`BlockFiles`). Its index is in memory:
 looking up costs no I/O.
 
-One thread calls what does I/O: what takes ``now``. `contains`, `longest`, `size`, `used_bytes` and `stats` may be read
-from any other: they look at single entries of a dict and at numbers, and what they say may be out of date when it is
-used.
+The methods that do I/O, those that take ``now``, are for one thread. `contains`, `longest`, `size`, `used_bytes` and
+`stats` may be read from any other: they look at single entries of a dict and at numbers, and may be out of date when
+they are used.
 
 ``now`` is in seconds, on any clock that does not go back.
 """
@@ -48,7 +48,7 @@ _ONE_PATH = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST, errno.E
 
 @dataclass(slots=True)
 class DiskStats:
-    """What happened since the pool was opened."""
+    """Counts since the pool was opened."""
 
     hits: int = 0
     """Blocks read."""
@@ -62,7 +62,7 @@ class DiskStats:
     writes_skipped: int = 0
     """Blocks not written because the disk had just refused one."""
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURES, 0))
-    """What went wrong, by kind."""
+    """Failures by kind."""
 
 
 class DiskPool:
@@ -119,7 +119,7 @@ class DiskPool:
 
     @property
     def used_bytes(self) -> int:
-        """What the blocks take of the disk; never more than the capacity."""
+        """Bytes of the disk that the blocks take; never more than the capacity."""
         return len(self._index) * self._files.disk_bytes + self._lost_bytes
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class DiskPool:
         )
 
     def longest(self, keys: Sequence[bytes]) -> int:
-        """How many leading keys are there."""
+        """The number of leading keys that are there."""
         return sum(1 for _ in itertools.takewhile(self._index.__contains__, keys))
 
     def view(self, buffer: np.ndarray, *, writable: bool = False) -> memoryview:
@@ -158,23 +158,23 @@ class DiskPool:
 
     # -- with I/O ------------------------------------------------------------------------------------------------------
 
-    def put(self, key: bytes, payload: np.ndarray, now: float) -> bool:
-        """Store a block, in the place of the least recently used if need be. Whether it is on disk afterwards.
+    def write_block(self, key: bytes, payload: np.ndarray, now: float) -> bool:
+        """Store a block, in the place of the least recently used if need be. Returns True if it is on disk afterwards.
 
         A key stands for what is stored under it, so one that is there already is only marked as used.
         payload: uint8 [block_bytes], contiguous.
         """
         self.view(payload)
-        return self._put(key, lambda: payload, now)
+        return self._write_block(key, lambda: payload, now)
 
-    def put_many(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
-        """`put` for several, each looked at only if it is written."""
-        return [self._put(key, partial(source.block, index), now) for index, key in enumerate(keys)]
+    def write_blocks(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
+        """`write_block` for several, each looked at only if it is written."""
+        return [self._write_block(key, partial(source.block, index), now) for index, key in enumerate(keys)]
 
-    def _put(self, key: bytes, payload: Callable[[], np.ndarray], now: float) -> bool:
+    def _write_block(self, key: bytes, payload: Callable[[], np.ndarray], now: float) -> bool:
         check_key(key)
         if key in self._index:
-            self._use(key, now)
+            self._note_use(key, now)
             return True
         if now < self._paused_until:
             self.stats.writes_skipped += 1
@@ -183,7 +183,7 @@ class DiskPool:
             return False
         try:
             with self._folder.subfolder(key, make=True) as fd:
-                self._files.write(fd, key, self.view(payload()))
+                self._files.write_block(fd, key, self.view(payload()))
         except OSError as error:
             self._refused(key, error, now)
             return False
@@ -192,55 +192,55 @@ class DiskPool:
         self.stats.bytes_written += self.block_bytes
         return True
 
-    def get(self, key: bytes, into: np.ndarray, now: float) -> bool:
+    def read_block(self, key: bytes, into: np.ndarray, now: float) -> bool:
         """Read a block and mark it as used. False: it is not there, and what ``into`` holds means nothing.
 
         into: uint8 [block_bytes], contiguous.
         """
         data = self.view(into, writable=True)
-        if key not in self._index or not self._read(key, data, now):
+        if key not in self._index or not self._read_file(key, data, now):
             self.stats.misses += 1
             return False
-        self._use(key, now)
+        self._note_use(key, now)
         self.stats.hits += 1
         self.stats.bytes_read += self.block_bytes
         return True
 
-    def find(self, keys: Sequence[bytes], now: float) -> int:
+    def find_blocks(self, keys: Sequence[bytes], now: float) -> int:
         """`longest`; here it costs nothing."""
         return self.longest(keys)
 
-    def get_many(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
-        """`get` for the blocks of one sequence, up to the first that is not there. How many were."""
+    def read_blocks(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
+        """`read_block` for the blocks of one sequence, up to the first that is not there. Returns the number read."""
         count = 0
         for index, key in enumerate(keys):
-            if not (target.wanted() and self.get(key, target.room(index), now)):
+            if not (target.wanted() and self.read_block(key, target.room(index), now)):
                 break
             target.accept(index)
             count += 1
-        self.touch(keys[:count], now)
+        self.touch_blocks(keys[:count], now)
         return count
 
-    def touch(self, keys: Sequence[bytes], now: float) -> None:
+    def touch_blocks(self, keys: Sequence[bytes], now: float) -> None:
         """Mark the blocks of one sequence as used, the last one first: a block is worth nothing without those before
         it, so room is made from the ends of sequences. Keys that are not there are passed over."""
         for key in reversed(keys):
             if key in self._index:
-                self._use(key, now)
+                self._note_use(key, now)
 
-    def _use(self, key: bytes, now: float) -> None:
+    def _note_use(self, key: bytes, now: float) -> None:
         self._index.move_to_end(key)
         if now - self._index[key] >= TOUCH_S:
             self._index[key] = now
             try:
-                self._folder.touch(key)
-            except OSError:  # whoever reads the block next finds out why
+                self._folder.touch_block(key)
+            except OSError:  # the next read of the block reports why
                 logger.debug("the use of a block of KV could not be noted on disk", exc_info=True)
 
-    def _read(self, key: bytes, into: memoryview, now: float) -> bool:
+    def _read_file(self, key: bytes, into: memoryview, now: float) -> bool:
         try:
             with self._folder.subfolder(key) as fd:
-                self._files.read(fd, key, into)
+                self._files.read_block(fd, key, into)
         except DamagedBlock as damage:
             kind, keep = damage.kind, False
         except FileNotFoundError:
@@ -272,12 +272,12 @@ class DiskPool:
     def _drop(self, key: bytes, now: float) -> None:
         """Forget a block and remove its file."""
         del self._index[key]
-        self._remove(key, now)
+        self._remove_file(key, now)
 
-    def _remove(self, key: bytes, now: float) -> None:
-        """Remove a block's file. What cannot be removed goes on counting, unless it is no file of ours."""
+    def _remove_file(self, key: bytes, now: float) -> None:
+        """Remove a block's file. A file of ours that cannot be removed still counts as used space."""
         try:
-            self._folder.remove(key)
+            self._folder.remove_block(key)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             pass
         except OSError as error:
@@ -289,7 +289,7 @@ class DiskPool:
                 )  # fmt: skip
 
     def _refused(self, key: bytes, error: OSError, now: float) -> None:
-        """The disk refused a write. It would most likely refuse the next ones, too, so there are none for a while."""
+        """The disk refused a write. It would most likely refuse the next ones too, so writing pauses for a while."""
         kind = "no_space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write"
         pause = 0.0 if error.errno in _ONE_PATH else PAUSE_S
         self._paused_until = now + pause
@@ -300,6 +300,6 @@ class DiskPool:
             )  # fmt: skip
 
     def _fails(self, kind: str, now: float) -> bool:
-        """Count a failure. Whether to log it: not if one of its kind has been lately."""
+        """Count a failure. Returns True if it should be logged: not if one of its kind was logged lately."""
         self.stats.failures[kind] += 1
         return self._warnings.due(kind, now)

@@ -5,7 +5,7 @@
 
 Both sides are described by the same `PagedLayers`, so that one function copies either way. Pages stand in any order and
 need not be neighbours: every page of every layer is a piece of its own, of 512 bytes where pages are single tokens.
-Pieces that small are what decides: each is a miss in the caches. That leaves three functions:
+Pieces that small dominate the cost: each is a miss in the caches. That leaves three functions:
 
 - Numba's, for a CPU (numba_copies.py): one call without the GIL, and stores that pass the caches by.
 - `copy_pages_numpy`, for a CPU without Numba: slices where neighbours stay neighbours, else it gathers and scatters,
@@ -80,7 +80,7 @@ def _addresses(planes: list[torch.Tensor]) -> np.ndarray:
 
 
 def copies_for(device: torch.device) -> tuple[str, CopyPages]:
-    """What copies best between this device and host memory, and its name for the log."""
+    """The fastest copy function between this device and host memory, and its name for the log."""
     if device.type != "cpu":
         return "torch", copy_pages_torch
     try:

@@ -51,7 +51,8 @@ def compile_copy() -> tuple[Kernel, Kernel]:
 
 
 def _intrinsics() -> tuple[Any, Any, Any]:
-    """What Python cannot say: a line of 64 bytes past the caches, the fence after such lines, and memcpy."""
+    """Operations that Python lacks: storing a line of 64 bytes past the caches, the fence after such lines, and
+    memcpy."""
     numba, ir = import_module("numba"), import_module("llvmlite.ir")
     cgutils, extending = import_module("numba.core.cgutils"), import_module("numba.extending")
     address, void = numba.types.int64, numba.types.void

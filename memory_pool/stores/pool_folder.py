@@ -2,13 +2,13 @@
 
     FOLDER/                       the operator's; models share it
       <digest of the model>/      one pool's, mode 0700
-        lock                      who holds it: flock, so that it is free again when its holder dies, however it dies
+        lock                      names the holder; a flock, which is released when the holder dies, however it dies
         00/ … ff/                 first byte of the key
           <key>                   a block, mode 0600
           <key>.tmp               a block being written
 
 Nothing below FOLDER is reached through a symbolic link, and everything goes through the file descriptor of the model's
-folder: what somebody puts in its place later is not touched.
+folder: a folder put in its place later is not touched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SUBFOLDER = re.compile(r"[0-9a-f]{2}")
 _BLOCK = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
 _TEMPORARY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}{re.escape(TEMPORARY_SUFFIX)}")
 _TRUSTED = (0,)
-"""Users who may own the folder without a warning: root gets at everything anyway."""
+"""Users that may own the folder without a warning: root can access everything anyway."""
 _BAR_AFTER_S = 2.0
 """A scan that takes longer shows a progress bar."""
 
@@ -48,14 +48,14 @@ class DiskPoolError(RuntimeError):
 
 @dataclass(slots=True)
 class Scan:
-    """What was found in the folder."""
+    """The contents of the folder."""
 
     keys: list[bytes] = field(default_factory=list)
     """Blocks of the right size, least recently used first."""
     removed: int = 0
     """Files of ours that were no use and are gone: temporaries, and blocks of a wrong size."""
     foreign: list[str] = field(default_factory=list)
-    """What is not ours, and was left alone."""
+    """Files that are not ours, and were left alone."""
 
 
 class PoolFolder:
@@ -78,7 +78,7 @@ class PoolFolder:
         """Give the folder up to the next process. What is asked for later fails with EBADF."""
         descriptors, self._fd, self._lock_fd = (self._fd, self._lock_fd), -1, -1
         for fd in descriptors:
-            if fd >= 0:  # not closed twice: the number may be somebody else's by then
+            if fd >= 0:  # not closed twice: the number may belong to another file by then
                 os.close(fd)
 
     def _lock(self) -> int:
@@ -117,12 +117,12 @@ class PoolFolder:
         finally:
             os.close(fd)
 
-    def remove(self, key: bytes) -> None:
+    def remove_block(self, key: bytes) -> None:
         """Remove a block's file, or the link that has taken its place. Raises OSError."""
         with self.subfolder(key) as fd:
             os.unlink(key.hex(), dir_fd=fd)
 
-    def touch(self, key: bytes) -> None:
+    def touch_block(self, key: bytes) -> None:
         """Note on disk that a block was used now. Raises OSError."""
         with self.subfolder(key) as fd:
             os.utime(key.hex(), dir_fd=fd, follow_symlinks=False)
@@ -163,7 +163,7 @@ def _scan_subfolder(fd: int, subfolder: str, file_bytes: int, found: Scan) -> li
         for entry in entries:
             name = entry.name
             ours = name.startswith(subfolder) and (_BLOCK.fullmatch(name) or _TEMPORARY.fullmatch(name))
-            with contextlib.suppress(FileNotFoundError):  # removed by somebody meanwhile
+            with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
                 status = entry.stat(follow_symlinks=False)
                 if not (ours and stat.S_ISREG(status.st_mode)):
                     found.foreign.append(f"{subfolder}/{name}")
@@ -188,8 +188,8 @@ def _open_folder(folder: Path, path: Path) -> int:
     for name, status in ((folder, os.stat(folder)), (path, os.fstat(fd))):
         if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in (*_TRUSTED, os.geteuid()):
             logger.warning(
-                "other users can get at %s (mode %o, owner %d). KV is the users' text in another form, and who can "
-                "write there can change answers: make it yours alone (chown, chmod 700)",
+                "other users can access %s (mode %o, owner %d). KV is the users' text in another form, and anyone with "
+                "write access can change answers: make it yours alone (chown, chmod 700)",
                 name, stat.S_IMODE(status.st_mode), status.st_uid,
             )  # fmt: skip
     return fd

@@ -86,7 +86,8 @@ class RedisLink:
         self._unsent = bytearray()
 
     def send(self, *parts: bytes | int | Sequence[bytes | memoryview]) -> None:
-        """Send a command, at the latest with the next `receive`, whose reply comes in its turn. Raises LinkError.
+        """Queue a command; it is sent at the latest with the next `receive`. Replies come in the order of the commands.
+        Raises LinkError.
 
         parts: the command and its arguments. One that is a sequence goes as its pieces, end to end, and is sent at
             once: they may change when this returns.
@@ -162,7 +163,7 @@ class RedisLink:
 
 
 def _options(url: str, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """What redis-py makes of a URL that means what it seems to mean. Raises RemoteStoreError."""
+    """redis-py's reading of a URL, if it is unambiguous. Raises RemoteStoreError."""
     try:
         options, parts = parse(url), urlsplit(url)
         query = parse_qs(parts.query)

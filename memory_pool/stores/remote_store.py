@@ -34,22 +34,23 @@ PAUSE_S = 10.0
 """How long the server is left alone after that many failures, and how long it gets no block after it refused one."""
 
 BATCH_BYTES = 2**23
-"""What is asked for, or sent, before replies are waited for."""
+"""Bytes that are requested, or sent, before waiting for replies."""
 MAX_VALUE_BYTES = 2**29
-"""What Redis takes as one value."""
+"""The largest value that Redis accepts."""
 KNOWN_KEYS = 2**16
 """How many keys are remembered as stored."""
 TOUCH_S = 60.0
 """How often, at most, the server is told that a block is in use; of those with a short time to live, sooner."""
 
 FAILURES = ("unreachable", "timeout", "login", "answer", "refused", "late", "size", "header", "checksum")
-"""The server: cannot be reached, takes too long, does not let us in, says what is not Redis, refuses a command; a load
-whose deadline passed while its block was read. Values: too short or too long, not a block or another's, damaged."""
+"""Failures of the server: not reachable, too slow, login refused, an answer that is not Redis's, a refused command, a
+load that ran past its deadline while its block was read. Failures of values: wrong size, wrong header, wrong
+checksum."""
 
 
 @dataclass(slots=True)
 class RemoteStats:
-    """What happened since the start."""
+    """Counts since the start."""
 
     hits: int = 0
     """Blocks read."""
@@ -65,7 +66,7 @@ class RemoteStats:
     pauses: int = 0
     """How often the server was left alone."""
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURES, 0))
-    """What went wrong, by kind."""
+    """Failures by kind."""
 
 
 class Breaker:
@@ -96,9 +97,9 @@ class Breaker:
 
 
 class RemoteValues:
-    """One model's values, over one connection. What is asked for must be received in the same order.
+    """One model's values, over one connection. Replies must be received in the order of the requests.
 
-    ttl_s: after how many seconds without use the server forgets a block; None: see `RemoteStore`.
+    ttl_s: seconds without use after which the server forgets a block; None: see `RemoteStore`.
     """
 
     def __init__(self, link: RedisLink, frame: BlockFrame, ttl_s: int | None) -> None:
@@ -110,34 +111,34 @@ class RemoteValues:
     def name(self, key: bytes) -> bytes:
         return self._prefix + key.hex().encode()
 
-    def send(self, key: bytes, payload: memoryview) -> None:
-        """Raises LinkError. One reply."""
+    def send_block(self, key: bytes, payload: memoryview) -> None:
+        """Send a block to be stored; one reply follows. Raises LinkError."""
         expiry = () if self._ttl_s is None else (b"EX", self._ttl_s)
         self._link.send(b"SET", self.name(key), (self._frame.header(key, payload), payload), *expiry)
 
-    def use(self, key: bytes) -> None:
-        """Put off the end of a block that has one; of others read a byte, as what is read is evicted later. Raises
-        LinkError. One reply."""
+    def touch_block(self, key: bytes) -> None:
+        """Renew a block's time to live; without one, read a byte of it, so that it is evicted later. One reply follows.
+        Raises LinkError."""
         if self._ttl_s is None:
             self._link.send(b"GETRANGE", self.name(key), 0, 0)
         else:
             self._link.send(b"EXPIRE", self.name(key), self._ttl_s)
 
-    def ask_for(self, key: bytes) -> None:
-        """Raises LinkError. The replies are for `receive`."""
+    def request_block(self, key: bytes) -> None:
+        """Request a block; `receive_block` takes the replies. Raises LinkError."""
         name, end = self.name(key), self._frame.framed_bytes
         self._link.send(b"GETRANGE", name, 0, HEADER_BYTES - 1)
         for at in range(HEADER_BYTES, end, SOCKET_BYTES):
             last = min(at + SOCKET_BYTES, end) - 1
             self._link.send(b"GETRANGE", name, at, last + (last == end - 1))  # a byte more, to see that there is none
         if self._ttl_s is not None:
-            self.use(key)
+            self.touch_block(key)
 
-    def receive(self, key: bytes, room: memoryview, wanted: Callable[[], bool]) -> bool:
-        """Receive a block and check it. False: it is not there. Raises DamagedBlock or LinkError. Unless this is true,
-        replies are left over, and what ``room`` holds means nothing.
+    def receive_block(self, key: bytes, room: memoryview, wanted: Callable[[], bool]) -> bool:
+        """Receive a block and check it. False: it is not there. Raises DamagedBlock or LinkError. Unless it returns
+        True, replies are left over, and the contents of ``room`` mean nothing.
 
-        room: writable bytes [block_bytes]. wanted: whether to go on.
+        room: writable bytes [block_bytes]. wanted: cancellation check, False to stop.
         """
         header = self._piece(HEADER_BYTES)
         if not header:
@@ -171,7 +172,7 @@ class RemoteStore:
     """Owns the connection. Raises RemoteStoreError for what cannot work; connects with the first call that does I/O.
 
     url: of the Redis server (`RedisLink`). fingerprint: see `model_digest`; block_bytes must follow from it.
-    ttl_s: how long the server keeps a block that nobody uses; None: until it needs the room (its maxmemory-policy).
+    ttl_s: how long the server keeps an unused block; None: until it needs the room (its maxmemory-policy).
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class RemoteStore:
         self.store_batch = max(BATCH_BYTES // block_bytes, 1)
         self.stats = RemoteStats()
         self._known: dict[bytes, float] = {}
-        """Keys that were there when we last heard, oldest news first -> when we last told the server of their use."""
+        """Keys that were there at the last reply, oldest reply first -> when the server was last told of their use."""
         self._touch_s = TOUCH_S if ttl_s is None else min(TOUCH_S, ttl_s / 4)
         self._link = RedisLink(url, connect_timeout_s, timeout_s)
         self._values = RemoteValues(self._link, frame, ttl_s)
@@ -234,13 +235,14 @@ class RemoteStore:
         """The server may hold blocks of others, and drops blocks by itself."""
 
     def contains(self, key: bytes) -> bool:
-        """Whether the block was there when we last heard of it. Others' blocks are not known before they are used."""
+        """True if the block was there at the last reply about it. Blocks of other servers are unknown before they are
+        used."""
         return key in self._known
 
     # -- with I/O ------------------------------------------------------------------------------------------------------
 
-    def find(self, keys: Sequence[bytes], now: float) -> int:
-        """How many leading blocks are there: one round trip."""
+    def find_blocks(self, keys: Sequence[bytes], now: float) -> int:
+        """The number of leading blocks that are there: one round trip."""
         if not keys or not self._allowed(now):
             return 0
         try:
@@ -251,8 +253,9 @@ class RemoteStore:
         self._breaker.succeeded()
         return (*there, False).index(False)
 
-    def get_many(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
-        """Read consecutive blocks of one sequence, BATCH_BYTES per round trip. How many leading ones were accepted."""
+    def read_blocks(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
+        """Read consecutive blocks of one sequence, BATCH_BYTES per round trip. Returns the number of leading blocks
+        that were accepted."""
         if not keys or not self._allowed(now):
             return 0
         count = 0
@@ -270,8 +273,8 @@ class RemoteStore:
         self.stats.bytes_read += count * self.block_bytes
         return count
 
-    def put_many(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
-        """Store blocks that the server does not have, in two round trips. Whether each is there afterwards."""
+    def write_blocks(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
+        """Store blocks that the server does not have, in two round trips. Returns for each: is it there afterwards?"""
         for key in keys:
             check_key(key)
         done = [False] * len(keys)
@@ -285,7 +288,7 @@ class RemoteStore:
             absent = [index for index, there in enumerate(done) if not there]
             self.stats.writes_present += len(keys) - len(absent)
             for index in absent:
-                self._values.send(keys[index], source.block(index).data)
+                self._values.send_block(keys[index], source.block(index).data)
             for index in absent:
                 done[index] = self._was_stored(keys[index], self._link.receive(), now)
             self._breaker.succeeded()
@@ -296,15 +299,15 @@ class RemoteStore:
                 self._link.reset()
         return done
 
-    def touch(self, keys: Sequence[bytes], now: float) -> None:
-        """Tell the server that blocks are in use, if it has not been told lately. What it has lost by now is known
+    def touch_blocks(self, keys: Sequence[bytes], now: float) -> None:
+        """Tell the server that blocks are in use, if it has not been told lately. Blocks that it has lost are known
         afterwards, and can be stored again."""
         due = [key for key in keys if now - self._known.get(key, float("-inf")) >= self._touch_s]
         if not due or not self._breaker.allows(now):
             return
         try:
             for key in due:
-                self._values.use(key)
+                self._values.touch_block(key)
             for key in due:
                 reply = self._link.receive()
                 if not isinstance(reply, Refusal):
@@ -341,7 +344,7 @@ class RemoteStore:
             if not target.wanted():
                 return
             for key in batch:
-                self._values.ask_for(key)
+                self._values.request_block(key)
             for index, key in enumerate(batch, start):
                 if index > start and not target.wanted():
                     return
@@ -350,10 +353,10 @@ class RemoteStore:
                 yield index
 
     def _receive_block(self, key: bytes, target: BlockTarget, index: int, now: float) -> bool:
-        """Whether it was accepted. Raises LinkError."""
+        """Returns True if the block was accepted. Raises LinkError."""
         room = target.room(index)
         try:
-            there = self._values.receive(key, room.data, target.wanted)
+            there = self._values.receive_block(key, room.data, target.wanted)
         except DamagedBlock as damage:
             self._heard(key, False)
             self._drain(target)
@@ -367,7 +370,7 @@ class RemoteStore:
         return True
 
     def _drain(self, target: BlockTarget) -> None:
-        """Take in what was asked for and is of no use, to keep the connection."""
+        """Receive and discard the pending replies, to keep the connection."""
         while self._link.pending and target.wanted():
             self._link.receive()
 
@@ -404,7 +407,7 @@ class RemoteStore:
             )  # fmt: skip
 
     def _damaged(self, key: bytes, kind: str, now: float) -> None:
-        """Remove what is under a block's name and is not that block, or it could not be stored again."""
+        """Remove a value that is not the block of its name; otherwise the block could not be stored again."""
         if self._fails(kind, now):
             logger.warning(
                 "a block of KV in the remote store at %s cannot be used and will be computed again: %s (%s, %d so far)",
@@ -415,6 +418,6 @@ class RemoteStore:
             self._link.receive()
 
     def _fails(self, kind: str, now: float) -> bool:
-        """Count a failure. Whether to log it."""
+        """Count a failure. Returns True if it should be logged."""
         self.stats.failures[kind] += 1
         return self._warnings.due(kind, now)

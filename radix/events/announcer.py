@@ -1,11 +1,11 @@
-"""Turns what happens to nodes of the tree into what happens to blocks: for whoever follows a cache from outside.
+"""Turns changes of tree nodes into events of blocks, for routers and other programs that follow a cache from outside.
 
     node:       |----- a -----|-- b --|------------ c ------------|
     blocks:     |... 0 ...|... 1 ...|... 2 ...|... 3 ...|... 4 ...|
     belong to:       a         b         c         c         c
 
 A block belongs to the node with its last token, so it is on a tier just when that node is: what comes before is there
-too, as tiers are prefix-closed. It does not depend on how a path is cut into nodes, so nobody needs to hear of splits.
+too, as tiers are prefix-closed. It does not depend on how a path is cut into nodes, so splits need no event.
 
 The hash of a block is kept by the slot of its last token, one array for each tier. A slot stays with its token while
 that is on the tier, whatever becomes of nodes. Where no block is announced the arrays hold 0, so nothing is taken back
@@ -36,7 +36,7 @@ from .block_events import (
 
 
 class BlockAnnouncer:
-    """Watches a cache from its start; whoever publishes takes the events, soon: they are not bounded here.
+    """Watches a cache from its start. The publisher must take the events often: they are not bounded here.
 
     block_tokens: a multiple of the page size. host_tokens: of the host tier; 0 if what is there is not announced.
     """
@@ -50,11 +50,11 @@ class BlockAnnouncer:
         """By slot: the hash of the block that ends there; 0 if none is announced."""
         self._on_host = np.zeros(host_tokens + cache.page_size if host_tokens else 0, dtype=np.int64)
         self._events: list[BlockEvent] = []
-        cache.watchers.add(self)
-        cache.watchers.add_of_tiers(self)
+        cache.watchers.add_watcher(self)
+        cache.watchers.add_tier_watcher(self)
 
-    def take(self) -> list[BlockEvent]:
-        """What has happened since the last call, in this order."""
+    def take_events(self) -> list[BlockEvent]:
+        """The events since the last call, oldest first."""
         events, self._events = self._events, []
         return events
 
@@ -90,7 +90,7 @@ class BlockAnnouncer:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def _first_end(self, node: TreeNode) -> int:
-        """Where in the node its first block ends; further ones do at steps of a block."""
+        """The offset in the node at which its first block ends; the others end every ``block_tokens`` after it."""
         start = node.prefix_len - len(node)
         return self.block_tokens - 1 - start % self.block_tokens
 
@@ -112,7 +112,7 @@ class BlockAnnouncer:
         self._events.append(BlocksStored(tier, hashes, previous, ids, scope))
 
     def _take_back(self, tier: str, on_tier: np.ndarray, nodes: Sequence[tuple[TreeNode, np.ndarray]]) -> None:
-        """The blocks of nodes and their slots on the tier."""
+        """Announce that the blocks of these nodes have left the tier. nodes: (node, its slots on the tier)."""
         size, hashes = self.block_tokens, list[int]()
         for node, slots in nodes:
             if (first_end := self._first_end(node)) < len(slots):
@@ -133,8 +133,8 @@ class BlockAnnouncer:
         return None
 
     def _above(self, node: TreeNode) -> tuple[int | None, bytes, str] | None:
-        """What a node's first block builds on: (hash of the block before it, None if it is the first; ids of the tokens
-        between that and the node; the namespace, if it is the first). None if the node is hidden."""
+        """The predecessor of a node's first block: (hash of the block before it, None if it is the first; ids of the
+        tokens between that block and the node; the namespace, if it is the first). None if the node is hidden."""
         tree = self._cache.tree
         start = node.prefix_len - len(node)
         block = start - start % self.block_tokens  # where its first block begins
@@ -157,7 +157,7 @@ class BlockAnnouncer:
                 return (previous, b"".join(reversed(open_ids)), "") if previous else None
 
     def _hash_at(self, node: TreeNode, place: int) -> int:
-        """Of the block that ends at this token of the node; 0 if it is not announced on any tier."""
+        """The hash of the block that ends at this token of the node; 0 if it is not announced on any tier."""
         found = int(self._on_device[node.value[place]]) if node.on_device else 0
         if not found and node.host is not None and len(self._on_host):
             found = int(self._on_host[node.host[place]])

@@ -1,6 +1,6 @@
-"""What happened to blocks of KV, as plain data; runtime/kv_events puts it on the wire.
+"""Events of KV blocks, as plain data; runtime/kv_events encodes them for the wire.
 
-A block is so many consecutive tokens of a sequence, whole and counted from its start. Its hash stands for all tokens
+A block is a fixed number of consecutive tokens of a sequence, counted from its start. Its hash stands for all tokens
 up to its end and for their namespace, as block_keys.py has it for blocks on disk; only shorter, as followers keep
 hashes in 64 bits.
 """
@@ -51,7 +51,7 @@ BlockEvent = BlocksStored | BlocksRemoved | AllCleared
 
 
 def root_hash(namespace: str) -> int:
-    """What the hash of a sequence's first block starts from."""
+    """The initial value for the hash of a sequence's first block."""
     salt = namespace.encode("utf-8", "surrogatepass")
     return _as_int(hashlib.blake2b(salt, digest_size=HASH_BYTES, person=b"baton-kv-events").digest())
 

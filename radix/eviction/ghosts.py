@@ -1,5 +1,5 @@
-"""What has been evicted and may be asked for again: who only sees what is there never learns that it gave up too
-early."""
+"""Ghosts of evicted nodes. Without them the learned order would see only cached nodes, and would never learn that it
+evicted one too early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_GHOSTS = 16_384
 
 class Ghost(NamedTuple):
     number: int
-    """Of its class, when it was evicted."""
+    """The number of its class, when it was evicted."""
     used: int
     """Tick of its last use."""
     tokens: int
@@ -33,21 +33,21 @@ class Ghosts:
     def __len__(self) -> int:
         return len(self._by_place)
 
-    def add(self, node: TreeNode, number: int) -> None:
+    def add_ghost(self, node: TreeNode, number: int) -> None:
         place, tokens = _place(node), len(node)
         before = self._by_place.pop(place, None)
         self._by_place[place] = Ghost(number, node.used, tokens, habit_of(node))
         self.tokens += tokens if before is None else tokens - before.tokens
 
-    def take(self, node: TreeNode) -> Ghost | None:
-        """The ghost that a node is the return of, if any; it is none any more."""
+    def take_ghost(self, node: TreeNode) -> Ghost | None:
+        """Remove and return the ghost of a node that is back in the cache; None if there is none."""
         ghost = self._by_place.pop(_place(node), None)
         if ghost is not None:
             self.tokens -= ghost.tokens
         return ghost
 
-    def forget(self) -> Iterator[Ghost]:
-        """Those that are too many; they are gone."""
+    def forget_oldest(self) -> Iterator[Ghost]:
+        """Remove and yield the oldest ghosts beyond the bounds."""
         while self.tokens > self._most_tokens or len(self._by_place) > MOST_GHOSTS:
             _, ghost = self._by_place.popitem(last=False)
             self.tokens -= ghost.tokens

@@ -1,4 +1,4 @@
-"""What the learned order keeps of a node: how often it is asked for, and whether by several."""
+"""The learned order's record of a node: how often it is used, and whether several sessions share it."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def lost_child(parent: TreeNode, child: TreeNode) -> None:
 
 
 def got_child(parent: TreeNode, child: TreeNode) -> None:
-    """Another one than it had last: so several go on from it. The same, or a beginning of it, as ends of nodes go
-    first: a session has come back."""
+    """Note a new only child. If it differs from the last one, several sessions share the parent. If it is the same, or
+    a beginning of it (nodes are evicted from their ends), one session has come back."""
     gap, shared, last = habit_of(parent)
     if not shared and last is not None:
         head = head_of(child)

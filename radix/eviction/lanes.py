@@ -32,18 +32,18 @@ class Lane:
     def __iter__(self) -> Iterator[Entry]:
         return chain(self._queue, self._heap)
 
-    def push(self, entry: Entry) -> None:
+    def push_entry(self, entry: Entry) -> None:
         if not self._queue or entry > self._queue[-1]:
             self._queue.append(entry)
         else:
             heappush(self._heap, entry)
 
     def first(self) -> Entry:
-        """Of a lane that is not empty."""
+        """The first entry; the lane must not be empty."""
         queue, heap = self._queue, self._heap
         return queue[0] if not heap or (queue and queue[0] < heap[0]) else heap[0]
 
-    def take(self) -> Entry:
+    def pop_entry(self) -> Entry:
         """Remove the first entry of a lane that is not empty."""
         queue, heap = self._queue, self._heap
         return queue.popleft() if not heap or (queue and queue[0] < heap[0]) else heappop(heap)
@@ -63,24 +63,24 @@ class Lane:
 
 
 class Lanes(Protocol):
-    """An order of eviction: what leaves are compared by, in which lane each waits, and which lane's turn it is. To add
-    one: a small class, and a line in orders.py."""
+    """An order of eviction: the key that compares leaves, the lane of each leaf, and the lane that is next. To add an
+    order, write a small class and add a line to orders.py."""
 
     rank: Rank
-    """What the leaves of a lane are compared by."""
+    """The key by which the leaves of a lane are compared."""
 
     all: Sequence[Lane]
 
     watcher: CacheWatcher | None
-    """Who wants to be told what happens to the cache, to learn from it."""
+    """Receives the events of the cache, for an order that learns from them; None otherwise."""
 
     def lane_of(self, node: TreeNode) -> Lane:
-        """Where it belongs now, asked before it is put there. That may change while it waits: when its turn comes, it
-        is put where it belongs then."""
+        """The lane in which the node belongs now, called before it is pushed. That may change while it waits: when its
+        turn comes, it moves to the lane in which it belongs then."""
         ...
 
     def next(self) -> Lane | None:
-        """The lane whose first leaf goes next, asked before it is taken; None if all are empty."""
+        """The lane with the next leaf to evict, called before that leaf is popped; None if all lanes are empty."""
         ...
 
 

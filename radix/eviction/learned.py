@@ -1,10 +1,10 @@
-"""An order of eviction that learns from what happens to the cache, how soon whose KV is asked for again.
+"""An order of eviction that learns from the cache's events how soon each kind of KV is used again.
 
-What only one session has, its tail, is classed by its turn: how many requests it has had so far says best whether there
-is another one to come. What several have in common is classed by how often it is asked for: the mean of its own last
-gaps. Each class has a lane, in which the longest idle leaf comes first; of those the one that is worth least goes
-(reuse.py). So a document that nobody asks for goes before a system prompt that everybody does, however recent; lru
-does not know the difference, and orders that count uses do not know that a live session's tail is always new.
+A session's tail, which it shares with no other session, is classed by its turn: the number of requests so far is the
+best predictor of another one. A shared prefix is classed by how often it is used: the mean of its own last gaps. Each
+class has a lane, in which the longest idle leaf comes first; of these leaves the one with the lowest value is evicted
+(reuse.py). So an unused document is evicted before a system prompt that all sessions use, however recent it is; lru
+cannot tell them apart, and orders that count uses do not know that a live session's tail is always new.
 
 The idea of ranking by hit density is that of LHD (Beckmann, Chen, Cidon, 2018); the index is Gittins'.
 """
@@ -28,7 +28,7 @@ GAPS = 16
 """Classes of what is shared: one for each power of two of the gap, the last one for longer ones."""
 
 UNKNOWN_GAP = 2 * GAPS
-"""That of shared nodes of which no use has been seen: the longest."""
+"""The gap of shared nodes without an observed reuse: the longest."""
 
 PRIVATE, SHARED = 0, 1
 KIND_SPELLS = [64.0, 4.0]
@@ -41,8 +41,8 @@ LEAST_VALID = 8
 
 
 class LearnedLanes:
-    """Retired nodes go first, as in every order. Hears of all that is used, stored and removed as a `CacheWatcher`, and
-    keeps what it has learned of a node in its ``note``."""
+    """Retired nodes go first, as in every order. It receives the cache's events as a `CacheWatcher`, and keeps what it
+    has learned of a node in the node's ``note``."""
 
     def __init__(self, pool_tokens: int) -> None:
         self.rank = lru
@@ -55,15 +55,15 @@ class LearnedLanes:
         self._now = 0
         """Tick of the last use."""
         self._values = [NEVER] * (TURNS + GAPS)
-        """Of each lane what its first leaf is worth; NEVER if it is empty."""
+        """The value of each lane's first leaf; NEVER if the lane is empty."""
         self._valid_until = [0.0] * (TURNS + GAPS)
         """Tick at which that leaf will have been idle so much longer that this is worth looking at again."""
         self._due = 0.0
         """The earliest of them, or earlier."""
         self._touched: set[int] = set(range(TURNS + GAPS))
-        """Lanes whose first leaf may be another one now, or worth something else."""
+        """Lanes in which the first leaf, or its value, may have changed."""
 
-    # -- whose turn it is ---------------------------------------------------------------------------------------------
+    # -- the next lane ------------------------------------------------------------------------------------------------
 
     def lane_of(self, node: TreeNode) -> Lane:
         if not node.last_access:
@@ -109,16 +109,16 @@ class LearnedLanes:
         self._now = tick
         if node.parent is not None:
             gap = tick - node.used
-            self._ended(_class_of(node), gap, reused=True)
+            self._end_spell(_class_of(node), gap, reused=True)
             node.note = used_again(habit_of(node), gap)
 
     def stored(self, node: TreeNode) -> None:
         parent = node.parent
         assert parent is not None
         got_child(parent, node)
-        if (ghost := self._ghosts.take(node)) is not None:
+        if (ghost := self._ghosts.take_ghost(node)) is not None:
             gap = max(self._now - ghost.used, 0)
-            self._ended(ghost.number, gap, reused=True)
+            self._end_spell(ghost.number, gap, reused=True)
             node.note = used_again(ghost.habit, gap)
 
     def removed(self, nodes: Sequence[TreeNode]) -> None:
@@ -128,15 +128,15 @@ class LearnedLanes:
             if parent.parent is not None and not parent.branched:
                 lost_child(parent, node)  # its spell goes on as the parent's
             elif node.last_access and node.host is None:
-                self._ghosts.add(node, _class_of(node))
-        for ghost in self._ghosts.forget():
-            self._ended(ghost.number, max(self._now - ghost.used, 0), reused=False)
+                self._ghosts.add_ghost(node, _class_of(node))
+        for ghost in self._ghosts.forget_oldest():
+            self._end_spell(ghost.number, max(self._now - ghost.used, 0), reused=False)
 
     def cleared(self) -> None:
         self._ghosts.clear()
 
-    def _ended(self, number: int, idle: int, *, reused: bool) -> None:
-        if self._reuse.ended(number, idle, reused=reused):
+    def _end_spell(self, number: int, idle: int, *, reused: bool) -> None:
+        if self._reuse.end_spell(number, idle, reused=reused):
             self._touched.add(number)
 
 

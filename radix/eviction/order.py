@@ -29,20 +29,20 @@ class EvictionOrder:
         self._lanes = lanes
         self._least_rest = least_rest
         self.rank = lanes.rank
-        """What the leaves of a lane are compared by."""
+        """The key by which the leaves of a lane are compared."""
 
-    def add(self, leaf: TreeNode) -> None:
+    def push_leaf(self, leaf: TreeNode) -> None:
         """Call when a node becomes an unlocked leaf, or is one that is to go earlier."""
         rank = self.rank(leaf)
         if leaf.entry is None or rank < leaf.entry[0]:
             leaf.entry = (rank, leaf.serial, leaf)
-            self._lanes.lane_of(leaf).push(leaf.entry)
+            self._lanes.lane_of(leaf).push_entry(leaf.entry)
 
     def pop(self) -> TreeNode | None:
-        """Remove the entry of the unlocked leaf whose turn it is and return the leaf; None if there is none."""
+        """Remove the entry of the next unlocked leaf and return the leaf; None if there is none."""
         lanes = self._lanes
         while (lane := lanes.next()) is not None:
-            entry = lane.take()
+            entry = lane.pop_entry()
             node = entry[2]
             if node.entry is not entry:
                 continue
@@ -51,7 +51,7 @@ class EvictionOrder:
                 continue
             if self.rank(node) == entry[0] and lanes.lane_of(node) is lane:
                 return node
-            self.add(node)
+            self.push_leaf(node)
         return None
 
     def clear(self) -> None:
@@ -67,11 +67,11 @@ class EvictionOrder:
         self, tree: RadixTree, num_tokens: int, keeps: Callable[[TreeNode], bool]
     ) -> tuple[list[TreeNode], list[TreeNode]]:
         """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; the
-        lowest rank first. Once its last child is chosen, a parent is a leaf too. Of the last one only as many
-        pages go as are needed, from its end: what is left of it is the next victim.
+        lowest rank first. Once its last child is chosen, a parent is a leaf too. Only as many pages of the last leaf
+        are taken as are needed, from its end: the rest of it is the next victim.
 
-        Returns (victims, those whose turn it is but which must stay for now, because keeps(node) is true). The latter
-        count as taken, and have no entry any more.
+        Returns (victims, kept): ``kept`` are leaves that were next but must stay for now, because keeps(node) is true.
+        They count as taken, and have no entry any more.
         """
         victims: list[TreeNode] = []
         kept: list[TreeNode] = []
@@ -112,7 +112,7 @@ class EvictionOrder:
     def lost_child(self, parent: TreeNode) -> None:
         """Call when a child has left the device: the parent may be an unlocked leaf now."""
         if not (parent.device_children or parent.lock_ref):
-            self.add(parent)
+            self.push_leaf(parent)
 
     def entries(self) -> Iterator[tuple[int, TreeNode]]:
         """(rank, node) of every entry that counts, in no particular order, for invariants."""

@@ -11,17 +11,17 @@ from operator import attrgetter
 from ..node import TreeNode
 
 Rank = Callable[[TreeNode], int]
-"""The leaf with the lowest rank goes first. At least 0, and 0 for a node that nobody will come back for (retire.py).
+"""The leaf with the lowest rank goes first. At least 0, and 0 for a node marked as not reusable (retire.py).
 A rank never falls by an access."""
 
 TIME_BITS = 64
-"""Of a rank that compares the last access only among equals."""
+"""Bits of the last access in a rank that compares it only among equals."""
 
 PRIORITY_OFFSET = 1 << 63
 """Makes ranks of negative priorities positive; a priority has 64 bits at most."""
 
 PROTECTED_USES = 1
-"""Of a node in the protected segment, at least; SGLang counts the insertion too and says 2."""
+"""Uses from which a node is in the protected segment; SGLang counts the insertion too, so its value is 2."""
 
 lru: Rank = attrgetter("last_access")
 """Least recently used first."""
@@ -38,12 +38,12 @@ def slru(node: TreeNode) -> int:
 
 
 def fifo(node: TreeNode) -> int:
-    """What was put in first goes first."""
+    """Evict in the order of insertion."""
     return node.last_access and node.born + 1
 
 
 def priority(node: TreeNode) -> int:
-    """What only requests of a low priority brought or used goes first."""
+    """Evict first what only requests of low priority computed or used."""
     return _ranked(node, max(0, node.priority + PRIORITY_OFFSET))
 
 

@@ -1,6 +1,6 @@
-"""How soon what lies idle is asked for again: learned, class by class, from what was.
+"""How soon idle KV is used again, learned per class from past uses.
 
-A **spell** is the time for which something lies idle. It ends when it is used again, or is given up, which says only
+A **spell** is the time for which KV lies idle. It ends when the KV is used again, or is evicted, which says only
 that it was not used until then. So the chance of reuse at each idle time is that of Kaplan and Meier: reuses ÷ spells
 that got so far. Few spells say little: those of a class are mixed with those of all classes of its kind, these with
 a constant chance per bucket. With nothing but the latter a class goes by the time of its last access, as lru does.
@@ -9,17 +9,17 @@ a constant chance per bucket. With nothing but the latter a class goes by the ti
 from __future__ import annotations
 
 BUCKETS = 56
-"""Of idle times, two for each power of two; the last one holds all that are longer."""
+"""Buckets of idle times, two for each power of two; the last one holds all longer times."""
 
 PRIOR_CHANCE = 0.05
-"""Of reuse within a bucket, as long as nothing is known. A bucket being half as long again as the one before, the value
-falls with the idle time."""
+"""The chance of reuse within a bucket while nothing is known. Each bucket is half as long again as the one before, so
+the value falls with the idle time."""
 
 PRIOR_SPELLS = 4.0
 """The constant chance counts like so many spells."""
 
 MOST_SPELLS = 2000
-"""Of a class: then all its counts are halved, so that it follows what changes."""
+"""At this many spells all counts of a class are halved, so that it follows changes."""
 
 
 def bucket_of(idle: int) -> int:
@@ -48,7 +48,7 @@ class Spells:
         self.reuses = [0.0] * BUCKETS
         self.total = 0.0
 
-    def add(self, bucket: int, reused: bool) -> None:
+    def count_spell(self, bucket: int, reused: bool) -> None:
         self.ends[bucket] += 1.0
         self.reuses[bucket] += reused
         self.total += 1.0
@@ -58,7 +58,7 @@ class Spells:
             self.total /= 2
 
     def chances(self, prior: list[float], prior_spells: float) -> list[float]:
-        """Of each bucket the chance that what got so far is used again within it. prior: what counts like
+        """For each bucket, the chance that KV which reached it is used again within it. prior: chances that count like
         ``prior_spells`` spells."""
         found, at_risk = [0.0] * BUCKETS, prior_spells
         for bucket in range(BUCKETS - 1, -1, -1):
@@ -68,11 +68,11 @@ class Spells:
 
 
 def values(chances: list[float]) -> list[float]:
-    """Of each bucket of idle time what it is worth to keep such a token: the chance of a reuse ÷ the expected stay, in
-    ticks, for the best time to wait for it. (Gittins' index; he who gives up the lowest one hits most.)
+    """For each bucket of idle time, the value of keeping such a token: the chance of a reuse ÷ the expected stay, in
+    ticks, for the best time to wait for it. (Gittins' index: evicting the lowest one gives the most hits.)
 
-    From the last bucket on: waiting through a further stretch is worth it while that alone is worth more than what has
-    been waited for, so stretches are merged as long as they become better.
+    Computed from the last bucket backwards: waiting through a further stretch pays while that stretch alone has a
+    higher value than the wait so far, so stretches are merged as long as the value rises.
     """
     found = [0.0] * BUCKETS
     stretches: list[tuple[float, float, float]] = []
@@ -89,11 +89,11 @@ def values(chances: list[float]) -> list[float]:
 
 
 class Reuse:
-    """What each class of idle things is worth, by idle time."""
+    """The value of each class of idle KV, by idle time."""
 
     def __init__(self, kinds: list[int], kind_spells: list[float]) -> None:
-        """kinds: of each class its kind. kind_spells: of each kind, like how many spells of a class all those of its
-        kind count."""
+        """kinds: the kind of each class. kind_spells: for each kind, the number of spells of a class that its pooled
+        spells count for."""
         self._kinds = kinds
         self._kind_spells = kind_spells
         self._of_kind = [Spells() for _ in kind_spells]
@@ -102,20 +102,20 @@ class Reuse:
         """Spells since the class was valued last."""
         unknown = values(Spells().chances([PRIOR_CHANCE] * BUCKETS, PRIOR_SPELLS))
         self._values = [unknown] * len(kinds)
-        """Of each class the value for each bucket of idle time."""
+        """By class: the value for each bucket of idle time."""
 
     def value(self, number: int, idle: int) -> float:
-        """What a token of a class is worth that has been idle for so many ticks: reuses per tick."""
+        """The value of a token of a class that has been idle for so many ticks, in reuses per tick."""
         bucket, values = bucket_of(idle), self._values[number]
         if bucket == BUCKETS - 1:
             return values[bucket]
         return values[bucket] + (values[bucket + 1] - values[bucket]) * (idle - FIRSTS[bucket]) / WIDTHS[bucket]
 
-    def ended(self, number: int, idle: int, *, reused: bool) -> bool:
-        """A spell of a class has ended, after ``idle`` ticks. Does that change the value of what is in the class?"""
+    def end_spell(self, number: int, idle: int, *, reused: bool) -> bool:
+        """Count a spell of a class that ended after ``idle`` ticks. Returns True if the class's values have changed."""
         bucket, kind, spells = bucket_of(idle), self._kinds[number], self._of_class[number]
-        self._of_kind[kind].add(bucket, reused)
-        spells.add(bucket, reused)
+        self._of_kind[kind].count_spell(bucket, reused)
+        spells.count_spell(bucket, reused)
         self._news[number] += 1
         if self._news[number] > 4 + spells.total / 16:  # 50 µs
             self._news[number] = 0

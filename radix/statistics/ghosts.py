@@ -1,11 +1,12 @@
-"""What was evicted and is computed again soon went too early: counted on a sample.
+"""Counts, on a sample, KV that was evicted too early: it is computed again soon after.
 
     recording: what is evicted leaves a ghost ──an eighth of the pool──▶ watching ──as much as the pool──▶ recording
                                                                                     evicted: all ghosts go
 
-A ghost is a node's tokens, and where it hung. What is computed again while its ghost is there would have been found in
-a pool of about twice the size. It is a sample, because an account of every node would cost a few percent of all the
-work on the tree. (Ghosts of evicted entries, to judge a cache by, are known from ARC, Megiddo and Modha, 2003.)
+A ghost is the tokens of an evicted node and its place in the tree. KV that is computed again while its ghost is there
+would have been found in a pool of about twice the size. It is a sample, because an account of every node would cost a
+few percent of all the work on the tree. (Ghosts of evicted entries, to judge a cache by, are known from ARC, Megiddo
+and Modha, 2003.)
 
 It is a lower bound. A ghost is found by the node it hung on, or by that node's ghost; where that one has been computed
 again by itself before, the ghosts below it are lost.
@@ -20,8 +21,8 @@ SAMPLED = 8
 """A sample has this part of the pool's tokens."""
 
 
-class Ghosts:
-    """Of nodes of one tree, whose pool has ``pool_tokens``. The owner tells it how much is evicted: see `next_at`."""
+class GhostSample:
+    """Ghosts of one tree, over a pool of ``pool_tokens``. The owner reports how much is evicted: see `next_at`."""
 
     MAX_GHOSTS = 1 << 14
 

@@ -1,12 +1,11 @@
-"""How long KV stays in the cache, how long it rests there, and what becomes of it.
+"""How long KV stays in the cache, how long it is idle there, and how it leaves.
 
              stored                    used                       used                          evicted
     ───────────┼────────────────────────┼──────────────────────────┼───────────────────────────────┼──▶ seconds
                │ ◀───── reuse gap ────▶ │ ◀────── reuse gap ─────▶ │ ◀──────── idle time ────────▶ │
                │ ◀──────────────────────────── lifetime ─────────────────────────────────────────▶ │
 
-A time counts once for each token it concerns: of a node that is evicted its tokens, of a path that is found again all
-its tokens.
+A time counts once per token: for all tokens of an evicted node, or of a path that is found again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 
 from ..cache import RadixCache
 from ..node import TreeNode
-from .ghosts import Ghosts
+from .ghosts import GhostSample
 from .spread import SECONDS, Spread
 from .tick_times import FINEST_S, TickTimes
 
@@ -32,18 +31,18 @@ class KVLives:
         self._cache = cache
         self.times = TickTimes()
         """When the cache's ticks were."""
-        self.ghosts = Ghosts(cache.allocator.total_tokens, cache.page_size)
+        self.ghosts = GhostSample(cache.allocator.total_tokens, cache.page_size)
         self._ghosts_below = self.ghosts.parents
         self._now = self._note_at = 0.0
         self._ends: list[float] = []
-        """Of each evicted node: ticks at which it was stored and used, seconds now, tokens."""
+        """Per evicted node: ticks at which it was stored and used, seconds now, tokens."""
         self._uses: list[float] = []
-        """Of each path found again: tick at which it was used before, seconds now, tokens."""
+        """Per path found again: tick at which it was used before, seconds now, tokens."""
         self._lifetime, self._idle_time, self._reuse_gap = Spread(SECONDS), Spread(SECONDS), Spread(SECONDS)
         self.evicted_tokens = 0
         self.evicted_nodes = 0
         self.retired_tokens = 0
-        """Evicted, of which somebody had said that nobody would come back for them."""
+        """Evicted, and marked as not reusable before (retire.py)."""
         self.to_host_tokens = 0
         """Evicted, with a copy on the host."""
         self.given_up_tokens = 0
@@ -52,10 +51,10 @@ class KVLives:
         """When all was forgotten."""
         self._tokens_before = self._tokens_in_tree
         self.advance(0.0)
-        cache.watchers.add(self)
+        cache.watchers.add_watcher(self)
 
     def advance(self, now: float) -> None:
-        """What happens from here on, happens now. Seconds, which never go back."""
+        """Set the time of all later events. now: seconds, never less than before."""
         self._now = now
         if now >= self._note_at:
             self.times.note(self._cache.tick, now)
@@ -70,7 +69,7 @@ class KVLives:
 
     def used(self, node: TreeNode, tick: int) -> None:
         if node.parent is None or (node.turn == 0 and node.used == node.born):
-            return  # nothing was found; or a store had it, and nobody knows since when
+            return  # nothing was found, or it came from a store and its age is unknown
         self._uses += (node.used, self._now, node.prefix_len)
         if len(self._uses) >= 3 * MAX_NOTED:
             self._count_times()
@@ -90,7 +89,7 @@ class KVLives:
                 self.to_host_tokens += tokens
             elif recording:
                 self.ghosts.record(node)
-            if node.turn:  # else a store had it
+            if node.turn:  # otherwise it came from a store
                 ends += (node.born, node.used, now, tokens)
         self.evicted_tokens += evicted
         if self.evicted_tokens >= self.ghosts.next_at:
@@ -128,17 +127,17 @@ class KVLives:
 
     @property
     def reuse_gap(self) -> Spread:
-        """Of paths that sequences begin with: since one last began or ended there."""
+        """When a sequence begins with a path: the time since another one last began or ended there."""
         self._count_times()
         return self._reuse_gap
 
     def _count_times(self) -> None:
         if self._ends:
             born, used, now, tokens = np.array(self._ends, dtype=np.float64).reshape(-1, 4).T
-            self._lifetime.add(now - self.times.seconds_at(born), tokens)
-            self._idle_time.add(now - self.times.seconds_at(used), tokens)
+            self._lifetime.add_values(now - self.times.seconds_at(born), tokens)
+            self._idle_time.add_values(now - self.times.seconds_at(used), tokens)
             self._ends.clear()
         if self._uses:
             used, now, tokens = np.array(self._uses, dtype=np.float64).reshape(-1, 3).T
-            self._reuse_gap.add(now - self.times.seconds_at(used), tokens)
+            self._reuse_gap.add_values(now - self.times.seconds_at(used), tokens)
             self._uses.clear()

@@ -1,4 +1,4 @@
-"""How values are spread over buckets: what Prometheus calls a histogram."""
+"""How values are spread over buckets: a histogram in the sense of Prometheus."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Spread:
         self.counts = [0] * (len(bounds) + 1)
         """Weights by bucket, not cumulative."""
         self.sum = 0.0
-        """Of the values, each times its weight."""
+        """The sum of the values, each times its weight."""
 
-    def add(self, values: np.ndarray, weights: np.ndarray) -> None:
+    def add_values(self, values: np.ndarray, weights: np.ndarray) -> None:
         """values: float64 [n]. weights: whole numbers as float64 [n]."""
         buckets = np.searchsorted(self._bounds, values, side="left")
         added = np.bincount(buckets, weights=weights, minlength=len(self.counts))

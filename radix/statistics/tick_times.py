@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 STEP = 0.01
-"""Of an age, by its logarithm: entries that are this close to each other become one."""
+"""Distance in the logarithm of an age: entries that are closer to each other than this become one."""
 
 FINEST_S = 0.01
 """Two times that are closer to each other count as one."""
@@ -26,7 +26,7 @@ class TickTimes:
 
     @classmethod
     def unpacked(cls, ticks: bytes, seconds: bytes) -> TickTimes:
-        """What `packed` gave."""
+        """The inverse of `packed`."""
         times = cls()
         times._ticks.frombytes(ticks)
         times._seconds.frombytes(seconds)
@@ -51,8 +51,8 @@ class TickTimes:
             self._thin(now)
 
     def seconds_at(self, ticks: np.ndarray) -> np.ndarray:
-        """float64 [n]: when the ticks, of any number type [n], happened. What is older than all that was noted counts
-        as the oldest of that."""
+        """float64 [n]: when the ticks, of any number type [n], happened. A tick before the oldest note
+        gets the time of that note."""
         index = np.searchsorted(np.frombuffer(self._ticks, dtype=np.int64), ticks, side="left") - 1
         return np.frombuffer(self._seconds, dtype=np.float64)[np.maximum(index, 0)]
 

@@ -11,7 +11,7 @@ from ..cache import RadixCache
 from ..node import ID_BYTES, TreeNode
 
 MAX_ROOTS = 4096
-"""Namespaces whose root keys are kept."""
+"""Namespaces for which root keys are kept."""
 
 
 class BlockNames:
@@ -31,7 +31,7 @@ class BlockNames:
             return []
         keys = list[bytes]()
         open_ids = b""
-        """Of the tokens behind the last whole block."""
+        """Ids of the tokens behind the last whole block, int32 bytes."""
         for node in path:
             if node.block_keys is None:
                 previous = keys[-1] if keys else self._root(self._cache.tree.namespace_of(node))

@@ -1,4 +1,4 @@
-"""What a tier behind the host wants done with its store: plain data."""
+"""Orders of a tier behind the host to its store: plain data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BlockRead:
     host_slots: np.ndarray
     """int32 [len(keys) * block_tokens]"""
     timeout: float
-    """Seconds from the order on: nobody waits longer."""
+    """Seconds from the order on, after which no request waits for it any more."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,8 +44,8 @@ class BlockFind:
 
 @dataclass(slots=True, frozen=True)
 class BlockTouch:
-    """Consecutive blocks of a sequence that are in use, to be marked so after the writes ordered before. Nobody hears
-    whether it is done. Plain data."""
+    """Consecutive blocks of a sequence to be marked as used, after the writes ordered before. No completion is
+    reported. Plain data."""
 
     store: str
     keys: tuple[bytes, ...]

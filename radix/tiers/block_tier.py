@@ -3,16 +3,17 @@ one, a server in the network another.
 
     copy on the host ──▶ wanted ──take_orders──▶ being written ──ended──▶ there, if the index says so
 
-    find ──▶ begin_read ──▶ being read ──ended──▶ adopted: a copy on the host, which a match finds and loads
+    find_blocks ──▶ begin_read ──▶ being read ──ended──▶ adopted: a copy on the host, which a match finds and loads
 
-    matched, or written ──▶ used ──take_orders──▶ the store is told, and gives up the others first
+    matched, or written ──▶ used ──take_orders──▶ the store marks it as used, and evicts the others first
 
-A block is the KV of so many consecutive tokens and is named by all tokens up to its end, so it knows nothing of nodes.
-What is there, is what the index says at the moment; where it knows of a part only, `begin_find` has the store asked.
-This decides and counts; others do what the orders say, on threads, and `ended` hears of it. Blocks that could not be
-written or read are computed again one day; no request fails for it.
+A block is the KV of a fixed number of consecutive tokens. Its name stands for all tokens up to its end, so it does not
+depend on nodes. The index says which blocks are there; if it is incomplete, `begin_find` asks the store. This class
+decides and counts; threads carry out its orders, and `ended` takes their results. Blocks that could not be written or
+read are computed again when needed; no request fails for it.
 
-While an order is under way its slots on the host keep their contents: given up meanwhile, they wait for its fence.
+While an order is under way its slots on the host keep their contents: if they are freed meanwhile, they wait for its
+fence.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from .block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWri
 from .host_tier import MAX_WANTED, HostTier
 
 MAX_ASKED = 1024
-"""Blocks that a store is asked for at a time, or told of."""
+"""Most blocks in one question to a store, or in one touch."""
 
 TOUCH_S = 10.0
-"""How often, at most, a store is told what is in use, unless much is."""
+"""How often, at most, a store is told which blocks are in use, unless many are."""
 
 
 class BlockIndex(Protocol):
@@ -54,12 +55,12 @@ class Reading:
     ids: np.ndarray
     """int32: the tokens from the start of the sequence to the end of the last block."""
     wanted: bool = True
-    """False once the tree has been given up: what comes is for nobody."""
+    """False once the tree has been dropped: the blocks are discarded when they come."""
 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """What could be read of a sequence: its blocks from number ``first`` on."""
+    """Blocks of a sequence that can be read from the store: those from number ``first`` on."""
 
     namespace: str
     ids: np.ndarray
@@ -89,8 +90,8 @@ class BlockCounts:
 class BlockTier:
     """Decides what is written and read.
 
-    host: the tier in front. name: of the store, in orders. asks: the index knows of a part only. max_writing: blocks
-    that are on their way at a time.
+    host: the tier in front. name: the store's, in orders. asks: the index is incomplete, so the store must be asked.
+    max_writing: most blocks that are being written at a time.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class BlockTier:
         self._wanted: deque[tuple[TreeNode, int]] = deque(maxlen=MAX_WANTED)
         """Nodes, and the first block of each path that has not been tried yet."""
         self._used: dict[TreeNode, None] = {}
-        """Ends of paths in use of which the store has not been told, the last used last."""
+        """Ends of paths in use that the store does not know of yet, the last used last."""
         self._writes_since_touch = 0
         self._touch_at = float("-inf")
         """When the store is told at the latest."""
@@ -135,7 +136,7 @@ class BlockTier:
         host.below.append(self)
 
     def size(self) -> StoreSize | None:
-        """Of the store; None where it does not know."""
+        """The size of the store; None where it does not know it."""
         return self._index.size()
 
     # -- as the tier below the host -----------------------------------------------------------------------------------
@@ -168,17 +169,17 @@ class BlockTier:
     # -- orders -------------------------------------------------------------------------------------------------------
 
     def take_orders(self, now: float) -> list[BlockOrder]:
-        """What is to be done now, in this order."""
+        """The orders to carry out now, in this order."""
         orders, self._new_orders = self._new_orders, []
         return [*orders, *self._next_writes(), *self._next_touches(now)]
 
     @property
     def fences(self) -> set[int]:
-        """Of every order and question that is under way."""
+        """Fences of all orders that are under way."""
         return {*self.writing, *self.readings, *self.finds}
 
     def owns(self, fence: int) -> bool:
-        """Is this an order of ours that is under way?"""
+        """True for an order of this tier that is under way."""
         return fence in self.writing or fence in self.readings or fence in self.finds
 
     def _next_writes(self) -> list[BlockWrite]:
@@ -207,8 +208,8 @@ class BlockTier:
         return writes
 
     def _next_touches(self, now: float) -> list[BlockTouch]:
-        """Tell the store what has been used: memory answers for it, so the store would take it for forgotten. Each
-        block once; the last use is told last, and of each sequence the end first, as room is made from the ends."""
+        """Mark blocks as used in the store: memory serves these uses, so the store would not see them. Each block once;
+        the latest use comes last, and the end of each sequence first, as sequences are evicted from their ends."""
         if not self._used or (now < self._touch_at and len(self._used) + self._writes_since_touch < self._max_writing):
             return []
         self._touch_at, self._writes_since_touch = now + TOUCH_S, 0
@@ -229,7 +230,7 @@ class BlockTier:
 
     def _write(self, key: bytes, slots: np.ndarray, number: int) -> BlockWrite:
         size = self.block_tokens
-        fence = self._host.allocator.fences.open()
+        fence = self._host.allocator.fences.open_fence()
         write = BlockWrite(self.name, fence, key, slots[number * size : (number + 1) * size].copy())
         self.writing[fence] = write
         self._readers[write.host_slots] += 1
@@ -238,8 +239,9 @@ class BlockTier:
 
     # -- look up, read ------------------------------------------------------------------------------------------------
 
-    def find(self, namespace: str, ids: np.ndarray) -> Found | None:
-        """What is there of ``ids``, int32 [n], beyond what is cached; changes nothing. None if that is nothing."""
+    def find_blocks(self, namespace: str, ids: np.ndarray) -> Found | None:
+        """The blocks of ``ids``, int32 [n], that the store has beyond the cached prefix, by the index; changes nothing.
+        None if there are none."""
         size = self.block_tokens
         missing = self._missing(namespace, ids)
         if missing is None:
@@ -266,11 +268,12 @@ class BlockTier:
         return first, covered, self._names.of_ids(namespace, path, ids)[first:]
 
     def begin_find(self, namespace: str, ids: np.ndarray, timeout: float) -> int | None:
-        """Have the store asked what it has of ``ids``; the fence. None if there is nothing to ask, or nobody."""
+        """Order the store to say which blocks of ``ids`` it has; returns the fence. None if there is nothing to ask, or
+        the index knows all blocks."""
         missing = self._missing(namespace, ids) if self.asks else None
         if missing is None:
             return None
-        fence = self._host.allocator.fences.open()
+        fence = self._host.allocator.fences.open_fence()
         self.finds.add(fence)
         self._new_orders.append(BlockFind(self.name, fence, tuple(missing[2][:MAX_ASKED]), timeout))
         return fence
@@ -293,7 +296,7 @@ class BlockTier:
             return None
         keys, slots = found.keys[: count - left_out], host.allocate((count - left_out) * size)
         assert slots is not None, "room has been made"
-        fence = host.allocator.fences.open()
+        fence = host.allocator.fences.open_fence()
         order = BlockRead(self.name, fence, keys, slots, timeout)
         self.readings[fence] = Reading(order, found.namespace, found.ids[: len(found.ids) - left_out * size])
         self._reading_keys |= dict.fromkeys(keys, fence)
@@ -305,7 +308,7 @@ class BlockTier:
     def ended(self, fence: int, blocks: int) -> int:
         """An order has been carried out. blocks: how many leading blocks of a read are on the host now; of a write, 1,
         or 0 if it failed. Returns the tokens that are on the host since."""
-        self._host.allocator.fences.close(fence)
+        self._host.allocator.fences.close_fence(fence)
         adopted = 0
         if fence in self.finds:
             self.finds.remove(fence)

@@ -1,4 +1,4 @@
-"""What must hold of the host tier between any two operations; with `invariants.check_tree` for the tree itself.
+"""Invariants of the host tier between any two operations; `invariants.check_tree` checks the tree itself.
 
 free + quarantined + tokens of the nodes that have a copy + being read from disk == total   (of the host, in tokens)
 """

@@ -24,13 +24,13 @@ class HostOrder:
 
     @staticmethod
     def is_leaf(node: TreeNode) -> bool:
-        """May its copy go? It is nobody's prefix there, and nobody is copying it."""
+        """True if its copy may be evicted: no node below it has a copy, and none is being made of it or from it."""
         return node.host is not None and not (node.host_children or node.storing or node.loading)
 
     def has(self, node: TreeNode) -> bool:
         return node.serial in self._listed
 
-    def add(self, node: TreeNode) -> None:
+    def push_leaf(self, node: TreeNode) -> None:
         if node.serial not in self._listed:
             self._listed.add(node.serial)
             heappush(self._heap, (node.last_access, node.serial, node))

@@ -4,13 +4,13 @@
                                             │ failed: no copy
     evicted from the device with a copy: stays in the tree ──load──▶ being loaded, on the device again ──ended──▶ there
 
-This decides and counts; `TierCopy` says what is to be copied, whoever has the tensors does it, and `ended` hears of it.
-Nothing here waits. While a copy is under way:
+This class decides and counts; `TierCopy` describes a copy, the owner of the tensors makes it, and `ended` takes its
+result. Nothing here waits. While a copy is under way:
 
-- its nodes are locked on the device, so that nobody gets the slots it reads or writes, whatever becomes of the request
-  for which it was made;
-- its slots on the host wait for its fence, should they be given up;
-- a copy to the host is no copy yet: no match finds it, and if it fails, it and all that was stored below it is gone.
+- its nodes are locked on the device, so that the slots it reads or writes stay theirs, even if the request for which it
+  was made ends;
+- its slots on the host, if they are freed, wait for its fence;
+- a copy to the host does not count yet: no match finds it, and if it fails, it is dropped with all copies below it.
 
 Only what `RadixCache` has in the tree is ever stored: committed tokens, in whole pages.
 """
@@ -77,11 +77,11 @@ class HostPolicy:
     """When a node is stored."""
 
     min_hits: int = 0
-    """When so many matches have ended there; 0: as soon as it is computed."""
+    """Matches that must have ended there; 0: it is stored as soon as it is computed."""
     write_back: bool = False
     """Only when it has to leave the device."""
     max_storing: int = 4096
-    """Tokens that are on their way to the host at a time. What has to leave the device does not wait for that."""
+    """Most tokens on their way to the host at a time. Nodes that have to leave the device do not wait for that."""
 
 
 class Below(Protocol):
@@ -89,23 +89,28 @@ class Below(Protocol):
 
     def stored(self, node: TreeNode) -> None:
         """A node has a copy on the host now."""
+        ...
 
     def used(self, node: TreeNode) -> None:
         """The path down to this node is in use, whatever tier it is on."""
+        ...
 
     def reading(self, slots: np.ndarray) -> list[int]:
-        """Fences of all that reads some of these host slots, int32 [n]."""
+        """Fences of all orders that read some of these host slots, int32 [n]."""
+        ...
 
     @property
     def coming(self) -> list[np.ndarray]:
         """Host slots, int32 [n] each, that it fills and that belong to no node yet."""
+        ...
 
     def cut_loose(self) -> list[tuple[int, np.ndarray]]:
-        """The tree is given up. Returns the fence and the host slots, int32 [n], of all that goes on for nobody."""
+        """The tree is dropped. Returns the fence and the host slots, int32 [n], of all orders that still run."""
+        ...
 
 
 class HostTier:
-    """A residency that keeps what leaves the device, if it was stored before (write-through).
+    """A residency that keeps KV that leaves the device, if it was stored before (write-through).
 
     allocator: numbers the host pool's slots; shares its fences with the device's allocator.
     """
@@ -124,7 +129,7 @@ class HostTier:
         self.under_way: dict[int, UnderWay] = {}
         """Copies that have not ended, by fence."""
         self.below: list[Below] = []
-        """What is behind the host."""
+        """The tiers behind the host."""
         self._ready: list[TierCopy] = []
         """Stores of what has to leave the device, to be made now."""
         self._storing = 0
@@ -171,8 +176,8 @@ class HostTier:
         return homeless
 
     def promised_tokens(self, node: TreeNode) -> int:
-        """Of the path down to a node that was `demoted`: tokens that are stored or being stored, or will be before they
-        leave the device. Later the least recently used go first, also of these."""
+        """Tokens on the path down to a `demoted` node that are stored or being stored, or will be before they leave the
+        device. Later they are evicted like all others, least recently used first."""
         tree = self._cache.tree
         if tree.reachable(node) is not node:
             return 0
@@ -230,7 +235,7 @@ class HostTier:
             self.may_be_leaf(node)
 
     def abandon(self) -> None:
-        """Forget every copy, as nobody knows any more whose which page is. The device keeps what it has."""
+        """Forget every copy, because the owners of the host's pages are no longer known. The device keeps its KV."""
         tree = self._cache.tree
         gone = [node for node in tree.nodes() if node.host is not None][::-1]
         for node in gone:
@@ -267,7 +272,7 @@ class HostTier:
             self.allocator.free(slots)  # the parent's copy was what had to give way
             self.counts.no_room += len(node)
             return None
-        fence = self.allocator.fences.open()
+        fence = self.allocator.fences.open_fence()
         node.host, node.storing, node.demoted = slots, fence, False
         parent.host_children += 1
         self.tokens += len(node)
@@ -300,13 +305,13 @@ class HostTier:
     # -- back to the device -------------------------------------------------------------------------------------------
 
     def load(self, match: MatchResult, slots: np.ndarray) -> TierCopy:
-        """Bring what a match has on the host to the device: its nodes are there from now on, for everybody, but a step
-        that reads them must wait for the copy.
+        """Bring the host part of a match to the device. From now on its nodes count as on the device for all requests,
+        but a step that reads them must wait for the copy.
 
         slots: int32 [match.host_len], the caller's, whole pages; they belong to the tree afterwards.
         """
         assert match.host_len == len(slots) > 0 and match.host_handle is not None
-        fence = self.allocator.fences.open()
+        fence = self.allocator.fences.open_fence()
         nodes = self._cache.tree.path(match.host_handle, match.device_len)
         host_slots = np.concatenate([node.host for node in nodes if node.host is not None])
         assert len(host_slots) == len(slots)
@@ -323,8 +328,8 @@ class HostTier:
     # -- the end of a copy --------------------------------------------------------------------------------------------
 
     def ended(self, fence: int, ok: bool) -> np.ndarray | None:
-        """A copy has been made, or has failed. Returns the device slots of a failed load, int32 [n]: who uses them has
-        nothing, and the caller sees to that; the nodes have left the reachable tree."""
+        """A copy has been made, or has failed. Returns the device slots of a failed load, int32 [n]: they hold no valid
+        KV, so the caller must end their use; the nodes have left the reachable tree."""
         ended = self.under_way.pop(fence)
         tokens, to_host = len(ended.copy.host_slots), ended.copy.to_host
         self.leaving_tokens -= ended.leaving
@@ -337,13 +342,13 @@ class HostTier:
             self.counts.failed_loads += 0 if ok else tokens
         if ended.node is not None:
             self._settle(ended.node, ended.start, fence, trusted=ok, to_host=to_host)
-        self.allocator.fences.close(fence)
+        self.allocator.fences.close_fence(fence)
         self.allocator.release_quarantine()
         self._cache.allocator.release_quarantine()
         return None if ok or to_host or ended.node is None else ended.copy.device_slots
 
     def _settle(self, node: TreeNode, start: int, fence: int, *, trusted: bool, to_host: bool) -> None:
-        """The nodes from position ``start`` down to ``node`` are copied, or are not to be trusted."""
+        """Note that the nodes from position ``start`` down to ``node`` are copied, or that they cannot be trusted."""
         nodes = self._cache.tree.path(node, start)
         made = [copied for copied in nodes if copied.storing == fence]  # the others were given up meanwhile
         for copied in nodes:
@@ -409,4 +414,4 @@ class HostTier:
 
     def may_be_leaf(self, node: TreeNode) -> None:
         if HostOrder.is_leaf(node):
-            self.order.add(node)
+            self.order.push_leaf(node)

@@ -85,7 +85,7 @@ class KVEventPublisher:
 
     def publish(self) -> None:
         """Send what has happened since the last call. Never waits."""
-        if self._announcer is not None and (events := self._announcer.take()):
+        if self._announcer is not None and (events := self._announcer.take_events()):
             for batch in self._packer.in_batches(events, self._most_blocks):
                 self._send(batch)
 

@@ -180,7 +180,7 @@ class BlockIO:
 
     def touch(self, keys: Sequence[bytes]) -> bool:
         """Mark the blocks of a sequence as used, from its first block on, once the stores before it are done. Worth
-        doing after a sequence's last store: see `DiskPool.touch`. No completion; False: it was dropped."""
+        doing after a sequence's last store: see `DiskPool.touch_blocks`. No completion; False: it was dropped."""
         return self._enqueue(_Touch(keys))
 
     def poll(self) -> list[Finished]:
@@ -295,7 +295,7 @@ class BlockIO:
         """For each current request what `Finished.blocks` says."""
         match self._current:
             case (_Touch(keys),):
-                self._pool.touch(keys, now)
+                self._pool.touch_blocks(keys, now)
                 return [0]
             case (_Load() as load,):
                 return [self._read(load, now)]
@@ -305,9 +305,9 @@ class BlockIO:
     def _read(self, load: _Load, now: float) -> int:
         target = _Pages(self, load.pages, load.deadline)
         if load.pages is not None:
-            count = self._pool.get_many(load.keys, target, now)
+            count = self._pool.read_blocks(load.keys, target, now)
         else:
-            count = self._pool.find(load.keys, now) if target.wanted() else 0
+            count = self._pool.find_blocks(load.keys, now) if target.wanted() else 0
         self.stats.late_loads += target.late
         return count
 
@@ -322,7 +322,7 @@ class BlockIO:
             self.stats.unsound_stores += len(wanted) - len(sound)
             logger.warning("%d blocks of KV are not finite and are not stored", len(wanted) - len(sound))
         source = _Pages(self, np.array([store.pages for store in sound]))
-        written = self._pool.put_many([store.key for store in sound], source, now) if sound else []
+        written = self._pool.write_blocks([store.key for store in sound], source, now) if sound else []
         kept = {store.key for store, done in zip(sound, written, strict=True) if done}
         return [int(known or store.key in kept) for store, known in zip(stores, there)]
 

@@ -213,7 +213,7 @@ class Watch:
         self._step_s = max(self._step_s, 1e-7)
         if not is_over and walk.nodes - self._rows_sent < ROWS_IN_CHUNK:
             return
-        found, end = walk.take(), None
+        found, end = walk.take_rows(), None
         if is_over:
             ticks, seconds = self._scheduler.packed_tick_times()
             end = WalkEnd(

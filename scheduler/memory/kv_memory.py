@@ -350,7 +350,7 @@ class KVMemory:
 
     def close_fence(self, fence: int) -> None:
         """A step has ended: what only waited for it is free again."""
-        self.allocator.fences.close(fence)
+        self.allocator.fences.close_fence(fence)
         self.allocator.release_quarantine()
 
     def _forget(self, request: Request) -> None:

@@ -193,7 +193,8 @@ class Pins:
         step.has_copy = promised >= COPIED * step.tokens
         until = step.ended + self._policy.ttl(step, now)
         self._expect(step.lease, until if calls else -math.inf)
-        self._leases.extend(step.lease, max(until, step.asked_until, now))  # at ``now`` it expires with the next step
+        # At ``now`` it expires with the next step.
+        self._leases.extend_lease(step.lease, max(until, step.asked_until, now))
 
     def _note_duration(self, job: Job, seconds: float) -> None:
         """The tools of its last step took so long, or longer."""
@@ -209,7 +210,7 @@ class Pins:
             self._note_duration(job, MAX_PIN_S)
         while self._expected and self._expected[0][0] < now:
             _, _, lease = heappop(self._expected)
-            self._leases.extend(lease, lease.deadline)  # its value has fallen
+            self._leases.extend_lease(lease, lease.deadline)  # its value has fallen
         for lease in [lease for lease in self._pins if not lease.is_live]:
             step, stats = self._pins.pop(lease), self._stats
             kind = _ENDS[lease.state]

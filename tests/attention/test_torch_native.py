@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.attention import shared_prefix, torch_native
+from baton.attention import torch_native
 from baton.attention.backend import SharedPrefix
 from baton.attention.torch_native import TorchNativeBackend
 from baton.memory_pool.kv_pool import MHAKVPool
@@ -18,8 +18,8 @@ def small_blocks(monkeypatch):
     """Borders between blocks and tiles come up with few tokens."""
     monkeypatch.setattr(torch_native, "BLOCK_ROWS", 16)
     monkeypatch.setattr(torch_native, "TILE_KEYS", 96)
-    monkeypatch.setattr(shared_prefix, "SCORES", 4 * 3 * 50)
-    monkeypatch.setattr(shared_prefix, "MIN_SAVED_KEYS", 0)
+    monkeypatch.setattr(torch_native, "SCORES", 4 * 3 * 50)
+    monkeypatch.setattr(torch_native, "MIN_SAVED_KEYS", 0)
 
 
 SHAPES = {
@@ -106,7 +106,7 @@ def test_where_a_window_cuts_the_prefix_each_reads_its_own(attended, window, exp
 
 
 def test_a_prefix_too_short_to_be_worth_it(attended, monkeypatch):
-    monkeypatch.setattr(shared_prefix, "MIN_SAVED_KEYS", 81)
+    monkeypatch.setattr(torch_native, "MIN_SAVED_KEYS", 81)
     scene = Scene([(50, 1)] * 3, shared=(SharedPrefix(0, 3, 40),))
     scene.check()
     assert attended == []

@@ -106,7 +106,7 @@ class CacheRig:
 
     def close(self, fence: int) -> int:
         """An operation ends; returns the tokens that only waited for it."""
-        self.allocator.fences.close(fence)
+        self.allocator.fences.close_fence(fence)
         return self.allocator.release_quarantine()
 
     def verify(self) -> Account:

@@ -36,13 +36,13 @@ def open_pool(folder: Path, blocks: int = 100, *, block_bytes: int = BLOCK, mode
 
 def fill(pool: DiskPool, numbers: Iterable[int], now: float = 0.0) -> None:
     for number in numbers:
-        assert pool.put(key_of(number), payload_of(key_of(number), pool.block_bytes), now)
+        assert pool.write_block(key_of(number), payload_of(key_of(number), pool.block_bytes), now)
 
 
 def holds(pool: DiskPool, key: bytes, now: float = 0.0) -> bool:
     """Whether the pool gives the block; it must then be the right one."""
     into = np.full(pool.block_bytes, 85, dtype=np.uint8)
-    if not pool.get(key, into, now):
+    if not pool.read_block(key, into, now):
         return False
     assert np.array_equal(into, payload_of(key, pool.block_bytes)), "a wrong block was handed out"
     return True
@@ -58,7 +58,7 @@ def main() -> None:
     numbers = np.random.default_rng(seed).permutation(10_000).tolist()
     blocks = [(key_of(number), payload_of(key_of(number), block_bytes)) for number in numbers[:8]]
     for turn in range(1_000_000):
-        assert pool.put(*blocks[turn % len(blocks)], 0.0)
+        assert pool.write_block(*blocks[turn % len(blocks)], 0.0)
         if turn == 0:
             print("storing", flush=True)
 

@@ -63,7 +63,7 @@ def test_nothing_asked_gives_nothing(page: int) -> None:
         assert len(slots) == 0
         assert allocator.tokens_needed(old, new) == 0
     allocator.free(int32())
-    allocator.quarantine(int32(), [allocator.fences.open()])
+    allocator.quarantine(int32(), [allocator.fences.open_fence()])
     assert allocator.free_tokens == 8 * page
     assert allocator.quarantined_tokens == 0
 
@@ -140,7 +140,7 @@ def test_pages_in_quarantine_are_int32_also_where_there_are_none(page: int) -> N
     assert allocator.quarantined_pages().dtype == np.int32 and len(allocator.quarantined_pages()) == 0
     slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
     assert slots is not None
-    allocator.quarantine(slots, [allocator.fences.open()])
+    allocator.quarantine(slots, [allocator.fences.open_fence()])
     assert allocator.quarantined_pages().dtype == np.int32 and sorted(allocator.quarantined_pages()) == [7, 8]
 
 
@@ -216,7 +216,7 @@ class TestQuarantine:
         fences = allocator.fences
         slots = allocator.alloc_extend(int32(0, 0, 0), int32(page, 2 * page, page), int32(0, 0, 0))
         assert slots is not None
-        step, copy, never = fences.open(), fences.open(), fences.open()
+        step, copy, never = fences.open_fence(), fences.open_fence(), fences.open_fence()
         allocator.quarantine(slots[:page], [step])
         allocator.quarantine(slots[page : 3 * page], [step, copy])
         allocator.quarantine(slots[3 * page :], [never])
@@ -224,14 +224,14 @@ class TestQuarantine:
         assert allocator.free_tokens == 4 * page
         assert len(allocator.quarantined_pages()) == 4
         assert allocator.release_quarantine() == 0
-        fences.close(copy)
+        fences.close_fence(copy)
         assert allocator.release_quarantine() == 0, "the step still writes"
-        fences.close(step)
+        fences.close_fence(step)
         assert allocator.release_quarantine() == 3 * page
         assert allocator.quarantined_tokens == page
         assert allocator.free_tokens == 7 * page
         assert allocator.release_quarantine() == 0
-        fences.close(never)
+        fences.close_fence(never)
         assert allocator.release_quarantine() == page
         assert allocator.free_tokens == 8 * page
         assert sorted(allocator.free_pages().tolist()) == list(range(1, 9))
@@ -240,30 +240,30 @@ class TestQuarantine:
         allocator = Allocator(2 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(page), int32(0))
         assert slots is not None
-        ended = allocator.fences.open()
-        allocator.fences.close(ended)
+        ended = allocator.fences.open_fence()
+        allocator.fences.close_fence(ended)
         allocator.quarantine(slots, [ended])
         assert allocator.free_tokens == 2 * page and allocator.quarantined_tokens == 0
 
     def test_two_pools_share_the_fences_of_a_copy(self, page: int) -> None:
         device = Allocator(2 * page, page, check=True)
         host = Allocator(2 * page, page, fences=device.fences, check=True)
-        copy = device.fences.open()
+        copy = device.fences.open_fence()
         for pool in (device, host):
             slots = pool.alloc_extend(int32(0), int32(page), int32(0))
             assert slots is not None
             pool.quarantine(slots, [copy])
-        device.fences.close(copy)
+        device.fences.close_fence(copy)
         assert device.release_quarantine() == host.release_quarantine() == page
 
     def test_it_does_not_depend_on_the_callers_array(self, page: int) -> None:
         allocator = Allocator(8 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(page), int32(0))
         assert slots is not None
-        fence = allocator.fences.open()
+        fence = allocator.fences.open_fence()
         allocator.quarantine(slots, [fence])
         slots[:] = 0
-        allocator.fences.close(fence)
+        allocator.fences.close_fence(fence)
         allocator.release_quarantine()
         assert sorted(allocator.free_pages().tolist()) == list(range(1, 9))
 
@@ -271,7 +271,7 @@ class TestQuarantine:
         allocator = Allocator(2 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
         assert slots is not None
-        allocator.quarantine(slots, [allocator.fences.open()])
+        allocator.quarantine(slots, [allocator.fences.open_fence()])
         assert allocator.alloc_extend(int32(0), int32(1), int32(0)) is None
         with pytest.raises(DoubleFreeError):
             allocator.free(slots[:page])
@@ -280,12 +280,12 @@ class TestQuarantine:
         allocator = Allocator(2 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
         assert slots is not None
-        fence = allocator.fences.open()
+        fence = allocator.fences.open_fence()
         allocator.quarantine(slots[:page], [fence])
         allocator.reset()
         assert allocator.free_tokens == 2 * page
         assert allocator.quarantined_tokens == 0
-        allocator.fences.close(fence)
+        allocator.fences.close_fence(fence)
         assert allocator.release_quarantine() == 0
 
 
@@ -362,10 +362,10 @@ def test_random_lives_of_sequences_never_share_a_page(seed: int) -> None:
             if action < 0.8:
                 allocator.free(int32(*sequence))
             else:
-                in_flight.append(allocator.fences.open())
+                in_flight.append(allocator.fences.open_fence())
                 allocator.quarantine(int32(*sequence), rng.sample(in_flight, min(2, len(in_flight))))
         if len(in_flight) > 3:
-            allocator.fences.close(in_flight.pop(rng.randrange(len(in_flight))))
+            allocator.fences.close_fence(in_flight.pop(rng.randrange(len(in_flight))))
             allocator.release_quarantine()
         owned = [slot // page for s in sequences for slot in s[::page]]
         owned += allocator.free_pages().tolist() + allocator.quarantined_pages().tolist()

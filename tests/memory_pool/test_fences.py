@@ -9,16 +9,16 @@ from baton.memory_pool.fences import Fences
 
 def test_operations_end_in_any_order() -> None:
     fences = Fences()
-    first, second, third = (fences.open() for _ in range(3))
-    fences.close(second)
+    first, second, third = (fences.open_fence() for _ in range(3))
+    fences.close_fence(second)
     assert [fences.is_open(fence) for fence in (first, second, third)] == [True, False, True]
-    assert len(fences) == 2 and len({first, second, third, fences.open()}) == 4
+    assert len(fences) == 2 and len({first, second, third, fences.open_fence()}) == 4
 
 
 def test_an_operation_ends_once() -> None:
     fences = Fences()
-    fence = fences.open()
-    fences.close(fence)
+    fence = fences.open_fence()
+    fences.close_fence(fence)
     with pytest.raises(KeyError):
-        fences.close(fence)
+        fences.close_fence(fence)
     assert not fences.is_open(fence + 1)

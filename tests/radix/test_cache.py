@@ -153,7 +153,7 @@ class TestLife:
             rig.publish(running)
             assert running.kv.tree_len == 0
             rig.verify()
-            fence = rig.allocator.fences.open()
+            fence = rig.allocator.fences.open_fence()
             rig.finish(running, fence)
             account = rig.verify()
             assert account.quarantined == -(-45 // page) * page - whole(40, page)
@@ -173,7 +173,7 @@ class TestQuarantine:
         running = rig.start(tokens(64))
         assert rig.extend(running, length)
         assert rig.compute(running, committed)
-        fence, other = rig.allocator.fences.open(), rig.allocator.fences.open()
+        fence, other = rig.allocator.fences.open_fence(), rig.allocator.fences.open_fence()
         rig.finish(running, fence)
         account = rig.verify()
         assert account.evictable == whole(committed, page)
@@ -191,7 +191,7 @@ class TestQuarantine:
             assert rig.extend(running, length)
         running.committed = max(running.committed, committed)
         private = -(-running.kv.length // page) * page - running.kv.tree_len
-        fence = rig.allocator.fences.open()
+        fence = rig.allocator.fences.open_fence()
         rig.release(running, fence)
         account = rig.verify()
         assert account.quarantined == private

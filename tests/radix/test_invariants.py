@@ -149,7 +149,7 @@ def key_too_long(rig: CacheRig, running: Running) -> None:
 
 def two_entries(rig: CacheRig, running: Running) -> None:
     lane = rig.cache.order._lanes.all[0]
-    lane.push(lane.first())
+    lane.push_entry(lane.first())
 
 
 def no_entry_but_marked(rig: CacheRig, running: Running) -> None:
@@ -256,7 +256,7 @@ def free_what_a_row_names(rig: CacheRig, running: Running) -> None:
 
 
 def quarantine_what_a_row_names(rig: CacheRig, running: Running) -> None:
-    rig.allocator.quarantine(rig.pool.rows[running.kv.row, 20:24], [rig.allocator.fences.open()])
+    rig.allocator.quarantine(rig.pool.rows[running.kv.row, 20:24], [rig.allocator.fences.open_fence()])
 
 
 def row_names_a_page_of_the_tree(rig: CacheRig, running: Running) -> None:
@@ -330,17 +330,17 @@ def test_a_leak_and_a_surplus_are_told_apart() -> None:
     rig, running = healthy()
     account = conservation(rig.cache, rig.allocator, [])
     assert account.leaked == 16
-    with pytest.raises(InvariantError, match="nobody owns 16 tokens"):
+    with pytest.raises(InvariantError, match="16 tokens of the pool have no owner"):
         account.check()
     rig.cache.evictable_tokens += 20
-    with pytest.raises(InvariantError, match="owned twice: 20 tokens"):
+    with pytest.raises(InvariantError, match="20 tokens of the pool have two owners"):
         conservation(rig.cache, rig.allocator, [running.kv]).check()
 
 
 def test_a_single_token_can_leak() -> None:
     account = Account(free=9, evictable=1, protected=1, request_private=1, beam_private=1, quarantined=1, total=14)
     account.check()
-    with pytest.raises(InvariantError, match="nobody owns 1 tokens"):
+    with pytest.raises(InvariantError, match="1 tokens of the pool have no owner"):
         replace(account, total=15).check()
 
 

@@ -117,9 +117,9 @@ class TestStates:
         rig = CacheRig(page_size=page)
         leases = lease_table(rig, max_tokens=1024, max_leases=8)
         lease, _ = lease_of(rig, leases, tokens(20), 10.0)
-        assert leases.extend(lease, 50.0) and leases.expire(49.0) == 0
+        assert leases.extend_lease(lease, 50.0) and leases.expire(49.0) == 0
         leases.claim(lease, 1.0)
-        assert not leases.extend(lease, 90.0)
+        assert not leases.extend_lease(lease, 90.0)
 
 
 def test_the_least_valuable_breaks_first_and_claimed_ones_last() -> None:
@@ -213,7 +213,7 @@ def test_what_a_step_in_flight_writes_is_quarantined_until_it_is_done(ends_first
     assert rig.compute(running, 10)
     rig.publish(running)
     assert rig.extend(running, 15)
-    fence = rig.allocator.fences.open()
+    fence = rig.allocator.fences.open_fence()
     lease = leases.grant(running.kv, LeaseTerms(10.0, 0.0), written_by=fence)
     assert lease is not None
     if ends_first:
@@ -279,7 +279,7 @@ class TestCutsAndForks:
         rig = CacheRig(page_size=page)
         running = rig.start(tokens(50))
         assert rig.compute(running)
-        fence = rig.allocator.fences.open()
+        fence = rig.allocator.fences.open_fence()
         truncate(rig.cache, running.kv, 20, fence=fence)
         running.committed = 20
         assert rig.verify().quarantined == -(-50 // page) * page - -(-20 // page) * page

@@ -161,16 +161,16 @@ def test_room_for_one_that_brings_nothing_is_there_up_to_the_limit() -> None:
 
 def test_the_budget_says_whose_limit_would_be_broken() -> None:
     budget = LeaseBudget(1, max_tokens=10, max_leases=3, max_client_tokens=6, max_client_leases=2)
-    budget.add("a", 0, 3)
+    budget.add_lease("a", 0, 3)
     budget.tokens = 10
     assert [budget.exceeded_by("a", brought) for brought in (3, 4)] == [None, "client"]
     assert budget.exceeded_by("", 99) is None, "what it brings is held already"
     budget.tokens = 11
     assert budget.exceeded_by("b", 0) == budget.exceeded_by("", 0) == budget.exceeded_by("a", 3) == "all"
     budget.tokens = 0
-    budget.add("a", 1, 0)
+    budget.add_lease("a", 1, 0)
     assert budget.exceeded_by("a", 0) == "client" and budget.exceeded_by("b", 0) is None
-    budget.add("", 2, 0)
+    budget.add_lease("", 2, 0)
     assert budget.exceeded_by("b", 0) == "all"
     assert [budget.never_holds(client, 10) for client in ("", "a")] == [False, True] and budget.never_holds("", 11)
     budget.clear()

@@ -76,7 +76,7 @@ def test_expiry_and_breaking_equal_a_look_at_all_leases(seed: int, value: LeaseV
         elif action < 0.6:
             leases.unclaim(rng.choice(live), now)
         elif action < 0.68:
-            leases.extend(rng.choice(live), now + rng.randrange(60))
+            leases.extend_lease(rng.choice(live), now + rng.randrange(60))
         elif action < 0.73:
             leases.release(rng.choice(live))
         elif action < 0.78:
@@ -113,7 +113,7 @@ def test_a_value_that_has_fallen_is_seen_once_the_table_is_told() -> None:
     first, _, last = (rig.grant(99.0) for _ in range(3))
     assert rig.break_one(0.0) is first
     worth[2] = 0.0
-    assert rig.leases.extend(last, last.deadline)
+    assert rig.leases.extend_lease(last, last.deadline)
     assert rig.break_one(0.0) is last
 
 
@@ -138,7 +138,7 @@ def test_dead_entries_are_thrown_away() -> None:
     rig = LeaseRig(max_leases=8)
     kept = [rig.grant(1e9) for _ in range(4)]
     for number in range(2000):
-        assert rig.leases.extend(kept[number % 4], 1e9 - number)
+        assert rig.leases.extend_lease(kept[number % 4], 1e9 - number)
         assert rig.leases.claim(kept[3], 0.0)
         rig.leases.unclaim(kept[3], 0.0)
         lease = rig.grant(1e9, -1.0)  # has been idle for longer than the others
@@ -158,7 +158,7 @@ def test_the_heap_keeps_what_is_live_when_it_throws_dead_entries_away() -> None:
             keys.pop(serial, None)
         else:
             keys[serial] = float(rng.randrange(5))
-            heap.push(keys[serial], serial)
+            heap.push_entry(keys[serial], serial)
         assert heap.first() == min(((key, serial) for serial, key in keys.items()), default=None)
         assert len(heap) <= 2 * 30 + SPARE_ENTRIES
     while (first := heap.pop()) is not None:
@@ -174,7 +174,7 @@ def test_a_clean_up_comes_after_sixteen_dead_entries_and_one_for_each_live() -> 
     for number in range(100):
         serial = number if number < 10 else 0
         keys[serial] = float(number)
-        heap.push(keys[serial], serial)
+        heap.push_entry(keys[serial], serial)
         sizes.append(len(heap))
     assert sizes[:70] == [*range(1, 17), *range(10, 37), *range(10, 37)] and SPARE_ENTRIES == 16
 
@@ -198,7 +198,7 @@ def lose_its_place(rig: LeaseRig, lease: Lease) -> None:
 
 def value_it_unseen(rig: LeaseRig, lease: Lease) -> None:
     lease.value = (0.0,)
-    rig.leases.values.push(lease.value, lease.serial)
+    rig.leases.values.push_entry(lease.value, lease.serial)
 
 
 def lose_its_entry(rig: LeaseRig, lease: Lease) -> None:

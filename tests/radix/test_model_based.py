@@ -203,7 +203,7 @@ class Episode:
 
     def launch(self) -> int:
         """The fence of a step that is in flight for some operations."""
-        fence = self.rig.allocator.fences.open()
+        fence = self.rig.allocator.fences.open_fence()
         self.fences.append((self.step, fence))
         return fence
 

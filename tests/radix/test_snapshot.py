@@ -29,7 +29,7 @@ class Seen:
     def advance(self, steps: int) -> bool:
         """One slice; its rows must be what the tree holds now."""
         is_over, before = self.walk.advance(steps), len(self.rows)
-        taken = self.walk.take()
+        taken = self.walk.take_rows()
         self.rows = np.concatenate([self.rows, np.frombuffer(taken.rows, dtype=ROW)])
         self.heads += taken.heads
         self.names += taken.names
@@ -118,7 +118,7 @@ def test_a_quiet_tree_is_seen_whole(seed: int, page_size: int) -> None:
     assert seen.walk.complete and len(seen.rows) == len(nodes) == rig.cache.total_nodes
     heads = b"".join(nodes[serial].key[: 4 * HEAD_TOKENS] for serial in seen.rows["serial"].tolist())
     assert seen.heads == heads and {*seen.names} <= {"", "red", "blue"}
-    assert seen.walk.advance(5) and seen.walk.take().rows == b"", "it is over for good"
+    assert seen.walk.advance(5) and seen.walk.take_rows().rows == b"", "it is over for good"
 
 
 @PAGES

@@ -72,9 +72,9 @@ def test_match_splits_and_old_handles_keep_their_meaning() -> None:
 def test_find_reports_the_same_without_splitting() -> None:
     tree = RadixTree(2)
     leaf = add(tree, tree.root, ids(1, 2, 3, 4))
-    node, whole, partial, common = tree.find(tree.root, "", ids(1, 2, 3, 9))
+    node, whole, partial, common = tree.find_match(tree.root, "", ids(1, 2, 3, 9))
     assert (node, whole, partial, common) == (tree.root, 0, leaf, 8)
-    assert tree.find(tree.root, "", ids(1, 2, 3, 4, 5, 6)) == (leaf, 16, None, 0)
+    assert tree.find_match(tree.root, "", ids(1, 2, 3, 4, 5, 6)) == (leaf, 16, None, 0)
     assert tree.total_nodes == 1
 
 

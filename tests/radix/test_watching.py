@@ -39,7 +39,7 @@ class Listener:
 
 def listening(rig: CacheRig) -> Listener:
     listener = Listener()
-    rig.cache.watchers.add(listener)
+    rig.cache.watchers.add_watcher(listener)
     return listener
 
 

@@ -37,7 +37,7 @@ def test_every_number_is_the_one_of_its_name() -> None:
     counts = leases.counts
     counts.granted, counts.handed_off, counts.expired, counts.broken = 9, 10, 11, 12
     tiers = (TierStats("host", total_tokens=15),)
-    allocator.fences.open()
+    allocator.fences.open_fence()
     jobs = JobStats(jobs=18, pins=19)
     taken = take_stats(
         counters,

@@ -115,7 +115,7 @@ def test_a_file_of_another_model(pool: DiskPool, file: Path, tmp_path: Path) -> 
 def test_a_file_that_is_gone(pool: DiskPool, file: Path) -> None:
     fill(pool, [1])
     file.unlink()
-    pool.touch([KEY], TOUCH_S)  # goes unnoticed
+    pool.touch_blocks([KEY], TOUCH_S)  # goes unnoticed
     is_lost(pool, file, "missing")
     shutil.rmtree(file.parent)
     is_lost(pool, file, "missing")
@@ -156,7 +156,7 @@ def test_a_folder_in_the_place_of_a_file(pool: DiskPool, file: Path) -> None:
     (file / "theirs").touch()
     assert not holds(pool, KEY) and not pool.contains(KEY)
     assert pool.stats.failures["not_a_file"] == 1
-    assert not pool.put(KEY, payload_of(KEY), 0.0)
+    assert not pool.write_block(KEY, payload_of(KEY), 0.0)
     assert pool.stats.failures["write"] == 1
     fill(pool, [2])
     assert (file / "theirs").exists() and pool.used_bytes == ON_DISK
@@ -171,7 +171,7 @@ def test_a_link_in_the_place_of_a_subfolder(pool: DiskPool, file: Path, tmp_path
     file.parent.symlink_to(tmp_path / leads_to)
     assert not holds(pool, KEY) and not pool.contains(KEY)
     assert pool.stats.failures["not_a_file"] == 1 and pool.stats.failures["remove"] == 0 == pool.used_bytes
-    assert not pool.put(KEY, payload_of(KEY), 0.0)
+    assert not pool.write_block(KEY, payload_of(KEY), 0.0)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == [KEY.hex()]
     fill(pool, [2])
 
@@ -190,7 +190,7 @@ def test_a_folder_that_is_gone_is_not_made_again(pool: DiskPool, tmp_path: Path)
     """Its lock went with it: another server may have the place by now."""
     fill(pool, [1])
     shutil.rmtree(tmp_path / "kv")
-    assert not holds(pool, KEY) and not pool.put(KEY, payload_of(KEY), 0.0)
+    assert not holds(pool, KEY) and not pool.write_block(KEY, payload_of(KEY), 0.0)
     assert not (tmp_path / "kv").exists()
     assert (pool.stats.failures["missing"], pool.stats.failures["write"]) == (1, 1)
 

@@ -140,7 +140,7 @@ class TestFolder:
         open_up.chmod(0o710)
         open_pool(tmp_path).close()
         (message,) = caplog.messages
-        assert message.startswith(f"other users can get at {open_up} (mode 710, owner {os.geteuid()})")
+        assert message.startswith(f"other users can access {open_up} (mode 710, owner {os.geteuid()})")
 
     def test_a_folder_of_somebody_else(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
         tmp_path.chmod(0o700)
@@ -207,7 +207,7 @@ def test_a_pool_that_is_closed(tmp_path: Path) -> None:
     pool.close()
     successor = open_pool(tmp_path)
     pool.close()
-    assert not holds(pool, key_of(1)) and not pool.put(key_of(2), payload_of(key_of(2)), 0.0)
+    assert not holds(pool, key_of(1)) and not pool.write_block(key_of(2), payload_of(key_of(2)), 0.0)
     assert holds(successor, key_of(1)) and not successor.contains(key_of(2))
     successor.close()
 
@@ -299,7 +299,7 @@ class TestStart:
         pool.close()
         pool = open_pool(tmp_path, block_bytes=2 * BLOCK)
         assert len(pool) == 0 and not list(tmp_path.rglob("??/*"))
-        assert pool.put(key_of(1), payload_of(key_of(1), 2 * BLOCK), 0.0)
+        assert pool.write_block(key_of(1), payload_of(key_of(1), 2 * BLOCK), 0.0)
         pool.close()
 
     def test_a_pool_needs_neither_torch_nor_a_clock(self) -> None:

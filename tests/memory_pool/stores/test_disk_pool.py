@@ -82,7 +82,7 @@ def test_a_block_that_is_there_is_not_written_again(tmp_path: Path) -> None:
 def test_room_is_made_from_the_ends_of_sequences(tmp_path: Path) -> None:
     pool = open_pool(tmp_path, blocks=3)
     fill(pool, [1, 2, 3])
-    pool.touch([key_of(1), key_of(9), key_of(2), key_of(3)], 0.0)
+    pool.touch_blocks([key_of(1), key_of(9), key_of(2), key_of(3)], 0.0)
     assert pool.by_age() == [key_of(3), key_of(2), key_of(1)]
     pool.close()
 
@@ -109,7 +109,7 @@ def test_the_order_is_that_of_a_plain_model(capacity: int, steps: list[tuple[str
                 if key in model:
                     model.move_to_end(key)
             elif action == "touch":
-                pool.touch([key], 0.0)
+                pool.touch_blocks([key], 0.0)
                 if key in model:
                     model.move_to_end(key)
             else:
@@ -181,7 +181,7 @@ def test_models_share_a_folder(tmp_path: Path) -> None:
 def test_namespaces_and_fingerprints_do_not_reach_the_disk(tmp_path: Path) -> None:
     pool = open_pool(tmp_path, model=b"the-model")
     (key,) = block_keys(root_key(b"the-model", "secret-salt"), np.arange(8, dtype=np.int32), 8)
-    assert pool.put(key, np.zeros(BLOCK, dtype=np.uint8), 0.0)
+    assert pool.write_block(key, np.zeros(BLOCK, dtype=np.uint8), 0.0)
     for path in tmp_path.rglob("*"):
         data = str(path).encode() + (path.read_bytes() if path.is_file() else b"")
         assert b"secret-salt" not in data and b"the-model" not in data
@@ -204,11 +204,11 @@ class TestArguments:
         good = payload_of(key_of(1))
         for buffer in (good[:-1], np.append(good, good[:1]), np.repeat(good, 2)[::2]):
             with pytest.raises(ValueError, match="a buffer for a block is 5000 contiguous bytes"):
-                pool.put(key_of(1), buffer, 0.0)
+                pool.write_block(key_of(1), buffer, 0.0)
         fill(pool, [1])
         good.flags.writeable = False
         with pytest.raises(ValueError, match="contiguous, writable bytes"):
-            pool.get(key_of(1), good, 0.0)
+            pool.read_block(key_of(1), good, 0.0)
         pool.close()
 
     @pytest.mark.parametrize("size", [0, 19, 21])
@@ -216,6 +216,6 @@ class TestArguments:
         """Cut or padded, one would name the block of another."""
         pool = open_pool(tmp_path)
         with pytest.raises(ValueError, match=f"key has 20 bytes, not {size}"):
-            pool.put(bytes(size), payload_of(key_of(1)), 0.0)
+            pool.write_block(bytes(size), payload_of(key_of(1)), 0.0)
         assert len(pool) == 0 and not [path for path in tmp_path.rglob("??/*") if path.is_file()]
         pool.close()

@@ -31,7 +31,7 @@ def pool(tmp_path: Path) -> Iterator[DiskPool]:
 
 
 def put(pool: DiskPool, number: int, now: float = 0.0) -> bool:
-    return pool.put(key_of(number), payload_of(key_of(number)), now)
+    return pool.write_block(key_of(number), payload_of(key_of(number)), now)
 
 
 def fails_with(code: int):

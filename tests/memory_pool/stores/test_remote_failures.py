@@ -72,7 +72,7 @@ class TestServerThatDies:
         store = open_store(server.port)
         store.store_batch = 1
         some = blocks(store, 1, 2, 3)
-        assert store.put_many(keys(1, 2, 3), some, 0.0) == [True] * 3
+        assert store.write_blocks(keys(1, 2, 3), some, 0.0) == [True] * 3
 
         def die_after_two() -> bool:
             if some.accepted == [0, 1]:
@@ -80,7 +80,7 @@ class TestServerThatDies:
             return True
 
         some.wanted = die_after_two
-        assert store.get_many(keys(1, 2, 3), some, 0.0) == 2 and some.accepted == [0, 1]
+        assert store.read_blocks(keys(1, 2, 3), some, 0.0) == 2 and some.accepted == [0, 1]
         assert all(np.array_equal(room, payload) for room, payload in zip(some.rooms[:2], some.payloads))
         assert store.stats.failures["unreachable"] == 1 and (store.stats.hits, store.stats.misses) == (2, 1)
 
@@ -89,24 +89,24 @@ class TestServerThatDies:
     ) -> None:
         store = open_store(server.port)
         some = blocks(store, 1)
-        assert store.put_many(keys(1), some, 0.0) == [True]
+        assert store.write_blocks(keys(1), some, 0.0) == [True]
         server.stop()
         now = 100.0
         calls = [
-            lambda: store.get_many(keys(1), some, now),
-            lambda: store.find(keys(1), now),
-            lambda: store.put_many(keys(2), some, now) == [True],
+            lambda: store.read_blocks(keys(1), some, now),
+            lambda: store.find_blocks(keys(1), now),
+            lambda: store.write_blocks(keys(2), some, now) == [True],
         ]
         assert len(calls) == FAILURES_IN_ROW and not any(call() for call in calls)
         assert store.stats.failures["unreachable"] == 3 and store.stats.pauses == 1 and store.stats.skipped == 0
         server.start()
         now += PAUSE_S - 0.1
         assert not any(call() for call in calls)
-        store.touch(keys(1), now)
+        store.touch_blocks(keys(1), now)
         assert store.stats.skipped == 3 and store.stats.failures["unreachable"] == 3
         now += 0.1
-        assert store.put_many(keys(1), some, now) == [True]
-        assert store.get_many(keys(1), some, now) == 1
+        assert store.write_blocks(keys(1), some, now) == [True]
+        assert store.read_blocks(keys(1), some, now) == 1
         store.close()
         (record,) = caplog.records  # one in a minute
         assert f"the remote store at redis://127.0.0.1:{server.port}/0 fails: " in record.getMessage()
@@ -117,7 +117,7 @@ class TestServerThatDies:
         store = open_store(server.port)
         assert not store.connect(0.0)
         for now in (0.0, 0.0, 0.0, 1.0, PAUSE_S, PAUSE_S + 1, 2 * PAUSE_S, WARN_S):
-            assert store.find(keys(1), now) == 0
+            assert store.find_blocks(keys(1), now) == 0
         assert store.stats.failures["unreachable"] == 6 and store.stats.skipped == 3 and store.stats.pauses == 4
 
 
@@ -125,7 +125,7 @@ def test_a_server_that_never_answers(scripted: Callable[..., ScriptedServer]) ->
     server = scripted(lambda parts: b"")
     store = open_store(server.port, timeout_s=0.05)
     some = blocks(store, 1)
-    for call in (store.get_many, store.get_many, store.put_many, store.get_many, store.put_many):
+    for call in (store.read_blocks, store.read_blocks, store.write_blocks, store.read_blocks, store.write_blocks):
         assert call(keys(1), some, 5.0) in (0, [False])
     assert store.stats.failures["timeout"] == 3 == server.connections and store.stats.skipped == 2
     assert some.asked == [] == some.accepted  # nothing was gathered for it
@@ -136,12 +136,12 @@ def test_a_load_whose_time_is_up_in_the_middle_of_a_block(server: RedisServer) -
     """The rest of the block is not taken for the beginning of what comes next."""
     store = open_store(server.port, block_bytes=2 * SOCKET_BYTES)
     some = blocks(store, 1, 2)
-    assert store.put_many(keys(1, 2), some, 0.0) == [True] * 2
+    assert store.write_blocks(keys(1, 2), some, 0.0) == [True] * 2
     asked = iter([True, False])
     some.wanted = lambda: next(asked, False)
-    assert store.get_many(keys(1, 2), some, 0.0) == 0 and store.stats.failures["late"] == 1
+    assert store.read_blocks(keys(1, 2), some, 0.0) == 0 and store.stats.failures["late"] == 1
     some.wanted = lambda: True
-    assert store.get_many(keys(2, 1), some, 0.0) == 2
+    assert store.read_blocks(keys(2, 1), some, 0.0) == 2
     assert np.array_equal(some.rooms[0], some.payloads[1])
     store.close()
 
@@ -149,12 +149,12 @@ def test_a_load_whose_time_is_up_in_the_middle_of_a_block(server: RedisServer) -
 def test_loads_end_at_their_deadline(server: RedisServer) -> None:
     store = open_store(server.port)
     some = blocks(store, 1, 2, 3)
-    assert store.put_many(keys(1, 2, 3), some, 0.0) == [True] * 3
+    assert store.write_blocks(keys(1, 2, 3), some, 0.0) == [True] * 3
     some.wanted = lambda: len(some.accepted) < 2
-    assert store.get_many(keys(1, 2, 3), some, 0.0) == 2 and sum(store.stats.failures.values()) == 0
+    assert store.read_blocks(keys(1, 2, 3), some, 0.0) == 2 and sum(store.stats.failures.values()) == 0
     some.wanted = lambda: True
     some.rooms[0][:] = 0
-    assert store.get_many(keys(1), some, 0.0) == 1  # what had been asked for is not taken for it
+    assert store.read_blocks(keys(1), some, 0.0) == 1  # what had been asked for is not taken for it
     assert np.array_equal(some.rooms[0], some.payloads[0])
     store.close()
 
@@ -163,14 +163,14 @@ def test_loads_end_at_their_deadline(server: RedisServer) -> None:
 def test_what_is_no_redis(scripted: Callable[..., ScriptedServer], answer: bytes) -> None:
     store = open_store(scripted(lambda parts: answer).port, timeout_s=0.2)
     some = blocks(store, 1)
-    assert store.get_many(keys(1), some, 0.0) == 0 and store.put_many(keys(1), some, 0.0) == [False]
+    assert store.read_blocks(keys(1), some, 0.0) == 0 and store.write_blocks(keys(1), some, 0.0) == [False]
     assert sum(store.stats.failures.values()) == 2
     store.close()
 
 
 def test_replies_of_another_type(scripted: Callable[..., ScriptedServer]) -> None:
     store = open_store(scripted(lambda parts: b":5\r\n").port)
-    assert store.get_many(keys(1), blocks(store, 1), 0.0) == 0 and store.stats.failures["answer"] == 1
+    assert store.read_blocks(keys(1), blocks(store, 1), 0.0) == 0 and store.stats.failures["answer"] == 1
     store.close()
 
 
@@ -178,7 +178,7 @@ def test_a_value_of_another_type_is_removed(scripted: Callable[..., ScriptedServ
     wrong = b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
     server = scripted(lambda parts: wrong if parts[0] == b"GETRANGE" else b":1\r\n")
     store = open_store(server.port)
-    assert store.get_many(keys(1), blocks(store, 1), 0.0) == 0 and store.stats.failures["header"] == 1
+    assert store.read_blocks(keys(1), blocks(store, 1), 0.0) == 0 and store.stats.failures["header"] == 1
     assert [parts[0] for parts in server.commands] == [b"GETRANGE", b"GETRANGE", b"UNLINK"]
     assert server.commands[2][1] == server.commands[0][1] and server.connections == 1
     store.close()
@@ -190,10 +190,10 @@ def test_a_server_that_takes_no_more(scripted: Callable[..., ScriptedServer], ca
     server = scripted(lambda parts: {b"SET": full, b"EXISTS": b":0\r\n"}.get(parts[0], b"$0\r\n\r\n"))
     store = open_store(server.port)
     some = blocks(store, 1, 2)
-    assert store.put_many(keys(1, 2), some, 0.0) == [False] * 2 and some.asked == [0, 1]
-    assert store.put_many(keys(1), some, PAUSE_S - 1) == [False] and some.asked == [0, 1]
-    assert store.get_many(keys(1), some, 1.0) == 0 and store.stats.misses == 1 and store.stats.skipped == 1
-    assert store.put_many(keys(1), some, PAUSE_S) == [False] and some.asked == [0, 1, 0]
+    assert store.write_blocks(keys(1, 2), some, 0.0) == [False] * 2 and some.asked == [0, 1]
+    assert store.write_blocks(keys(1), some, PAUSE_S - 1) == [False] and some.asked == [0, 1]
+    assert store.read_blocks(keys(1), some, 1.0) == 0 and store.stats.misses == 1 and store.stats.skipped == 1
+    assert store.write_blocks(keys(1), some, PAUSE_S) == [False] and some.asked == [0, 1, 0]
     assert store.stats.failures["refused"] == 3 == sum(store.stats.failures.values()) and store.stats.pauses == 0
     (record,) = caplog.records
     assert "does not take a block of KV, and gets no other for 10 s: command not allowed" in record.getMessage()
@@ -217,7 +217,7 @@ class TestSecrets:
         with pytest.raises(RemoteStoreError, match=r"does not let us in: .*; check user, password") as caught:
             store.connect(0.0)
         assert server.commands == [[b"AUTH", b"baton", SECRET.encode()]]  # it was read as it should be
-        assert store.find(keys(1), 0.0) == 0 and store.stats.failures["login"] == 1  # later it is no end
+        assert store.find_blocks(keys(1), 0.0) == 0 and store.stats.failures["login"] == 1  # later it is no end
         told = str(caught.value) + caplog.text + store.address + repr(caught.value.__cause__)
         assert "127.0.0.1" in told and "hunter2" not in told
         store.close()
@@ -288,7 +288,7 @@ class TestArguments:
         server = scripted(lambda parts: b":0\r\n")
         store = open_store(server.port)
         with pytest.raises(ValueError, match="key has 20 bytes, not 19"):
-            store.put_many([bytes(19)], blocks(store, 1), 0.0)
+            store.write_blocks([bytes(19)], blocks(store, 1), 0.0)
         assert server.commands == []
         store.close()
 

@@ -48,14 +48,14 @@ def keys(*numbers: int) -> list[bytes]:
 
 def put(store: RemoteStore, *numbers: int, now: float = 0.0) -> list[bool]:
     payloads = [payload_of(key, store.block_bytes) for key in keys(*numbers)]
-    return store.put_many(keys(*numbers), Blocks(payloads), now)
+    return store.write_blocks(keys(*numbers), Blocks(payloads), now)
 
 
 def get(store: RemoteStore, *numbers: int, now: float = 0.0) -> int:
     """How many leading blocks the store gives; they must be the right ones."""
     rooms = [np.full(store.block_bytes, 85, dtype=np.uint8) for _ in numbers]
     blocks = Blocks((), rooms)
-    count = store.get_many(keys(*numbers), blocks, now)
+    count = store.read_blocks(keys(*numbers), blocks, now)
     assert blocks.accepted == list(range(count))
     for key, room in zip(keys(*numbers)[:count], rooms):
         assert np.array_equal(room, payload_of(key, store.block_bytes)), "a wrong block was handed out"
@@ -111,7 +111,7 @@ def test_values_are_as_documented(server: RedisServer, store: RemoteStore) -> No
 def test_namespaces_and_fingerprints_do_not_reach_the_server(server: RedisServer) -> None:
     store = RemoteStore(server.url, BLOCK, b"the-model")
     (key,) = block_keys(root_key(b"the-model", "secret-salt"), np.arange(8, dtype=np.int32), 8)
-    assert store.put_many([key], Blocks([np.zeros(BLOCK, dtype=np.uint8)]), 0.0) == [True]
+    assert store.write_blocks([key], Blocks([np.zeros(BLOCK, dtype=np.uint8)]), 0.0) == [True]
     with server.client() as client:
         assert client.keys() == [name_of(key, b"the-model")]
     data = name_of(key, b"the-model") + value_of(server, key, b"the-model")
@@ -132,13 +132,13 @@ def test_random_traffic_agrees_with_a_plain_model(server: RedisServer) -> None:
             case 2 | 3:
                 assert get(store, *numbers) == lead
             case 4:
-                assert store.find(keys(*numbers), 0.0) == lead
+                assert store.find_blocks(keys(*numbers), 0.0) == lead
             case 5 if rng.random() < 0.3:
                 with server.client() as client:
                     client.flushall()
                 there.clear()
             case _:
-                store.touch(keys(*numbers), 0.0)
+                store.touch_blocks(keys(*numbers), 0.0)
     assert not any(sum(store.stats.failures.values()) for store in stores)
     for store in stores:
         store.close()
@@ -161,7 +161,7 @@ class TestRoundTrips:
         assert put(store, *range(5)) == [True] * 5
         assert "".join(events).count("sr") == 2
         events.clear()
-        assert store.find(keys(*range(9)), 0.0) == 5 and "".join(events).count("sr") == 1 == events.count("s")
+        assert store.find_blocks(keys(*range(9)), 0.0) == 5 and "".join(events).count("sr") == 1 == events.count("s")
 
     def test_a_miss_costs_no_connection(self, store: RemoteStore) -> None:
         """What had been asked for beyond it is taken in."""
@@ -181,7 +181,7 @@ class TestSharing:
         other = RemoteStore(server.url, BLOCK, MODEL)
         assert put(store, 1, 2) == [True, True]
         blocks = Blocks([payload_of(key) for key in keys(1, 3, 2)])
-        assert other.put_many(keys(1, 3, 2), blocks, 0.0) == [True] * 3
+        assert other.write_blocks(keys(1, 3, 2), blocks, 0.0) == [True] * 3
         assert blocks.asked == [1]  # nor does it look at what the server has
         assert (other.stats.writes, other.stats.writes_present) == (1, 2)
         assert get(store, 1, 2, 3) == 3 and get(other, 1, 2, 3) == 3
@@ -189,7 +189,7 @@ class TestSharing:
 
     def test_models_do_not(self, server: RedisServer, store: RemoteStore) -> None:
         other = RemoteStore(server.url, BLOCK, b"another")
-        assert put(store, 1, 2) == [True] * 2 and other.find(keys(1), 0.0) == 0 and put(other, 1) == [True]
+        assert put(store, 1, 2) == [True] * 2 and other.find_blocks(keys(1), 0.0) == 0 and put(other, 1) == [True]
         assert store.contains(KEY) and get(other, 2) == 0
         other.close()
 
@@ -198,13 +198,13 @@ class TestWhatIsKnown:
     def test_it_follows_what_the_server_says(self, server: RedisServer, store: RemoteStore) -> None:
         other = RemoteStore(server.url, BLOCK, MODEL)
         assert put(other, 1, 2) == [True] * 2 and other.contains(KEY) and not store.contains(KEY)
-        assert store.find(keys(1), 0.0) == 1 and store.contains(KEY)
+        assert store.find_blocks(keys(1), 0.0) == 1 and store.contains(KEY)
         assert get(store, 2) == 1 and store.contains(key_of(2))
         with server.client() as client:
             client.flushall()
         assert store.contains(KEY) and store.contains(key_of(2))  # out of date
         assert get(store, 1) == 0 and not store.contains(KEY)
-        assert store.find(keys(2), 0.0) == 0 and not store.contains(key_of(2))
+        assert store.find_blocks(keys(2), 0.0) == 0 and not store.contains(key_of(2))
         other.close()
 
     def test_it_is_bounded(self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ class TestTimeToLive:
             for key in keys(1, 2, 3):
                 client.expire(name_of(key), 10)
             assert get(store, 1) == 1
-            store.touch(keys(2, 9), TOUCH_S)
+            store.touch_blocks(keys(2, 9), TOUCH_S)
             left = [client.ttl(name_of(key)) > 10 for key in keys(1, 2, 3)]
         assert left == [True, True, False]
         store.close()
@@ -232,7 +232,7 @@ class TestTimeToLive:
         replies = []
         receive = store._link.receive
         monkeypatch.setattr(store._link, "receive", lambda: replies.append(receive()))
-        store.touch(keys(1, 9, 2), TOUCH_S)
+        store.touch_blocks(keys(1, 9, 2), TOUCH_S)
         assert replies == [b"b", b"", b"b"] and store._link.pending == 0
 
     @pytest.mark.parametrize(("ttl_s", "often"), [(None, TOUCH_S), (1000, TOUCH_S), (100, 25.0)])
@@ -242,14 +242,16 @@ class TestTimeToLive:
         """Also by reads and writes; not by questions."""
         store = RemoteStore(server.url, BLOCK, MODEL, ttl_s=ttl_s)
         assert put(store, 1, 2, now=10.0) == [True] * 2 and get(store, 1, now=15.0) == 1
-        assert store.find(keys(1, 2), 20.0) == 2
+        assert store.find_blocks(keys(1, 2), 20.0) == 2
         told = []
-        monkeypatch.setattr(store._values, "use", lambda key, use=store._values.use: told.append(key) or use(key))
+        monkeypatch.setattr(
+            store._values, "touch_block", lambda key, touch=store._values.touch_block: told.append(key) or touch(key)
+        )
         for now, expected in ((9.9, []), (10.0, [2]), (14.9, []), (15.0, [1])):
-            store.touch(keys(1, 2), often + now)
+            store.touch_blocks(keys(1, 2), often + now)
             assert told == keys(*expected), now
             told.clear()
-        store.touch(keys(2, 1), 2 * often + 20.0)
+        store.touch_blocks(keys(2, 1), 2 * often + 20.0)
         assert told == keys(2, 1)
         store.close()
 
@@ -257,11 +259,11 @@ class TestTimeToLive:
         assert put(store, 1, 2) == [True] * 2
         with server.client() as client:
             client.delete(name_of(KEY))
-        store.touch(keys(1, 2, 3), TOUCH_S)
+        store.touch_blocks(keys(1, 2, 3), TOUCH_S)
         assert [store.contains(key) for key in keys(1, 2, 3)] == [False, True, False]
         with server.client() as client:
             client.lpush(name_of(key_of(3)), "no block")
-        store.touch(keys(3), TOUCH_S)  # it refuses to say
+        store.touch_blocks(keys(3), TOUCH_S)  # it refuses to say
         assert not store.contains(key_of(3)) and not any(store.stats.failures.values())
 
 

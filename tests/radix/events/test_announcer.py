@@ -75,7 +75,7 @@ class Episode:
             self.compare()
 
     def compare(self) -> None:
-        events = self.announcer.take()
+        events = self.announcer.take_events()
         self.events += len(events)
         self.mirror.apply(events)
         expected = blocks_in_tree(self.rig.cache, self.block)
@@ -116,7 +116,7 @@ class Episode:
             self.rig.end_disk(self.rng.choice(list(self.rig.orders)), self.rng.choice([0, 1, 1 << 30, 1 << 30]))
 
     def read(self) -> None:
-        if (found := self.rig.disk.find(*self.rng.choice(self.sent))) is not None:
+        if (found := self.rig.disk.find_blocks(*self.rng.choice(self.sent))) is not None:
             self.rig.disk.begin_read(found, 1.0)
 
     def drop(self) -> None:
@@ -178,24 +178,24 @@ def test_blocks_are_announced_when_their_last_page_arrives() -> None:
     running = rig.start(tokens(30))
     rig.compute(running, 7)
     rig.publish(running)
-    assert announcer.take() == []
+    assert announcer.take_events() == []
     rig.compute(running, 21)
     rig.publish(running)
-    [stored] = announcer.take()
+    [stored] = announcer.take_events()
     first, second = (slow_hash("", tokens(end).tobytes(), 8) for end in (8, 16))
     assert stored == BlocksStored(DEVICE, [first, second], None, tokens(16).tobytes())
     rig.compute(running, 24)
     rig.publish(running)
-    [more] = announcer.take()
+    [more] = announcer.take_events()
     third = slow_hash("", tokens(24).tobytes(), 8)
     assert more == BlocksStored(DEVICE, [third], second, tokens(8, 17).tobytes())
     rig.finish(running)
     rig.cache.evict(4)
-    assert announcer.take() == [BlocksRemoved(DEVICE, [third])]
+    assert announcer.take_events() == [BlocksRemoved(DEVICE, [third])]
     rig.cache.evict(4)
-    assert announcer.take() == []  # what is left of that block was not announced any more
+    assert announcer.take_events() == []  # what is left of that block was not announced any more
     rig.cache.evict(100)
-    assert announcer.take() == [BlocksRemoved(DEVICE, [second, first])]
+    assert announcer.take_events() == [BlocksRemoved(DEVICE, [second, first])]
 
 
 def test_namespaces_have_hashes_of_their_own() -> None:
@@ -203,14 +203,14 @@ def test_namespaces_have_hashes_of_their_own() -> None:
     announcer = announced(rig, 4)
     for namespace in ("", "alice", "bob"):
         rig.insert(tokens(9), namespace)
-    stored = announcer.take()
+    stored = announcer.take_events()
     assert [event.scope for event in stored if isinstance(event, BlocksStored)] == [
         "", scope_name("alice"), scope_name("bob")
     ]  # fmt: skip
     assert len({name for event in stored if isinstance(event, BlocksStored) for name in event.hashes}) == 6
     assert "alice" not in repr(stored) and len(scope_name("alice")) == 16 and scope_name("") == ""
     rig.insert(np.append(tokens(9), tokens(8, 50)), "alice")
-    [more] = announcer.take()
+    [more] = announcer.take_events()
     assert isinstance(more, BlocksStored) and more.scope == "" and more.parent is not None
 
 
@@ -220,15 +220,15 @@ def test_a_load_takes_the_hashes_from_the_host() -> None:
     rig.insert(tokens(16))
     rig.store_all()
     rig.cache.evict(16)
-    stored, copied, removed = announcer.take()
+    stored, copied, removed = announcer.take_events()
     assert isinstance(stored, BlocksStored) and isinstance(copied, BlocksStored) and isinstance(removed, BlocksRemoved)
     assert (copied.tier, copied.hashes, copied.ids) == (HOST, stored.hashes, stored.ids)
     assert removed == BlocksRemoved(DEVICE, stored.hashes[::-1])
     fence = rig.load(tokens(16))
     assert fence is not None
-    assert announcer.take() == [stored]
+    assert announcer.take_events() == [stored]
     rig.end(fence)
-    assert announcer.take() == []
+    assert announcer.take_events() == []
 
 
 def test_tiers_below_the_device_may_be_left_out() -> None:
@@ -238,7 +238,7 @@ def test_tiers_below_the_device_may_be_left_out() -> None:
     rig.store_all()
     rig.cache.evict(16)
     rig.tier.evict(16)
-    assert [event.tier for event in announcer.take() if not isinstance(event, AllCleared)] == [DEVICE, DEVICE]
+    assert [event.tier for event in announcer.take_events() if not isinstance(event, AllCleared)] == [DEVICE, DEVICE]
 
 
 def test_what_is_over_is_not_told_any_more() -> None:
@@ -246,7 +246,7 @@ def test_what_is_over_is_not_told_any_more() -> None:
     announcer = announced(rig, 1)
     rig.insert(int32(1, 2, 3))
     assert rig.cache.reset()
-    assert announcer.take() == [AllCleared()]
+    assert announcer.take_events() == [AllCleared()]
 
 
 def test_what_goes_on_below_a_hidden_path_is_not_announced() -> None:
@@ -256,17 +256,17 @@ def test_what_goes_on_below_a_hidden_path_is_not_announced() -> None:
     rig.compute(running, 5)
     rig.publish(running)
     drop_path(rig.cache, running.kv.open_node(), 3)
-    stored, removed = announcer.take()
+    stored, removed = announcer.take_events()
     assert isinstance(stored, BlocksStored) and removed == BlocksRemoved(DEVICE, stored.hashes[1:])
     rig.compute(running, 12)
     rig.publish(running)  # below what is hidden
-    assert announcer.take() == []
+    assert announcer.take_events() == []
     rig.insert(tokens(12))
-    [again] = announcer.take()
+    [again] = announcer.take_events()
     assert isinstance(again, BlocksStored) and again.hashes[0] == stored.hashes[1] and len(again.hashes) == 5
     rig.finish(running)
     rig.cache.evict(9)
-    assert all(isinstance(event, BlocksRemoved) for event in announcer.take())
+    assert all(isinstance(event, BlocksRemoved) for event in announcer.take_events())
 
 
 def test_blocks_are_whole_pages() -> None:

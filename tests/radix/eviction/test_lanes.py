@@ -24,11 +24,11 @@ def test_whatever_comes_late_is_taken_in_order(seed: int) -> None:
     entries = [(rng.randrange(50), number, a_leaf(tree, number)) for number in range(200)]
     taken: list[int] = []
     for entry in entries:
-        lane.push(entry)
+        lane.push_entry(entry)
         if rng.random() < 0.3:
             assert lane.first()[0] == min(waiting[0] for waiting in lane)
-            taken.append(lane.take()[1])
-    rest = [lane.take() for _ in range(len(entries) - len(taken))]
+            taken.append(lane.pop_entry()[1])
+    rest = [lane.pop_entry() for _ in range(len(entries) - len(taken))]
     assert not lane and rest == sorted(rest)
     assert sorted(taken + [serial for _, serial, _ in rest]) == list(range(200))
 
@@ -38,7 +38,7 @@ def test_removed_nodes_are_let_go() -> None:
     kept, gone, late = a_leaf(tree, 1, 5), a_leaf(tree, 2, 6), a_leaf(tree, 3, 2)
     for node in (kept, gone, late):
         node.entry = (node.last_access, node.serial, node)
-        lane.push(node.entry)
+        lane.push_entry(node.entry)
     tree.remove_leaves([gone, late])
     lane.forget_removed()
     assert [entry[2] for entry in lane] == [kept]
@@ -49,10 +49,10 @@ def test_a_leaf_that_is_wanted_again_after_all_has_one_entry() -> None:
     """Its rank may be what it was before it was to go early, so a rank does not tell its entries apart."""
     tree, order = RadixTree(1), EvictionOrder(OneLane(RANKS["fifo"]))
     first, revived = a_leaf(tree, 1), a_leaf(tree, 2, 7)
-    order.add(first)
-    order.add(revived)
+    order.push_leaf(first)
+    order.push_leaf(revived)
     revived.last_access = 0
-    order.add(revived)
+    order.push_leaf(revived)
     revived.last_access = 9
     assert order.pop() is first  # and the early entry has been put back
     assert [node for _, node in order.entries()] == [revived]

@@ -25,8 +25,8 @@ def test_order_corrects_times_when_it_must_and_not_before() -> None:
     tree, order = RadixTree(1), EvictionOrder(OneLane(lru))
     a, b, c = leaves(tree, 3)
     for node in (a, b, c):
-        order.add(node)
-        order.add(node)  # a second call adds no second entry
+        order.push_leaf(node)
+        order.push_leaf(node)  # a second call adds no second entry
     a.last_access = 10
     assert sorted(time for time, _ in order.entries()) == [0, 1, 2]
     assert [order.pop(), order.pop(), order.pop(), order.pop()] == [b, c, a, None]
@@ -37,17 +37,17 @@ def test_locked_inner_and_removed_nodes_are_passed_over_and_may_come_back() -> N
     tree, order = RadixTree(1), EvictionOrder(OneLane(lru))
     locked, inner, removed, leaf = leaves(tree, 4)
     for node in (locked, inner, removed, leaf):
-        order.add(node)
+        order.push_leaf(node)
     locked.lock_ref = 1
     child = tree.add_leaf(inner, "", tokens(9).tobytes(), tokens(99), 9)
     tree.remove_leaves([removed])
     assert order.pop() is leaf
     assert order.pop() is None
     locked.lock_ref = 0
-    order.add(locked)
+    order.push_leaf(locked)
     assert order.pop() is locked
     tree.remove_leaves([child])
-    order.add(inner)
+    order.push_leaf(inner)
     assert order.pop() is inner
 
 
@@ -174,7 +174,7 @@ def test_100_000_leaves_go_in_order() -> None:
     tree, order = RadixTree(1), EvictionOrder(OneLane(lru))
     nodes = list(leaves(tree, count))
     for node in nodes:
-        order.add(node)
+        order.push_leaf(node)
     for node in nodes[::2]:
         node.last_access += count
     popped = [order.pop() for _ in range(count)]

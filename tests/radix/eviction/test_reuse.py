@@ -34,7 +34,7 @@ def test_what_was_given_up_counts_only_for_as_long_as_it_lay() -> None:
     """Three spells: used again after 4, given up after 16, used again after 64 ticks."""
     spells = Spells()
     for idle, reused in ((4, True), (16, False), (64, True)):
-        spells.add(bucket_of(idle), reused)
+        spells.count_spell(bucket_of(idle), reused)
     chances = spells.chances([0.0] * BUCKETS, 1e-9)
     assert chances[bucket_of(4)] == pytest.approx(1 / 3)
     assert chances[bucket_of(16)] == 0
@@ -44,9 +44,9 @@ def test_what_was_given_up_counts_only_for_as_long_as_it_lay() -> None:
 def test_counts_are_halved_in_time() -> None:
     spells = Spells()
     for _ in range(MOST_SPELLS):
-        spells.add(3, False)
+        spells.count_spell(3, False)
     for _ in range(MOST_SPELLS):
-        spells.add(3, True)
+        spells.count_spell(3, True)
     assert spells.total <= MOST_SPELLS and sum(spells.ends) == pytest.approx(spells.total)
     assert spells.chances([0.0] * BUCKETS, 1e-9)[3] > 0.6, "the newer half counts more"
 
@@ -64,10 +64,10 @@ def test_while_nothing_is_known_the_longest_idle_is_worth_least() -> None:
 def test_a_class_that_comes_back_is_worth_more_and_its_kind_a_little() -> None:
     learned = reuse()
     before = learned.value(0, 100)
-    changed = [learned.ended(0, 120, reused=True) for _ in range(100)]
+    changed = [learned.end_spell(0, 120, reused=True) for _ in range(100)]
     assert 5 < sum(changed) < 40, "it is valued anew once there is news enough"
     for _ in range(8):
-        learned.ended(1, 1, reused=True)  # says nothing of who lies idle for 100 ticks
+        learned.end_spell(1, 1, reused=True)  # says nothing of who lies idle for 100 ticks
     assert learned.value(0, 100) > learned.value(1, 100) > before == learned.value(2, 100)
 
 
@@ -75,5 +75,5 @@ def test_a_class_that_does_not_come_back_is_worth_less() -> None:
     learned = reuse()
     before = learned.value(0, 100)
     for _ in range(100):
-        learned.ended(0, 5_000, reused=False)
+        learned.end_spell(0, 5_000, reused=False)
     assert learned.value(0, 100) < before / 4

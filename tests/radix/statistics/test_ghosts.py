@@ -172,7 +172,7 @@ def test_never_more_than_a_slow_twin_finds(seed: int, page_size: int) -> None:
         def cleared(self) -> None:
             gone.clear()
 
-    rig.cache.watchers.add(Twin())
+    rig.cache.watchers.add_watcher(Twin())
     found = 0
     for _ in range(150):
         stem = [1 + rng.randrange(2)] * page_size * rng.randrange(1, 5)

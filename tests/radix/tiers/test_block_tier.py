@@ -26,7 +26,7 @@ def forget_all(rig: DiskRig) -> None:
 
 def read(rig: DiskRig, ids: np.ndarray, namespace: str = "") -> int | None:
     """Order what the disk has of ``ids``; the fence."""
-    found = rig.disk.find(namespace, ids)
+    found = rig.disk.find_blocks(namespace, ids)
     if found is None or found.under_way:
         return None
     fence = rig.disk.begin_read(found, timeout=1.0)
@@ -59,14 +59,14 @@ def test_only_what_is_nowhere_else_is_read(page: int) -> None:
     rig = DiskRig(16, page_size=page)
     rig.insert(tokens(64))
     rig.to_disk()
-    assert rig.disk.find("", tokens(200)) is None, "all that is on disk is here too"
+    assert rig.disk.find_blocks("", tokens(200)) is None, "all that is on disk is here too"
     forget_all(rig)
     rig.insert(tokens(32))
     rig.store_all()
-    found = rig.disk.find("", tokens(200))
+    found = rig.disk.find_blocks("", tokens(200))
     assert found is not None and (found.first, len(found.keys), found.gain) == (2, 2, 32)
-    assert rig.disk.find("", tokens(47)) is None, "no whole block more"
-    assert rig.disk.find("other", tokens(200)) is None and rig.disk.find("", tokens(200, first=2)) is None
+    assert rig.disk.find_blocks("", tokens(47)) is None, "no whole block more"
+    assert rig.disk.find_blocks("other", tokens(200)) is None and rig.disk.find_blocks("", tokens(200, first=2)) is None
 
 
 @PAGES
@@ -78,11 +78,11 @@ def test_one_block_is_read_once_at_a_time(page: int) -> None:
     fence = read(rig, tokens(64))
     assert fence is not None
     for count in (64, 48, 16):
-        found = rig.disk.find("", tokens(count))
+        found = rig.disk.find_blocks("", tokens(count))
         assert found is not None and found.under_way == fence
     rig.end_disk(fence, most=1)
     rig.check()
-    found = rig.disk.find("", tokens(64))
+    found = rig.disk.find_blocks("", tokens(64))
     assert found is not None and not found.under_way and found.first == 1, "the rest may be tried again"
 
 
@@ -225,7 +225,7 @@ def test_a_failed_write_is_none(page: int) -> None:
         rig.end_disk(fence, most=0)
     assert rig.disk.counts.failed_writes == 32
     forget_all(rig)
-    assert rig.disk.find("", tokens(32)) is None
+    assert rig.disk.find_blocks("", tokens(32)) is None
 
 
 @PAGES

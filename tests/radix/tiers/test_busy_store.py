@@ -95,7 +95,7 @@ def test_a_read_does_not_push_out_what_it_goes_on_from() -> None:
     rig.insert(tokens(32, first=200))
     rig.insert(tokens(32, first=300))
     rig.store_all()  # used later than the rest of the first, and the host is full
-    found = rig.disk.find("", tokens(64))
+    found = rig.disk.find_blocks("", tokens(64))
     assert found is not None and found.first == 2
     fence = rig.disk.begin_read(found, timeout=1.0)
     assert fence is not None

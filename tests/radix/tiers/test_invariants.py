@@ -107,7 +107,7 @@ def page_of_the_host_of_a_node_and_a_read(rig: DiskRig, stem: TreeNode, away: Tr
     rig.tier.evict(1000)
     rig.insert(tokens(4, 300))
     rig.store_all()
-    found = rig.disk.find("", tokens(20))
+    found = rig.disk.find_blocks("", tokens(20))
     assert found is not None
     fence = rig.disk.begin_read(found, timeout=1.0)
     assert fence is not None
@@ -134,7 +134,7 @@ def write_with_a_closed_fence(rig: DiskRig, stem: TreeNode, away: TreeNode, bran
     rig.insert(tokens(4, 50))
     rig.store_all()
     rig.pump_disk()
-    rig.host_allocator.fences.close(next(iter(rig.disk.writing)))
+    rig.host_allocator.fences.close_fence(next(iter(rig.disk.writing)))
 
 
 def block_name_missing(rig: DiskRig, stem: TreeNode, away: TreeNode, branch: TreeNode) -> None:

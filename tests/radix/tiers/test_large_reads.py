@@ -24,7 +24,7 @@ def rig_with(host_tokens: int, page: int, stored: int = 160) -> DiskRig:
 
 
 def begin(rig: DiskRig, ids: np.ndarray) -> BlockRead | None:
-    found = rig.disk.find("", ids)
+    found = rig.disk.find_blocks("", ids)
     assert found is not None
     fence = rig.disk.begin_read(found, timeout=1.0)
     rig.check()
@@ -128,8 +128,8 @@ def test_another_can_join_what_is_read_and_go_on_from_there(page: int) -> None:
     rig = rig_with(host_tokens=64, page=page)
     order = begin(rig, tokens(160))
     assert order is not None
-    again = rig.disk.find("", tokens(100))
+    again = rig.disk.find_blocks("", tokens(100))
     assert again is not None and again.under_way == order.fence
     end(rig, order)
-    rest = rig.disk.find("", tokens(160))
+    rest = rig.disk.find_blocks("", tokens(160))
     assert rest is not None and not rest.under_way and rest.first == 4

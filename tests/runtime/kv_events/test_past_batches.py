@@ -51,7 +51,7 @@ def test_every_answer_leads_to_what_is_there(seed: int, max_bytes: int) -> None:
                 assert replayed(past, first, mirror) == max(first, number) - 1
                 assert {t: on for t, on in mirror.on.items() if on} == {t: on for t, on in now.on.items() if on}
                 followers += [(number, mirror), (0, BlockMirror(2))][: 1 if len(followers) > 4 else 2]
-        if events := announcer.take():
+        if events := announcer.take_events():
             now.apply(events)
             past.add(number, packer.payload(events, 0.0), events)
             number += 1

@@ -53,7 +53,7 @@ def test_pages_in_the_wrong_order_are_not_one_piece(pool: DiskPool) -> None:
     assert np.array_equal(memory[[3, 2]].reshape(-1), payload_of(key_of(1)))
     assert io.store(key_of(2), np.array([3, 2]), "store") and collect(io, 1) == [("store", 1)]
     into = np.zeros(BLOCK, dtype=np.uint8)
-    assert pool.get(key_of(2), into, 0.0) and np.array_equal(into, payload_of(key_of(1))) and io.close(60)
+    assert pool.read_block(key_of(2), into, 0.0) and np.array_equal(into, payload_of(key_of(1))) and io.close(60)
 
 
 def test_a_load_ends_at_the_first_block_that_is_not_there(io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
@@ -154,19 +154,19 @@ class Batches:
     def size(self) -> None:
         """It does not know."""
 
-    def find(self, keys: Sequence[bytes], now: float) -> int:
+    def find_blocks(self, keys: Sequence[bytes], now: float) -> int:
         return len(keys)
 
-    def get_many(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
+    def read_blocks(self, keys: Sequence[bytes], target: BlockTarget, now: float) -> int:
         assert self.open.wait(60)
         return 0
 
-    def put_many(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
+    def write_blocks(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
         self.batches.append([*keys])
         self.payloads += [bytes(source.block(index)) for index in range(len(keys))]
         return [key != key_of(3) for key in keys]
 
-    def touch(self, keys: Sequence[bytes], now: float) -> None:
+    def touch_blocks(self, keys: Sequence[bytes], now: float) -> None:
         self.batches.append([b"touch"])
 
     def close(self) -> None: ...

@@ -117,7 +117,7 @@ def test_the_pool_goes_by_the_clock_it_was_given(pool: DiskPool, memory, tmp_pat
     assert file_of(tmp_path, key_of(1)).stat().st_mtime != 1
 
 
-@pytest.mark.parametrize("call", ["get_many", "put_many", "touch"])
+@pytest.mark.parametrize("call", ["read_blocks", "write_blocks", "touch_blocks"])
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, SystemExit])
 def test_a_thread_that_dies_leaves_nobody_waiting(
     gate: Gate, io: BlockIO, pool: DiskPool, memory, monkeypatch, caplog: pytest.LogCaptureFixture, call: str, error
@@ -141,7 +141,7 @@ def test_a_thread_that_dies_leaves_nobody_waiting(
 
 def test_a_thread_that_dies_wakes_its_owner(pool: DiskPool, memory: np.ndarray, monkeypatch, caplog) -> None:
     woken = threading.Event()
-    monkeypatch.setattr(DiskPool, "put_many", None)
+    monkeypatch.setattr(DiskPool, "write_blocks", None)
     io = BlockIO(pool, memory, BLOCK, wake=woken.set)
     assert store(io, memory, 1) and woken.wait(60) and brief(io.poll()) == [(1, 0)] and len(caplog.records) == 1
     assert io.close(60)

@@ -99,8 +99,8 @@ def test_each_order_comes_back_once(tier_io: TierIO, pool: DiskPool, memory: np.
     assert found[7] == Ended(7, True, 0.5)
     assert [blocks(found[fence]) for fence in (8, 9, 10)] == [2, 2, 1] and len(found) == 4
     into = np.empty(pool.block_bytes, dtype=np.uint8)
-    assert pool.get(key_of(4), into, 0.0) and (into == memory[31:36].reshape(-1)).all()
-    assert pool.get(key_of(2), into, 0.0) and (into == memory[16:21].reshape(-1)).all()
+    assert pool.read_block(key_of(4), into, 0.0) and (into == memory[31:36].reshape(-1)).all()
+    assert pool.read_block(key_of(2), into, 0.0) and (into == memory[16:21].reshape(-1)).all()
 
 
 def test_what_is_there_or_not_accepted_is_over_at_once(tier_io: TierIO, pool: DiskPool) -> None:

@@ -371,7 +371,7 @@ def test_everything_adds_up(options: dict[str, Any]) -> None:
         simulation.harness.check_every = 10
         statistics, page_size = simulation.harness.scheduler._cache_statistics, simulation.harness.config.page_size
         twin = Twin(statistics, page_size)
-        simulation.harness.cache.watchers.add(twin)
+        simulation.harness.cache.watchers.add_watcher(twin)
         simulation.run(steps=150)
         found = check(simulation, twin)
         seen += found.hits

@@ -211,7 +211,7 @@ class TestLeases:
         assert scene.memory.extend(request, 49, 0.0) is not None
         if in_flight:
             request.scheduled_len = 49
-        fence = scene.memory.allocator.fences.open()
+        fence = scene.memory.allocator.fences.open_fence()
         lease, _ = scene.memory.retain(request, 60, TERMS, fence)
         assert (lease is not None) is (ratio == 0.5)
         assert request.kv is None and request.committed_len == request.scheduled_len == 0

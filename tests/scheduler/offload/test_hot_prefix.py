@@ -29,11 +29,11 @@ class BlocksOnDisk(FakeBlocks, MutableMapping[bytes, np.ndarray]):
 
     def __getitem__(self, key: bytes) -> np.ndarray:
         block = np.zeros(BLOCK, dtype=np.uint64)
-        assert self.pool.get(key, block.view(np.uint8), 0.0)
+        assert self.pool.read_block(key, block.view(np.uint8), 0.0)
         return block
 
     def __setitem__(self, key: bytes, block: np.ndarray) -> None:
-        assert self.pool.put(key, block.view(np.uint8), 0.0)
+        assert self.pool.write_block(key, block.view(np.uint8), 0.0)
 
     def __delitem__(self, key: bytes) -> None:
         raise NotImplementedError
@@ -48,7 +48,7 @@ class BlocksOnDisk(FakeBlocks, MutableMapping[bytes, np.ndarray]):
         return iter(self.pool.by_age())
 
     def touch(self, keys: tuple[bytes, ...]) -> None:
-        self.pool.touch(keys, 0.0)
+        self.pool.touch_blocks(keys, 0.0)
 
     def size(self) -> StoreSize:
         return self.pool.size()
