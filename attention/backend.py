@@ -53,9 +53,9 @@ class AttentionBatch:
     extend_lens: np.ndarray
     """int32 [bs], host; all 1 in a decode step."""
     pad_row: int
-    """A row of req_to_token whose entries are all the padding slot."""
+    """A row of req_to_token filled with the padding slot."""
     shared: list[SharedPrefix] = field(default_factory=list)
-    """Disjoint groups whose prefix a backend may read once; it may also ignore them."""
+    """Disjoint groups; a backend may read each one's prefix once, or ignore them."""
 
 
 class AttentionBackend(Protocol):
@@ -69,7 +69,7 @@ class AttentionBackend(Protocol):
         ...
 
     def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
-        """Attend causally over prefix and new tokens, whose K and V are in the pool already.
+        """Attend causally over prefix and new tokens; their K and V are in the pool already.
 
         q: [tokens, num_heads, head_dim], heads and coordinates contiguous, rows possibly strided. Returns
         [tokens, num_heads, head_dim], contiguous.
@@ -87,15 +87,15 @@ class GraphAttention(AttentionBackend, Protocol):
 
 @runtime_checkable
 class GraphBackend(AttentionBackend, Protocol):
-    """A backend whose steps can be captured. Their batches are padded to the shape with sequences over the padding row;
-    such a sequence may have one new token, none, or all that are missing."""
+    """A backend with steps that can be captured. Their batches are padded to the shape with sequences over the padding
+    row; such a sequence may have one new token, none, or all that are missing."""
 
     def graph_kind(self, batch: AttentionBatch) -> GraphKind:
         """The kind of graph that would compute this step (not padded)."""
         ...
 
     def fits_graph(self, batch: AttentionBatch, shape: GraphShape) -> bool:
-        """Do the shape's buffers hold this step? Does not compare the numbers of tokens and sequences."""
+        """True if the shape's buffers hold this step. Does not compare the numbers of tokens and sequences."""
         ...
 
     def open_graph(self, shape: GraphShape) -> GraphAttention:

@@ -76,7 +76,7 @@ def whole(batch: AttentionBatch, window: int | None, page_size: int) -> PagedSeq
 
 
 def useful_groups(batch: AttentionBatch, window: int | None, page_size: int) -> list[SharedPrefix]:
-    """Groups whose queries all see the whole prefix, cut to whole pages; groups left without a page drop out."""
+    """Groups in which all queries see the whole prefix, cut to whole pages; groups left without a page drop out."""
     groups = []
     for group in batch.shared:
         length = group.length // page_size * page_size

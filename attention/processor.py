@@ -1,6 +1,6 @@
-"""The arithmetic that the processor has, by features: asked here, and nowhere else by the name of a product.
+"""The arithmetic of the processor, by features. Nothing else asks for it, and nothing goes by the name of a product.
 
-For tests, and for users who want to know how another machine would behave, BATON_CPU_FEATURES lowers it to a level:
+For tests, and to see how another machine would behave, BATON_CPU_FEATURES lowers it to a level:
 
     avx2      256-bit vectors; neither pairs nor conversions of bfloat16, and oneDNN packs none
     avx512    512-bit vectors, without arithmetic for bfloat16 or float16
@@ -78,7 +78,7 @@ def is_x86() -> bool:
 
 
 def level() -> Level | None:
-    """To which the processor is lowered; None if it is not. Raises UnknownLevelError."""
+    """The level to which the processor is lowered; None if it is not. Raises UnknownLevelError."""
     name = os.environ.get(VARIABLE, "")
     if not name or not is_x86():
         return None
@@ -89,15 +89,15 @@ def level() -> Level | None:
 
 @cache
 def features() -> frozenset[str]:
-    """What the processor has, as torch's `cpu.get_capabilities` names it ("avx2", "avx512_bf16", "neon", …), less what
-    it is lowered by. The same in all threads for as long as the process lives."""
+    """The features of the processor, as torch's `cpu.get_capabilities` names them ("avx2", "avx512_bf16", "neon", …),
+    less those that its level lacks. The same in all threads for as long as the process lives."""
     lowered = level()
     lacks = lowered.lacks if lowered is not None else ()
     return frozenset(name for name in _of_the_processor() if not name.startswith(lacks))
 
 
 def packs(dtype: torch.dtype) -> bool:
-    """Has oneDNN kernels for packed weights of this dtype? Where features tell nothing, torch's own answer."""
+    """True if oneDNN has kernels for packed weights of this dtype. Where features do not tell, torch's own answer."""
     kind = str(dtype).removeprefix("torch.")
     if kind not in ("bfloat16", "float16"):
         return True
@@ -113,8 +113,8 @@ def packs(dtype: torch.dtype) -> bool:
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Are matrix products of this dtype worth computing as they are? If not, they take several times as long as in
-    float32. True where features tell nothing."""
+    """True if matrix products of this dtype are worth computing as they are; otherwise they take several times as long
+    as in float32. True where features do not tell."""
     kind = str(dtype).removeprefix("torch.")
     if kind not in ("bfloat16", "float16") or not is_x86():
         return True

@@ -19,7 +19,7 @@ def build_kv_indices(
 
     req_to_token: int32 [rows, max_context]; rows, starts: int32 [n], each sequence's row and the position where it
     begins, a multiple of page_size; kv_indptr: int32 [n + 1]; out: int32 [kv_indptr[n]]. most_pages: the most pages of
-    one sequence, for kernels whose grid the host must know. This is the oracle of triton_kv_indices.py.
+    one sequence; a kernel needs it on the host to size its grid. This is the oracle of triton_kv_indices.py.
     """
     counts = kv_indptr[1:] - kv_indptr[:-1]
     sequence = torch.repeat_interleave(counts, output_size=len(out))  # with the length given, nothing waits for it

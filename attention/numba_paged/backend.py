@@ -51,7 +51,7 @@ OF_A_TASK = np.array([number for number in range(ARGUMENTS) if number not in OF_
 
 @dataclass(slots=True)
 class _Task:
-    """What layers of one kind share in a step."""
+    """The work that layers of one kind share in a step."""
 
     work: Work
     arguments: np.ndarray
@@ -60,7 +60,7 @@ class _Task:
     """int64 [groups]: pieces of each."""
     threads: int
     kept: tuple[torch.Tensor, torch.Tensor]
-    """Memory whose addresses are among the arguments."""
+    """Keeps alive the memory that the arguments point to."""
 
 
 class _Calls:
@@ -73,7 +73,7 @@ class _Calls:
         self.calls = [call.copied_to(row) for row in self._arguments]
 
     def place(self, number: int, spec: AttentionSpec, pool: MHAKVPool, q: torch.Tensor, out: torch.Tensor) -> Call:
-        """Say where everything lies, and return the call. q and out: float32 [tokens, heads, head_dim]."""
+        """Set the addresses of one layer, and return its call. q and out: float32 [tokens, heads, head_dim]."""
         call = self.calls[number]
         a, k, v = call.arguments, pool.k[spec.layer_id], pool.v[spec.layer_id]
         a[args.QUERIES], a[args.QUERY_STEP] = q.data_ptr(), 4 * q.stride(0)
@@ -83,7 +83,7 @@ class _Calls:
         return call
 
     def start_task(self, task: _Task) -> None:
-        """Say what there is to do; nothing of it has been done."""
+        """Set the work of a new task; none of it is done yet."""
         count = len(self._arguments)
         self._arguments[:, OF_A_TASK] = task.arguments[OF_A_TASK]
         if len(task.group_sizes):
@@ -91,7 +91,7 @@ class _Calls:
             self._arguments[:, args.LEFT] = self._left.ctypes.data + self._left.strides[0] * np.arange(count)
 
     def restart_task(self, task: _Task) -> None:
-        """As `start_task`, for the same task."""
+        """As `start_task`, for the same task once more."""
         self._arguments[:, [args.NEXT, args.TICKET]] = 0
         if len(task.group_sizes):
             self._left[:] = task.group_sizes
@@ -259,11 +259,11 @@ class RecordedAttention:
         self._tasks: list[_Task] = []
 
     def plan(self, batch: AttentionBatch) -> None:
-        """See AttentionBackend.plan: tells every layer what there is to do."""
-        everyone = np.ones(len(batch.extend_lens), dtype=bool)
+        """See AttentionBackend.plan: gives every layer its work."""
+        all_sequences = np.ones(len(batch.extend_lens), dtype=bool)
         self._tasks = []  # kept while they are run
         for kind, calls in self._calls.items():
-            task = self._planner.prepare(batch, everyone, self._of_kind[kind][0])
+            task = self._planner.prepare(batch, all_sequences, self._of_kind[kind][0])
             self._tasks.append(task)
             calls.start_task(task)
 

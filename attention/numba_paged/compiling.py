@@ -21,7 +21,7 @@ SIGNATURE = "void(int64)"
 
 def compiled(function: Callable[[Any], None]) -> Any:
     """A Numba cfunc ``void(address of its arguments)`` that needs no GIL. The first time takes a second or two; where
-    Numba finds a folder to write to, later processes take a tenth. What cannot be read there is made anew."""
+    Numba finds a folder to write to, later processes take a tenth. A cache that cannot be read is rebuilt."""
     try:
         return cfunc(SIGNATURE, cache=True)(function)
     except RuntimeError:  # Numba finds no folder that it may write to
@@ -38,10 +38,10 @@ def compiled(function: Callable[[Any], None]) -> Any:
 @cache
 def _warn(folder: str, reason: str) -> None:
     """Once for each reason."""
-    logger.warning("compiled kernels are not to be had from %s, so they are compiled again: %s", folder, reason)
+    logger.warning("cannot load the compiled-kernel cache in %s; recompiling: %s", folder, reason)
 
 
 def checksum(*modules: ModuleType) -> int:
-    """Of their source; never 0. Numba keeps compiled code for as long as the file of the function itself is the same.
-    What a function uses of this number belongs to the key, so one that is made of other files tests it."""
+    """The checksum of the modules' source; never 0. Numba keeps compiled code until the function's own file changes.
+    The values that a function uses belong to the key, so a function that is built from other files tests this one."""
     return zlib.crc32(b"".join(Path(str(module.__file__)).read_bytes() for module in modules)) | 1

@@ -13,7 +13,7 @@ from .operations import KINDS, copy_row, fetch_add, peek
 from .team import Call, Team
 
 NEXT, COUNT, SOURCE, SOURCE_STEP, TARGET, TARGET_STEP, IDS = range(7)
-"""Of the kernel's arguments. The steps are bytes from one row to the next."""
+"""Indices of the kernel's arguments. The steps are bytes from one row to the next."""
 ARGUMENTS = 7
 
 AT_ONCE = 8
@@ -45,7 +45,7 @@ class RowCopy:
     """Rows of ``size`` numbers, copied."""
 
     def __init__(self, team: Team, size: int, source: torch.dtype, target: torch.dtype, *, by_id: bool = False) -> None:
-        """by_id: which rows is said by ids."""
+        """by_id: ids select the rows."""
         names = (str(dtype).removeprefix("torch.") for dtype in (source, target))
         self._team, self._size, self._dtypes = team, size, (source, target)
         self._call = Call(copy_kernel(size, *names, by_id=by_id), ARGUMENTS)

@@ -6,9 +6,9 @@
                                       sum += weights · V
                                       several tokens at once, where all of them see the whole block
 
-It is the online softmax of FlashAttention (Dao et al. 2022) over the pages of vLLM (Kwon et al. 2023). What there is to
-do is cut into pieces (pieces.py). Threads take the next one until none is left; whoever ends the last of several pieces
-that belong together joins them. So a thread that waits for a core holds up one piece and no more.
+It is the online softmax of FlashAttention (Dao et al. 2022) over the pages of vLLM (Kwon et al. 2023). The work is
+cut into pieces (pieces.py). Threads take the next piece until none is left; the thread that ends the last of several
+pieces that belong together joins them. So a thread that waits for a core holds up one piece and no more.
 
 It is compiled for a head size, a number of heads over one KV head (``group``) and a type of number, by Numba, which is
 optional: without it this file cannot be imported. It knows addresses only, and checks nothing.
@@ -53,12 +53,12 @@ PIECE_FIELDS, GROUP_FIELDS = 8, 4
 
 
 def tile_tokens(group: int) -> int:
-    """Tokens whose rows are multiplied with a block of keys at a time."""
+    """Tokens that are multiplied with a block of keys at a time."""
     return max(1, ROWS_AT_ONCE // group)
 
 
 def scratch_bytes(head_dim: int, group: int, tokens: int) -> int:
-    """What a thread needs of its own: scores, keys and values of a block; sums, largest scores, totals and packed
+    """Bytes of scratch memory per thread: scores, keys and values of a block; sums, largest scores, totals and packed
     queries of so many tokens."""
     of_block = tile_tokens(group) * group * (BLOCK + 1) + 2 * head_dim * BLOCK
     floats = of_block + tokens * group * (head_dim + 2 + head_dim // 2)
@@ -67,7 +67,7 @@ def scratch_bytes(head_dim: int, group: int, tokens: int) -> int:
 
 @njit(inline="always")
 def _places(head_dim, tile_rows, scratch):  # type: ignore
-    """Of a block: scores, factors, keys, values; then comes what is kept of tokens."""
+    """Addresses in the scratch memory of a block: scores, factors, keys, values; then the state kept per token."""
     factors = scratch + 4 * tile_rows * BLOCK
     keys = factors + 4 * tile_rows
     values = keys + 4 * head_dim * BLOCK

@@ -1,4 +1,4 @@
-"""What the kernel is made of: operations on a few rows at once, as Numba intrinsics.
+"""The building blocks of the kernel: operations on a few rows at once, as Numba intrinsics.
 
 All take addresses and counts. ``head_dim``, ``rows`` (queries over one KV head) and ``kind`` (of numbers in the pool:
 an index into KINDS) are constants of a kernel: loops over them are unrolled.
@@ -16,10 +16,10 @@ from numba.extending import intrinsic as numba_intrinsic
 from .vectors import LANES, Vectors, spans
 
 KINDS = ("float32", "bfloat16", "float16")
-"""Of numbers in the pool; everything is computed in float32."""
+"""Types of the numbers in the pool; everything is computed in float32."""
 
 ROWS_AT_ONCE = 4
-"""Rows whose sums stay in registers while values are added to them."""
+"""Rows with sums that stay in registers while values are added to them."""
 
 BLOCK = 64
 """Keys of a block: scores of a row are so many floats."""
@@ -140,7 +140,7 @@ def score(
     _step: Any,
     _scores: Any,
 ) -> Any:
-    """scores[row, j] = queries[row] · keys[slots[j]], for j below count, in rows of BLOCK floats whose last vector is
+    """scores[row, j] = queries[row] · keys[slots[j]], for j below count, in rows of BLOCK floats; the last vector is
     padded with −∞. slots, ahead: int32. fetches: 1 to prefetch the values of these slots and the keys of those ahead,
     which hides most of what scattered slots cost."""
     size, number, name = sized(head_dim), sized(rows), KINDS[sized(kind)]

@@ -5,7 +5,8 @@
     beams            a prefix in common, read once for all tokens; then what each has of its own
 
 A piece is over one KV head. Where several pieces see keys of the same tokens, they form a group, and their partial sums
-are joined by the largest scores (flash decoding; for a shared prefix: cascade attention, see shared_prefix.py).
+are joined by the largest scores (flash decoding; for a shared prefix: cascade attention, see
+`torch_native.SharedTile`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TOKENS_AT_ONCE = 64
 """The most tokens of a piece over the same keys: what is summed for them stays in a core's cache."""
 
 PER_TOKEN = 16
-"""What a token costs beside its keys, in keys."""
+"""The cost of a token beside its keys, in keys."""
 
 NO_END = 1 << 40
 

@@ -27,7 +27,7 @@ from .operations import call_at, call_with, peek
 from .team import Call, Team
 
 COUNT, CALLS, BARRIER = 1, 2, 3
-"""Of the program's arguments. A call is two int64: the addresses of function and arguments."""
+"""Indices of the program's arguments. A call is two int64: the addresses of function and arguments."""
 ARGUMENTS = 4
 ALIGNMENT = 64
 
@@ -75,7 +75,7 @@ class NotRecordable(RuntimeError):
 
 
 class _Refusal(TorchDispatchMode):
-    """Lets torch change how memory is looked at, and nothing else."""
+    """Allows torch to make views of memory, and nothing else."""
 
     LOOKS = frozenset({"view", "slice", "select", "unsqueeze", "unflatten", "alias", "detach", "lift_fresh"})
 
@@ -103,8 +103,8 @@ class Program:
     """Calls that are run as one."""
 
     def __init__(self, team: Team, calls: Sequence[Call], arena: Arena) -> None:
-        """Calls that last are set to 0 by whoever has them, before each run; the others here. arena: what lies between
-        the calls is there, and stays as long as this does."""
+        """The owners of calls that last reset them to 0 before each run; this object resets the others. arena: holds
+        the intermediate results, and is kept alive as long as this object."""
         own = [call for call in calls if not call.lasts]
         self._arguments = np.zeros((len(own), max((len(call.arguments) for call in own), default=1)), dtype=np.int64)
         places = iter(self._arguments)

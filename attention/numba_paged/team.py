@@ -5,7 +5,7 @@ function is handed to the OpenMP library that torch has loaded, by the call that
 (GNU's libgomp; LLVM's library has the same one). How many threads there are, and for how long they spin, is then
 decided in one place for all (runtime/runner/cpu_threads.py).
 
-What a team is told to run can be recorded (recording.py) and then be run as a whole.
+The calls of a team can be recorded (recording.py) and then run as a whole.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class NoTeamError(RuntimeError):
 class Call:
     """A compiled ``void f(address of its arguments)`` and its arguments, int64 all.
 
-    The first argument counts what the threads have taken. Whoever makes a call sets it to 0 before each run, and every
+    The first argument counts what the threads have taken. The owner of a call sets it to 0 before each run, and every
     thread adds to it until nothing is left.
     """
 
     __slots__ = ("_compiled", "address", "arguments", "function", "lasts")
 
     def __init__(self, compiled: Any, size: int, *, lasts: bool = False) -> None:
-        """compiled: a Numba cfunc; its code lives as long as this does. lasts: a recording takes this very object, as
-        somebody goes on to change its arguments; else a copy, as they are now."""
+        """compiled: a Numba cfunc; its code lives as long as this does. lasts: a recording takes this very object,
+        because its owner still changes its arguments; otherwise a copy with the present ones."""
         self._compiled, self.lasts = compiled, lasts
         self.arguments = (ctypes.c_int64 * size)()
         self.function, self.address = compiled.address, ctypes.addressof(self.arguments)

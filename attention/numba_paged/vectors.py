@@ -23,8 +23,8 @@ LINE = 64
 
 
 def has(feature: str) -> bool:
-    """Does the processor that Numba compiles for have it? That is this one, unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES
-    say otherwise. feature: as `processor.features` names it."""
+    """True if the processor that Numba compiles for has the feature: this one, unless NUMBA_CPU_NAME or
+    NUMBA_CPU_FEATURES say otherwise. feature: as `processor.features` names it."""
     name, listed = (getattr(config, each, None) for each in ("CPU_NAME", "CPU_FEATURES"))
     if name is None and listed is None:
         return feature in processor.features()
@@ -32,16 +32,16 @@ def has(feature: str) -> bool:
 
 
 HAS_PAIRS = has("avx512_bf16")
-"""Does the processor multiply pairs of bfloat16?"""
+"""True if the processor multiplies pairs of bfloat16."""
 
 LLVM_HAS_BFLOAT = llvm_version_info[0] >= 16
 """Before that its instructions took such numbers as integers."""
 
 EXP_COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
-"""Of exp(x) on [−ln 2 / 2, ln 2 / 2]: the polynomial of Cephes' expf (Moshier 1989), right to 2e-7."""
+"""Coefficients of exp(x) on [−ln 2 / 2, ln 2 / 2]: the polynomial of Cephes' expf (Moshier 1989), right to 2e-7."""
 
 EXP2_COEFFICIENTS = (1.3276471782e-3, 9.6755413327e-3, 5.5507132741e-2, 2.4022119724e-1, 6.9314696706e-1)
-"""Of (2^x − 1) / x on [−½, ½], found by least squares whose weights make the largest error of 2^x smallest: 2e-7."""
+"""Coefficients of (2^x − 1) / x on [−½, ½], by least squares weighted for the smallest maximum error of 2^x: 2e-7."""
 
 LN2_PARTS = (-0.693359375, 2.12194440e-4)
 """−ln 2 as a sum, the first of few bits: x − n·ln 2 is then exact enough."""
@@ -50,7 +50,7 @@ LOWEST_EXP = -87.0
 """Below it the exponential is 0 for our purposes, and no normal float32."""
 
 LOWEST_EXP2 = -126.0
-"""The same of 2^x."""
+"""The same bound for 2^x."""
 
 
 def spans(length: int) -> list[tuple[int, int]]:
@@ -139,7 +139,7 @@ class Vectors:
         return self.b.trunc(upper, ir.VectorType(ir.IntType(16), words.type.count))
 
     def _rounded_words(self, x: Any) -> Any:
-        """Words whose upper halves are x in bfloat16, rounded to even; what is no number stays so."""
+        """Words with x in bfloat16 in their upper halves, rounded to even; NaN stays NaN."""
         b, width = self.b, x.type.count
         words = ir.VectorType(self.i32, width)
 
@@ -152,7 +152,7 @@ class Vectors:
         return b.select(b.fcmp_unordered("uno", x, x), b.or_(bits, word(1 << 22)), rounded)
 
     def prefetch(self, address: Any, size: int) -> None:
-        """Bring so many bytes near, and go on meanwhile."""
+        """Prefetch ``size`` bytes, without waiting."""
         byte = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, self.i32, self.i32, self.i32])
         fetch = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0i8")
@@ -192,7 +192,7 @@ class Vectors:
         return z
 
     def paired(self, low: Any, high: Any) -> Any:
-        """Words of two bfloat16, as `fma_of_pairs` takes them, of vectors whose numbers are such."""
+        """Words of two bfloat16, as `fma_of_pairs` takes them, from two vectors of bfloat16 values."""
         b, words = self.b, ir.VectorType(self.i32, low.type.count)
         shift = ir.Constant(words, [16] * words.count)
         return b.bitcast(b.or_(b.lshr(b.bitcast(low, words), shift), b.bitcast(high, words)), low.type)
@@ -207,11 +207,11 @@ class Vectors:
         b.store(words, b.inttoptr(address, words.type.as_pointer()), align=2)
 
     def larger(self, x: Any, y: Any) -> Any:
-        """Of each lane; y where one of them is no number."""
+        """The larger number, lane by lane; y where one of them is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
     def dot(self, x: list[Any], y: list[Any]) -> Any:
-        """Of two rows in parts, as `spans` cuts them: a float."""
+        """The dot product of two rows in parts, as `spans` cuts them: a float."""
         sums: dict[int, Any] = {}
         for left, right in zip(x, y):
             width = left.type.count
@@ -225,7 +225,7 @@ class Vectors:
         return self.b.extract_element(x, ir.Constant(self.i32, 0))
 
     def sum_of(self, x: Any) -> Any:
-        """Of all lanes."""
+        """The sum of all lanes."""
         return self._reduced(x, self.b.fadd)
 
     def max_of(self, x: Any) -> Any:
@@ -256,7 +256,7 @@ class Vectors:
         return parts[0]
 
     def exp(self, x: Any) -> Any:
-        """Of numbers none of which is much above 0. What is no number stays so."""
+        """e^x, for numbers not much above 0. NaN stays NaN."""
         b, width = self.b, x.type.count
         lowest = self.constant(LOWEST_EXP, width)
         x = b.select(b.fcmp_unordered(">", x, lowest), x, lowest)
@@ -270,7 +270,7 @@ class Vectors:
         return b.fmul(found, self._power_of_two(twos))
 
     def exp2(self, x: Any) -> Any:
-        """2^x of numbers none of which is much above 0. What is no number stays so. Two thirds of what `exp` takes."""
+        """2^x, for numbers not much above 0. NaN stays NaN. Takes two thirds of the time of `exp`."""
         b, width = self.b, x.type.count
         lowest = self.constant(LOWEST_EXP2, width)
         x = b.select(b.fcmp_unordered(">", x, lowest), x, lowest)

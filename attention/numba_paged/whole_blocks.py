@@ -16,7 +16,7 @@ from .vectors import HAS_PAIRS, LANES, Vectors, spans
 
 
 def in_pairs(kind: str, head_dim: int) -> bool:
-    """Are blocks of such keys and values worked on in pairs?"""
+    """True if blocks of such keys and values are computed in pairs."""
     return HAS_PAIRS and kind == "bfloat16" and head_dim % (2 * LANES) == 0
 
 
@@ -109,8 +109,8 @@ def score_block(
     _turned: Any,
     _scores: Any,
 ) -> Any:
-    """scores[row, j] = queries[row] · key j, for a whole block of keys as `turn` leaves them: a product of matrices
-    whose sums stay in registers. Rows are those of so many tokens, ``query_step`` bytes apart: float32, or as `pack`
+    """scores[row, j] = queries[row] · key j, for a whole block of keys as `turn` leaves them: a matrix product
+    with its sums in registers. Rows are those of so many tokens, ``query_step`` bytes apart: float32, or as `pack`
     leaves them."""
     number, count = sized(rows), sized(tokens)
     words = sized(head_dim) // (1 + sized(pairs))

@@ -109,8 +109,8 @@ class DiskPool:
         self._index.update(dict.fromkeys(found.keys, float("-inf")))
         if found.removed or found.foreign:
             logger.warning(
-                "the disk cache in %s removed %d unfinished or truncated blocks and leaves alone %d files that are not "
-                "its own: %s",
+                "the disk cache in %s removed %d unfinished or truncated blocks; left %d files that are not its own: "
+                "%s",
                 self._folder.path, found.removed, len(found.foreign), ", ".join(found.foreign[:5]) or "-",
             )  # fmt: skip
         self._make_room(self.capacity_bytes, float("-inf"))
@@ -253,7 +253,7 @@ class DiskPool:
             return True
         if self._fails(kind, now):
             logger.warning(
-                "a block of KV on disk cannot be used and will be computed again: %s (%s, %d so far)",
+                "cannot use a block of KV on disk; recomputing it: %s (%s, %d so far)",
                 key.hex(), kind, self.stats.failures[kind],
             )  # fmt: skip
         if not keep:
@@ -284,7 +284,7 @@ class DiskPool:
             self._lost_bytes += self._files.disk_bytes
             if self._fails("remove", now):
                 logger.warning(
-                    "a block of KV cannot be removed from disk, and its place is lost until the next start: %s: %s",
+                    "cannot remove a block of KV from disk; its space is lost until the next start: %s: %s",
                     key.hex(), error.strerror,
                 )  # fmt: skip
 
@@ -295,7 +295,7 @@ class DiskPool:
         self._paused_until = now + pause
         if self._fails(kind, now):
             logger.warning(
-                "a block of KV cannot be written to disk, and no other is tried for %d s: %s: %s (%s, %d so far)",
+                "cannot write a block of KV to disk; pausing writes for %d s: %s: %s (%s, %d so far)",
                 pause, key.hex(), error.strerror, kind, self.stats.failures[kind],
             )  # fmt: skip
 

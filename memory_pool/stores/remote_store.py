@@ -9,7 +9,7 @@ removed. The checksum finds accidents, not malice: anyone with write access to t
 with read access reads the users' text in another form.
 
 A server that is dead or slow costs hits and nothing else. Each call of the socket has a time-out; after FAILURES_IN_ROW
-failures the server is left alone for PAUSE_S. A block is read in pieces: one big reply would be copied in one go while
+failures the server is not used for PAUSE_S. A block is read in pieces: one big reply would be copied in one go while
 holding the GIL, and could not be abandoned half-way when the deadline of its load has passed.
 """
 
@@ -31,7 +31,7 @@ TIMEOUT_S = 1.0
 """For each call of the socket."""
 FAILURES_IN_ROW = 3
 PAUSE_S = 10.0
-"""How long the server is left alone after that many failures, and how long it gets no block after it refused one."""
+"""Seconds without any call after that many failures, and without writes after the server refused one."""
 
 BATCH_BYTES = 2**23
 """Bytes that are requested, or sent, before waiting for replies."""
@@ -55,7 +55,7 @@ class RemoteStats:
     hits: int = 0
     """Blocks read."""
     misses: int = 0
-    """Blocks that ended a load: not there, not to be trusted, or not to be had."""
+    """Blocks that ended a load: missing, damaged, or not readable."""
     writes: int = 0
     writes_present: int = 0
     """Blocks not sent because the server had them."""
@@ -64,7 +64,7 @@ class RemoteStats:
     skipped: int = 0
     """Loads and blocks to store that were not tried because the server had just failed."""
     pauses: int = 0
-    """How often the server was left alone."""
+    """Pauses after FAILURES_IN_ROW failures."""
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURES, 0))
     """Failures by kind."""
 
@@ -212,14 +212,14 @@ class RemoteStore:
 
     def connect(self, now: float) -> bool:
         """Try the server at the start. False: it is not there, which is logged, and it will be tried again. Raises
-        RemoteStoreError if it does not let us in."""
+        RemoteStoreError if the login or a permission is refused."""
         try:
             self._link.ask(b"PING")
         except LinkError as error:
             if error.kind in ("login", "refused"):
                 raise RemoteStoreError(
-                    f"the remote store at {self.address} does not let us in: {error}; check user, password and "
-                    "database in its URL, and what this user may do there"
+                    f"cannot log in to the remote store at {self.address}: {error}; check user, password and "
+                    "database in its URL, and this user's permissions"
                 ) from None
             self._failed(error, now)
             return False
@@ -379,7 +379,7 @@ class RemoteStore:
             self._no_writes_until = now + PAUSE_S
             if self._fails("refused", now):
                 logger.warning(
-                    "the remote store at %s does not take a block of KV, and gets no other for %d s: %s (%d so far)",
+                    "the remote store at %s refused a block of KV; pausing writes for %d s: %s (%d so far)",
                     self.address, PAUSE_S, reply.text, self.stats.failures["refused"],
                 )  # fmt: skip
             return False
@@ -402,7 +402,7 @@ class RemoteStore:
         self.stats.pauses += paused
         if self._fails(error.kind, now):
             logger.warning(
-                "the remote store at %s fails: %s (%s, %d so far); %d failures in a row, and it is left alone for %d s",
+                "the remote store at %s failed: %s (%s, %d so far); after %d failures in a row it is not used for %d s",
                 self.address, error, error.kind, self.stats.failures[error.kind], FAILURES_IN_ROW, PAUSE_S,
             )  # fmt: skip
 
@@ -410,7 +410,7 @@ class RemoteStore:
         """Remove a value that is not the block of its name; otherwise the block could not be stored again."""
         if self._fails(kind, now):
             logger.warning(
-                "a block of KV in the remote store at %s cannot be used and will be computed again: %s (%s, %d so far)",
+                "cannot use a block of KV in the remote store at %s; recomputing it: %s (%s, %d so far)",
                 self.address, key.hex(), kind, self.stats.failures[kind],
             )  # fmt: skip
         if not self._link.pending:

@@ -46,7 +46,7 @@ def test_kept_code_that_is_cut_short_is_made_anew(tmp_path: Path, caplog: pytest
         file.write_bytes(file.read_bytes()[:-20])
         compiling._warn.cache_clear()
         assert compiled(function).address > 0
-        assert "compiled again: " in caplog.text and str(file.parent) in caplog.text
+        assert "recompiling: " in caplog.text and str(file.parent) in caplog.text
         caplog.clear()
         assert compiled(function).cache_hits == 1 and not caplog.text, "it is kept again"
 

@@ -233,7 +233,7 @@ def test_each_kind_is_logged_now_and_then(pool: DiskPool, tmp_path: Path, caplog
     for number, (position, now) in enumerate([(0, 0.0), (0, WARN_S - 1), (LAST, WARN_S - 1), (0, WARN_S)]):
         flip(file_of(tmp_path / "kv", key_of(number)), position, 0)
         assert not holds(pool, key_of(number), now)
-    kinds = [record.getMessage().split("again: ")[1].split(" (")[1] for record in caplog.records]
+    kinds = [record.getMessage().split("recomputing it: ")[1].split(" (")[1] for record in caplog.records]
     assert kinds == ["header, 1 so far)", "checksum, 1 so far)", "header, 3 so far)"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 

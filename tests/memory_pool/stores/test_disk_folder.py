@@ -225,7 +225,7 @@ class TestStart:
         assert sorted(pool.by_age()) == sorted([key_of(0), key_of(3)])
         assert sorted(tmp_path.rglob("??/*")) == sorted([files[0], files[3]])
         (message,) = caplog.messages
-        assert "removed 3 unfinished or truncated blocks and leaves alone 0 files that are not its own: -" in message
+        assert "removed 3 unfinished or truncated blocks; left 0 files that are not its own: -" in message
         pool.close()
 
     def test_what_is_not_ours_stays(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -255,7 +255,7 @@ class TestStart:
         assert sorted(pool.by_age()) == sorted(map(key_of, range(2)))
         assert all(path.is_file() for path in theirs) and link.is_symlink() and (folder / "inside").is_dir()
         (message,) = caplog.messages
-        assert re.search(r"removed 0 .* leaves alone 16 files that are not its own: (\S+, ){4}\S+$", message), message
+        assert re.search(r"removed 0 .* left 16 files that are not its own: (\S+, ){4}\S+$", message), message
         pool.close()
 
     def test_nothing_is_said_of_a_clean_folder(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:

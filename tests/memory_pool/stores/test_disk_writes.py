@@ -1,4 +1,4 @@
-"""A disk that refuses writes costs blocks, never requests: nothing is left behind, and it is left alone for a while."""
+"""A disk that refuses writes costs blocks, never requests: nothing is left behind, and writing pauses for a while."""
 
 from __future__ import annotations
 

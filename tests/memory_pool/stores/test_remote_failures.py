@@ -109,7 +109,7 @@ class TestServerThatDies:
         assert store.read_blocks(keys(1), some, now) == 1
         store.close()
         (record,) = caplog.records  # one in a minute
-        assert f"the remote store at redis://127.0.0.1:{server.port}/0 fails: " in record.getMessage()
+        assert f"the remote store at redis://127.0.0.1:{server.port}/0 failed: " in record.getMessage()
         assert f"{FAILURES_IN_ROW} failures in a row" in record.getMessage() and record.levelno == logging.WARNING
 
     def test_a_try_that_fails_is_one(self, server: RedisServer) -> None:
@@ -196,7 +196,7 @@ def test_a_server_that_takes_no_more(scripted: Callable[..., ScriptedServer], ca
     assert store.write_blocks(keys(1), some, PAUSE_S) == [False] and some.asked == [0, 1, 0]
     assert store.stats.failures["refused"] == 3 == sum(store.stats.failures.values()) and store.stats.pauses == 0
     (record,) = caplog.records
-    assert "does not take a block of KV, and gets no other for 10 s: command not allowed" in record.getMessage()
+    assert "refused a block of KV; pausing writes for 10 s: command not allowed" in record.getMessage()
     assert not store.contains(key_of(1))
     store.close()
 
@@ -214,7 +214,9 @@ class TestSecrets:
         caplog.set_level(logging.DEBUG)
         server = scripted(lambda parts: reply if parts[0] == b"AUTH" else b"+PONG\r\n")
         store = open_store(server.port, user=f"baton:{QUOTED}@")
-        with pytest.raises(RemoteStoreError, match=r"does not let us in: .*; check user, password") as caught:
+        with pytest.raises(
+            RemoteStoreError, match=r"cannot log in to the remote store at .*: .*; check user, password"
+        ) as caught:
             store.connect(0.0)
         assert server.commands == [[b"AUTH", b"baton", SECRET.encode()]]  # it was read as it should be
         assert store.find_blocks(keys(1), 0.0) == 0 and store.stats.failures["login"] == 1  # later it is no end
@@ -224,7 +226,7 @@ class TestSecrets:
 
     def test_a_password_that_was_forgotten(self, scripted: Callable[..., ScriptedServer]) -> None:
         store = open_store(scripted(lambda parts: b"-NOAUTH Authentication required.\r\n").port)
-        with pytest.raises(RemoteStoreError, match="does not let us in: Authentication required"):
+        with pytest.raises(RemoteStoreError, match=r"cannot log in .*: Authentication required"):
             store.connect(0.0)
         store.close()
 

@@ -328,7 +328,7 @@ class TestDamage:
             with server.client() as client:
                 client.set(name_of(KEY), value)
             assert get(store, 1, now=now) == 0
-        assert [record.getMessage().split("again: ")[1] for record in caplog.records] == [
+        assert [record.getMessage().split("recomputing it: ")[1] for record in caplog.records] == [
             f"{KEY.hex()} (size, 1 so far)",
             f"{KEY.hex()} (header, 1 so far)",
             f"{KEY.hex()} (size, 3 so far)",
