@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from baton.entrypoints.chat.config import ChatConfig
+from baton.entrypoints.http_statuses import STATUSES
 from baton.entrypoints.server_config import ServerConfig
 from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.metrics import ServerMetrics
@@ -20,7 +20,6 @@ from docs.operations_tables import PAGE, TABLES, between
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
-REFUSALS = ("RequestRefused", "RequestError", "UnservedTool")
 OF_THE_LANGUAGE = {"aborted", "stopped"}
 """Codes of errors that no server sends."""
 
@@ -75,28 +74,11 @@ def test_every_metric_that_is_explained_exists() -> None:
     assert explained and explained <= names
 
 
-def codes_in_the_source() -> dict[str, set[str]]:
-    """Code -> statuses it comes with; "other" where the status is not said beside it."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for call in calls():
-        if not isinstance(call.func, ast.Name) or call.func.id not in REFUSALS:
-            continue
-        given = {keyword.arg: keyword.value for keyword in call.keywords}
-        status = given.get("status", ast.Constant(400))
-        for code in ast.walk(given.get("code", ast.Constant("invalid_request"))):
-            if isinstance(code, ast.Constant) and isinstance(code.value, str):
-                found[code.value].add(str(status.value) if isinstance(status, ast.Constant) else "other")
-    return found
-
-
 def test_every_error_code_is_listed_with_its_status() -> None:
-    found = codes_in_the_source()
-    assert len(found) > 25
-    listed: dict[str, set[str]] = defaultdict(set)
-    for status, code, *_ in rows(section("Errors"))[1:]:
-        listed[code.strip("`")].add(status)
-    by_variable = {"not_found": {"404"}, "method_not_allowed": {"405"}}  # server.py picks these by status
-    assert listed == {code: statuses - {"other"} or {"other"} for code, statuses in (found | by_variable).items()}
+    """tests/entrypoints/test_http_statuses.py compares the table of statuses with the codes in the sources."""
+    listed = {code.strip("`"): status for status, code, *_ in rows(section("Errors"))[1:]}
+    other = {"http_error": "other"}  # the status is that of the error in HTTP itself
+    assert listed == {code: str(status) for code, status in STATUSES.items()} | other
 
 
 def test_codes_of_the_language_are_explained() -> None:
