@@ -1,4 +1,4 @@
-"""Gives the dashboard of a server something to show: agents whose tools take a while, programs of two stages, chats.
+"""Sends work for the dashboard to show: agents with slow tools, two-stage programs, chats.
 
     python -m examples.dashboard_work [--url URL] [--seconds 60]
 
@@ -54,7 +54,7 @@ class Work:
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self.errors: list[str] = []
-        """What a request failed with; its thread ends with it."""
+        """Errors of failed requests; each ends its thread."""
         self.answers = 0
 
     def start(self) -> Work:

@@ -1,4 +1,4 @@
-"""What `make demo` runs: a real server on the bundled toy model, real requests, and what the radix cache reused.
+"""The program of `make demo`: a real server on the bundled toy model, real requests, and the reuse by the radix cache.
 
     python examples/demo.py [--model-path FOLDER] [--log FILE]
 

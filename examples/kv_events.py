@@ -39,7 +39,7 @@ FIELDS = {
     "BlockRemoved": ("block_hashes", "medium"),
     "AllBlocksCleared": (),
 }
-"""Of an event that is an array, as --kv-events-format arrays and older servers of vLLM and SGLang send them."""
+"""Field names of an event sent as an array, as by --kv-events-format arrays and older versions of vLLM and SGLang."""
 
 
 def decode(payload: bytes) -> list[dict[str, Any]]:

@@ -66,7 +66,7 @@ class Worker:
         self.scheduler = Scheduler(config, self.rows, self.allocator, self.cache, tuple(worker.info["eos_token_ids"]))
         self.tokenizer = Tokenizer.load(TOY_MODEL)
 
-    def add(self, spec: RequestSpec, now: float) -> Request:
+    def add_request(self, spec: RequestSpec, now: float) -> Request:
         (request,) = self.scheduler.add(spec, now)
         return request
 
@@ -255,7 +255,7 @@ def whole_tour() -> dict[str, str]:
     figures = {"pools": worker.memory()}
     task = worker.spec("turn1", TASK, retain_ttl=30.0)
     figures["prompt"] = worker.tokens(task.token_ids)
-    request = worker.add(task, now=100.0)
+    request = worker.add_request(task, now=100.0)
     figures["waiting"] = worker.lengths(request)
 
     batch = worker.form(100.0)
@@ -281,7 +281,7 @@ def whole_tour() -> dict[str, str]:
 
     suffix = worker.spec("turn2", TOOL_OUTPUT)
     figures["suffix"] = worker.tokens(suffix.token_ids, first=worker.scheduler.live_leases()[0].tokens)
-    child = worker.add(continued(suffix, ContinuationSpec(parent_rid="turn1")), now=103.0)
+    child = worker.add_request(continued(suffix, ContinuationSpec(parent_rid="turn1")), now=103.0)
     figures["claimed"] = join(worker.lengths(child), f"{inheritance(child)}\n{worker.leases()}", worker.tree())
     batch = worker.form(103.0)
     figures["handoff-order"] = order(batch)
@@ -291,7 +291,7 @@ def whole_tour() -> dict[str, str]:
     figures["second-rest"], _ = decode(worker, child, 103.5)
     figures["second-answer"] = join(f"text: {worker.text(child.output_ids)!r}\n{inheritance(child)}", worker.memory())
 
-    other = worker.add(worker.spec("other", OTHER_TASK), now=104.0)
+    other = worker.add_request(worker.spec("other", OTHER_TASK), now=104.0)
     batch = worker.form(104.0)
     figures["match"] = join(order(batch), worker.sequence(other.kv), worker.tree())
     figures |= paged_tour()
@@ -301,13 +301,13 @@ def whole_tour() -> dict[str, str]:
 def paged_tour() -> dict[str, str]:
     """The same handoff where a page has 16 slots."""
     worker = Worker(page_size=16, total_tokens=80)
-    request = worker.add(worker.spec("turn1", TASK, retain_ttl=30.0), now=100.0)
+    request = worker.add_request(worker.spec("turn1", TASK, retain_ttl=30.0), now=100.0)
     while request.finish is None:
         worker.step(worker.form(100.0), 100.0)
     kv = worker.scheduler.live_leases()[0].kv
     figures = {"paged-lease": join(worker.leases() + "\n" + worker.sequence(kv), worker.memory())}
     suffix = worker.spec("turn2", TOOL_OUTPUT)
-    child = worker.add(continued(suffix, ContinuationSpec(parent_rid="turn1")), now=103.0)
+    child = worker.add_request(continued(suffix, ContinuationSpec(parent_rid="turn1")), now=103.0)
     worker.step(worker.form(103.0), 103.0)
     figures["paged-handoff"] = join(f"{inheritance(child)}\n{worker.sequence(child.kv)}", worker.memory())
     return figures

@@ -24,7 +24,7 @@ TOY_MODEL = Path(__file__).parent / "toy_model"
 
 @function
 def recommend(s: ProgramState, history: list[dict]) -> None:
-    """What the model reads and writes, top to bottom."""
+    """The program: the model's input and output, top to bottom."""
     s += system("You recommend items. Think first.")
     s += user(f"The user looked at: {''.join(map(item_text, history))}\nWhat comes next?")
     s += assistant_begin()
@@ -73,7 +73,7 @@ def backend(url: str | None) -> Iterator[Any]:
 
 
 def cost(meta: dict) -> str:
-    """What the server says of one stage."""
+    """The server's figures of one stage, as text."""
     came = meta.get("continuation")
     if came is None:
         return f"{meta['prompt_tokens']} prompt tokens, {meta['cached_tokens']} of them from the cache"

@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.agents.metrics import UsageSampler
-from benchmarks.agents.report import SCHEMA, show, summarize
-from benchmarks.agents.running import Server, run_jobs
+from benchmarks.agents.job_runner import Server, run_jobs
+from benchmarks.agents.run_report import SCHEMA, show, summarize
+from benchmarks.agents.usage_sampler import UsageSampler
 from benchmarks.agents.workload import DEFAULT_TURNS, WORKLOADS, Sizes, plan
 from benchmarks.common.measured import RESULTS, about_this_run
 from benchmarks.common.servers import Server as OwnServer
@@ -66,7 +66,7 @@ def order(policies: list[Policy], loads: list[float], rounds: int) -> Iterator[t
 
 
 async def run_once(args: argparse.Namespace, url: str, jps: float) -> dict[str, Any]:
-    """What the jobs took, on the server at this address."""
+    """Run the jobs on the server at this address, and report their times."""
     turns = args.turns or DEFAULT_TURNS[args.workload]
     sizes = Sizes(turns=turns, time=args.time_scale or args.scale, tokens=args.token_scale or args.scale)
     jobs = plan(args.workload, sizes, jps=jps, duration=args.duration, seed=args.seed)

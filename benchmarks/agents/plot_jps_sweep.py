@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.agents.report import read_runs, show
+from benchmarks.agents.run_report import read_runs, show
 from benchmarks.common.measured import RESULTS
 
 Run = dict[str, Any]

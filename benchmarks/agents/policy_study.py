@@ -32,10 +32,10 @@ class Work(NamedTuple):
     workload: str
     tools: str
     minutes: float
-    """Of arrivals, in a run: several times as long as most jobs take."""
+    """Minutes of arrivals in a run: several times as long as most jobs take."""
     peak_minutes: float
-    """Of arrivals, in each trial of a rate: many times as long as the longest jobs take, or what is still under way at
-    the end makes the peak look lower than it is."""
+    """Minutes of arrivals in each trial of a rate: many times as long as the longest jobs take, as jobs that are still
+    under way at the end make the peak look too low."""
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ def runs_of(plan: Plan, arms: Sequence[str], seeds: int) -> list[Plan]:
 
 
 def best_times(cells: Sequence[Cell]) -> dict[str, str]:
-    """Each rival with the pin time under which its jobs take least."""
+    """The best arm of each rival: the one with the least mean service time."""
     (cell,) = cells
     return {
         name: min((arm for arm in arms if arm in cell.arms), key=lambda arm: cell.mean(arm, "service_s", "mean"))
@@ -92,7 +92,7 @@ def arms_at(load: float, rivals: dict[str, str]) -> list[str]:
 
 
 def study(gpu: str, work: Work, args: argparse.Namespace) -> Studied | None:
-    """A card and a kind of work, as far as they have been run; None before its rivals' times are known."""
+    """The runs so far of a card and a kind of work; None until the rivals' pin times are known."""
     lines = RunLines(args.out / f"{gpu}-{work.name}.jsonl")
     cell = plan_of(gpu, work)
     peaks = find_peaks([cell], work.peak_minutes, lines, processes=args.jobs)

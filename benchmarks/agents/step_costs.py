@@ -1,4 +1,4 @@
-"""What a step costs on this machine, measured from outside: a file for the simulator's ``--costs``.
+"""Measures step costs on this machine over HTTP, and writes a file for the simulator's ``--costs``.
 
     python -m benchmarks.agents.step_costs --model FOLDER --out costs.json [--flags "--max-total-tokens 40000"]
 
@@ -27,7 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 from baton.entrypoints.simulate.cost_model import StepSize
-from benchmarks.agents.running import Server, TurnResult
+from benchmarks.agents.job_runner import Server, TurnResult
 from benchmarks.common.measured import about_this_run
 from benchmarks.common.servers import Server as OwnServer
 
@@ -45,10 +45,10 @@ COSTS: dict[str, Callable[[StepSize], float]] = {
     "prompt_row_s": lambda size: size.prompt_rows,
     "attended_s": lambda size: size.attended,
 }
-"""What each cost of a step is counted in."""
+"""Units in which each cost of a step is counted."""
 
 ANSWER = 48
-"""Tokens of an answer whose steps are measured."""
+"""Tokens of an answer with measured steps."""
 
 ROUNDS = 5
 
@@ -85,7 +85,7 @@ class Meter:
         await self._server.__aexit__()
 
     def said(self, tokens: int) -> dict[str, str]:
-        """A message that nobody has sent before."""
+        """A message that has not been sent before."""
         self._asked += 1
         return {"role": "user", "content": self._server.words(tokens, (self._seed, self._asked))}
 

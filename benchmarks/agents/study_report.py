@@ -14,7 +14,7 @@ from baton.entrypoints.simulate.cells import Cell, Estimate
 FIGURES = {"mean service": ("service_s", "mean"), "P95 of durations": ("duration_s", "p95")}
 
 RIVALS = {"handoff": ("continuum", "context-serve"), "handoff+host": ("continuum+host", "lmcache-like")}
-"""What is compared with what: with and without a host tier. A rival may have a pin time of its own (continuum@8)."""
+"""The rivals of each arm of handoff, with and without a host tier. A rival may have its own pin time (continuum@8)."""
 
 EQUAL = 0.002
 """A difference below this share is none."""
@@ -39,7 +39,7 @@ class Studied(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """handoff beside another: by how much its figure is larger."""
+    """handoff compared with another arm: the relative change of its figure."""
 
     cell: Cell
     ours: str
@@ -55,7 +55,7 @@ def compare(cells: Sequence[Cell], ours: str, other: str, figure: Sequence[str])
 
 
 def against_best(cells: Sequence[Cell], ours: str, figure: Sequence[str]) -> list[Compared]:
-    """Beside whichever rival is best in each cell."""
+    """The comparison with the best rival in each cell."""
     found = []
     for cell in cells:
         compared = [one for rival in RIVALS[ours] for one in compare([cell], ours, rival, figure)]
@@ -100,7 +100,7 @@ def table(found: Studied) -> str:
 
 
 def verdicts(studied: Sequence[Studied]) -> list[str]:
-    """What handoff promises, and how far it is kept."""
+    """The claims about handoff, and whether the runs support them."""
     cells = [cell for found in studied for cell in found.cells]
     saturated = [cell for found in studied for cell in found.cells if cell.plan.rate > 1.05 * found.peak]
     said = []

@@ -1,4 +1,4 @@
-"""Do pins hold? Looks at /metrics while the tools of two agents' jobs run, one job after the other.
+"""Checks that pins hold: reads /metrics while the tools of agents' jobs run, one job after the other.
 
     python -m benchmarks.agents.verify_pin --url http://127.0.0.1:30000 [--jobs 2] [--turns 5] [--workload toy]
 
@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.agents.metrics import KV_USAGE, LEASED, gauge
-from benchmarks.agents.running import Server, TurnResult
+from benchmarks.agents.job_runner import Server, TurnResult
+from benchmarks.agents.usage_sampler import KV_USAGE, LEASED, gauge
 from benchmarks.agents.workload import WORKLOADS, Job, Sizes, plan_jobs
 
 
@@ -52,7 +52,7 @@ class Step:
 
 
 def problems(start: Look, steps: Sequence[Step]) -> list[str]:
-    """What is wrong with the steps of one job, in words; empty if pins held. start: seen before the first."""
+    """The faults found in the steps of one job; empty if pins held. start: the state before the first step."""
     found = []
     if start.usage or start.leased:
         found.append(f"before job {steps[0].job}: {start}; somebody else holds KV, so nothing can be said of it")
@@ -92,7 +92,7 @@ class Watch:
         return Look(usage, gauge(page.text, LEASED))
 
     async def run(self, job: Job, job_id: str) -> tuple[Look, list[Step]]:
-        """What was seen before, and the steps."""
+        """(the state before the job, its steps)."""
         await asyncio.sleep(self._settle)
         start, steps, known = await self.look(), [], 0
         messages = [self._server.system_of(job)]
@@ -136,7 +136,7 @@ def show(step: Step) -> None:
 
 
 async def verify(args: argparse.Namespace) -> list[str]:
-    """Run the jobs, one after the other; what was wrong with them."""
+    """Run the jobs, one after the other, and return the faults found."""
     headers = {"Authorization": f"Bearer {args.api_key}"}
     sizes = Sizes(turns=args.turns, time=1.0, tokens=args.scale)
     found: list[str] = []
@@ -153,7 +153,7 @@ async def verify(args: argparse.Namespace) -> list[str]:
 
 
 def hints(settings: dict[str, Any]) -> list[str]:
-    """Why a server may be right not to pin. settings: its own, as far as it tells."""
+    """Reasons why a server with these settings may be right not to pin."""
     policy = settings.get("schedule_policy")
     if policy in ("fcfs", "lpm"):
         return [f"the server's policy is {policy}, which pins nothing: start it with --schedule-policy handoff"]

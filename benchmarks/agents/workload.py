@@ -1,5 +1,5 @@
-"""What agents do: when their jobs arrive, what they say, how long their tools take. All of it is drawn from a seed, and
-the same for every server.
+"""The workloads of agents: arrivals of their jobs, messages, tool times. A seed fixes all of it, so that every server
+gets the same.
 
     mini      8 turns, the context grows from 92 to 2,915 tokens; tools take 0.05 to 0.3 s, but one 2 to 5 s
     heavy     the same contexts; tool times with a heavy tail: two thirds around 0.4 s, a fifth around 8 s, an eighth
@@ -173,7 +173,8 @@ def coding_job(rng: random.Random, number: int, at: float, sizes: Sizes) -> Job:
 
 
 def _request(job: int, turn: int, command: str) -> Message:
-    """What the tool said comes before it. Jobs that name themselves share nothing but the system prompt."""
+    """The user's message of a turn, which follows the tool's output. As it names the job, jobs share only the system
+    prompt."""
     return Message("user", f"Job {job}, step {turn + 1}. Run this:\n```bash\n{command}\n```")
 
 

@@ -1,4 +1,4 @@
-"""Three ways to do a two-stage request whose second stage is a beam search; see stage.py, which compares them.
+"""Three ways to run two-stage requests with a beam search as their second stage; search_stage.py compares them.
 
     native         our search: a continuation of stage 1, one request, one batch of `width` rows per step
     serving layer  a loop around an engine that only samples: each step sends one request per beam, for one token and
@@ -27,7 +27,7 @@ RETAIN_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What one search found, best first, and what it took."""
+    """The results of one search, best first, and its time."""
 
     sequences: list[Ids]
     scores: list[float]
@@ -66,7 +66,7 @@ class _Engine:
             Call(prompt=prompt, max_tokens=num_tokens, sampling=SAMPLED | {"seed": seed}, retain_ttl=self.retain_ttl)
             for seed, prompt in enumerate(prompts)
         ]
-        replies = await asyncio.gather(*map(self._client.generate, calls))
+        replies = await asyncio.gather(*map(self._client.send_call, calls))
         self._parents = [reply.name for reply in replies]
         return [reply.output for reply in replies]
 

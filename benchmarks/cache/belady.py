@@ -1,4 +1,4 @@
-"""What the best possible order of eviction would have hit, which needs to know the future: Belády's.
+"""Hits of the optimal eviction order, which knows the future (Belády).
 
 A request needs the whole path from the root to the end of its answer in the pool, and finds of its prompt as much from
 the front as is still there. Room is made token by token where a path is asked for again last. A path is asked for no
@@ -20,13 +20,13 @@ NEVER = 1 << 60
 
 
 def optimal_hits(trace: Trace, capacity: int) -> list[int]:
-    """Of each request the tokens of its prompt that it finds, all but the last token at most. capacity: tokens."""
+    """The prompt tokens that each request finds, at most all but the last. capacity: tokens."""
     content = trace.content
     uses = trace.uses()
     turns = [0] * len(uses)
-    """Of each place how many of its uses have passed."""
+    """Number of past uses of each place."""
     resident = [0] * len(uses)
-    """Of each place the tokens that are in the pool, from its front."""
+    """Number of tokens of each place that are in the pool, from its front."""
     farthest: list[tuple[int, int]] = []
     """(minus the next use, minus the place): a place is made after those above it. One live entry for each that is in
     the pool, in part at least; the others are out of date."""

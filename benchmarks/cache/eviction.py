@@ -34,7 +34,7 @@ SHARES = (0.1, 0.3, 0.6)
 
 
 class Wanted(NamedTuple):
-    """What is replayed on one trace; ``file``: of a recorded one."""
+    """The replays of one trace. file: path of a recorded trace."""
 
     trace: str
     seed: int

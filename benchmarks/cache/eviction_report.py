@@ -1,4 +1,4 @@
-"""What the runs of eviction.py say: the table, the gates of the learned order, the picture."""
+"""The report on runs of eviction.py: the table, the gates of the learned order, the picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGETS = {
     "tenants": {0.1: 0.30, 0.3: 0.35, 0.6: 0.35},
     "retrieval": {0.1: 0.10, 0.3: 0.25, 0.6: 0.35},
 }
-"""Of the gap, to be closed with hints, by share of the live tokens."""
+"""Share of the gap that must be closed with hints, by the pool's share of the live tokens."""
 
 
 class Run(NamedTuple):
@@ -28,7 +28,7 @@ class Run(NamedTuple):
     seed: int
     requests: int
     share: float
-    """Of the live tokens that the pool holds."""
+    """Share of the live tokens that the pool holds."""
     pool: int
     order: str
     hints: bool
@@ -54,7 +54,7 @@ class Cell:
         return Estimate.from_values([run.hit_rate for run in self.arms[order, hints].values()])
 
     def closed(self, order: str, hints: bool) -> Estimate:
-        """Of the gap between lru without hints and the optimum, seed by seed."""
+        """Share of the gap between lru without hints and the optimum that is closed, seed by seed."""
         base, best = self.arms[BASE, False], self.arms[OPTIMUM, False]
         return Estimate.from_values(
             [
@@ -71,7 +71,7 @@ class Cell:
         )
 
     def evict_us(self, order: str) -> float:
-        """Of the quietest run: neighbours on the cores only ever add to it."""
+        """The time of the quietest run, as other processes only add to it."""
         return min(run.evict_us for (name, _), runs in self.arms.items() if name == order for run in runs.values())
 
 
@@ -106,7 +106,7 @@ def _figure(cell: Cell, order: str, hints: bool) -> str:
 
 
 def print_gates(runs: Sequence[Run]) -> None:
-    """What the learned order has to do before it is the default."""
+    """The conditions for making the learned order the default."""
     cells = cells_of(runs)
     arms = [(cell, hints) for cell in cells for hints in (False, True) if (LEARNED, hints) in cell.arms]
     print("\nlearned, points of hit rate above lru with the same hints:")

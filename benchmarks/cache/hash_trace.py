@@ -38,9 +38,9 @@ def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS, most: int | None = 
             size = min(left, block_tokens)
             key = (place, block, size)
             if key not in places:
-                places[key] = content.add(place, size)
+                places[key] = content.add_tokens(place, size)
             place, left = places[key], left - size
-        requests.append(Request(place, content.add(place, max(fields["output_length"], 1))))
+        requests.append(Request(place, content.add_tokens(place, max(fields["output_length"], 1))))
     return Trace(path.stem, content, requests)
 
 

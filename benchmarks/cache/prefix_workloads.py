@@ -43,7 +43,8 @@ from benchmarks.tiers.write_cost import difference
 
 WITH, WITHOUT = "cache", "no cache"
 GOAL_SHARE, WIDEST = 0.01, 0.02
-"""Of the time, where nothing is shared: what the cache may cost, and half the width of an interval that shows it."""
+"""Share of the time, without shared prefixes: the allowed cost of the cache, and the half-width of an interval that
+shows it."""
 
 POOL, LONG = 40_960, 4000
 """Tokens of the KV pool, and of the prompts that fill it at first."""
@@ -83,7 +84,7 @@ async def measure(workload: Workload, engines: dict[str, EngineClient], requests
             history = so_far[name]
             prompt = history[number] + piece
             began = time.process_time()
-            reply = await engines[name].generate(Call(prompt=prompt, max_tokens=workload.answer, stream=True))
+            reply = await engines[name].send_call(Call(prompt=prompt, max_tokens=workload.answer, stream=True))
             await asyncio.sleep(SETTLE_S)
             history[number] = prompt + reply.output
             taken = {"ttft": reply.ttft, "total": reply.total, "cpu": time.process_time() - began}
@@ -101,7 +102,7 @@ async def fill(engine: EngineClient, rng: np.random.Generator, context: int) -> 
     """Use every slot of the pool once: the system gives memory only when it is written to for the first time."""
     length = min(LONG, context - 8)
     for _ in tqdm(range(-(-POOL // length)), "filling the pool", leave=False):
-        await engine.generate(Call(prompt=engine.make_prompt(rng, length), max_tokens=1))
+        await engine.send_call(Call(prompt=engine.make_prompt(rng, length), max_tokens=1))
 
 
 def count(cell: Cell, seen: Analysis, prompt: Tokens, reply: Reply) -> None:
@@ -138,7 +139,7 @@ def described(workload: Workload, cell: Cell) -> dict[str, Any]:
 
 
 def verdict(difference: dict[str, float]) -> str:
-    """Of a cost that should be nothing."""
+    """The verdict on a cost that should be zero."""
     mean_, half = difference["mean"], difference["half_width"]
     if mean_ + half < GOAL_SHARE or abs(mean_) <= half <= WIDEST:
         return "met"
@@ -184,7 +185,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
         engines = {WITH: EngineClient(settings), WITHOUT: EngineClient(settings | {"disable_radix_cache": True})}
         try:
             for engine in engines.values():
-                await engine.open()
+                await engine.open_session()
                 await fill(engine, np.random.default_rng(args.seed), config["max_position_embeddings"])
             await measure(WORKLOADS[-1], engines, 4, args.seed)
             report: dict[str, Any] = about_this_run("cpu") | {

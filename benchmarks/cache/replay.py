@@ -16,7 +16,7 @@ from benchmarks.core.cache_server import CacheServer
 
 class Replayed(NamedTuple):
     hits: list[int]
-    """Of each request the tokens of its prompt that were cached."""
+    """Cached prompt tokens of each request."""
     evict_us: float
     """Microseconds of processor time for each node that was evicted: to choose it, free its slots, forget it."""
 
@@ -48,8 +48,8 @@ class _TimedServer(CacheServer):
 
 
 def replay(trace: Trace, pool: int, order: str, *, hints: bool) -> Replayed:
-    """pool: tokens, more than the longest request has. order: of eviction, by name. hints: requests say what nobody
-    will ask for again."""
+    """pool: tokens, more than the longest request has. order: of eviction, by name. hints: requests mark tokens that
+    will not be requested again."""
     server, hits = _TimedServer(pool, max(trace.content.lengths) + 1, order), []
     for request in trace.requests:
         ids, prompt = trace.content.token_ids(request.end), trace.content.lengths[request.prompt]

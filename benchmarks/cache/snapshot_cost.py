@@ -1,4 +1,4 @@
-"""What it costs to be watched: the walk over a large tree, a step beside it, pictures, and twenty open pages.
+"""The cost of being watched: the walk over a large tree, a step beside it, pictures, and twenty open pages.
 
     python -m benchmarks.cache.snapshot_cost [--nodes 100000] [--only walk steps idle picture pages]
 
@@ -46,7 +46,7 @@ RUNNING, PROMPT = 64, 200
 LEAF_TOKENS = 6
 STEPS_PER_S = 100
 MOST_STEPS = 1600
-"""Of a request; the context has room for no more."""
+"""Tokens of a request; the context has no room for more."""
 
 PAGES = 20
 
@@ -111,7 +111,7 @@ QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 
 class Steps:
-    """A worker whose 64 requests decode."""
+    """A worker with 64 decoding requests."""
 
     def __init__(self, nodes: int) -> None:
         self.rig = rig_of(nodes)
@@ -136,7 +136,7 @@ class Steps:
         """CPU seconds of so many turns."""
         total, next_ask = 0.0, 0.0
         watch = self.rig.loop._watch
-        if watched:  # what was saved up while nobody watched is spent once in a watcher's life, not in every block
+        if watched:  # the budget saved up without a watcher is spent once per watcher, not in every block
             watch._budget = Budget()
             watch._budget.spend(SAVED_S)
         else:

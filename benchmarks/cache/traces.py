@@ -1,7 +1,7 @@
-"""Requests whose future is known: four synthetic traces on which orders of eviction are compared.
+"""Requests with a known future: four synthetic traces on which eviction orders are compared.
 
 Nothing but the order of the requests and what they share counts, so tokens carry no text. Every edge of the tree of all
-prompts and answers has tokens of its own: whoever sees one token knows what it is part of, and so when it is asked for
+prompts and answers has tokens of its own: a token identifies what it is part of, and so when it is asked for
 next.
 """
 
@@ -24,9 +24,9 @@ class Request:
     prompt: int
     end: int
     is_last: bool = False
-    """Nobody comes back for it: the last step of a job."""
+    """True if no request continues it: the last step of a job."""
     no_reuse_from: int | None = None
-    """Of its tokens those from here on are for this request alone."""
+    """Its tokens from here on are for this request alone."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Content:
     """Tokens on the path from the root, of each place."""
     total: int = 0
 
-    def add(self, parent: int, count: int) -> int:
+    def add_tokens(self, parent: int, count: int) -> int:
         """``count`` new tokens after a place, or from the start (NOWHERE). Returns where they end."""
         self.parents.append(parent)
         self.starts.append(self.total)
@@ -71,7 +71,7 @@ class Trace:
     requests: list[Request]
 
     def uses(self) -> list[list[int]]:
-        """Of each place the requests, by number and in order, that come by it."""
+        """The requests that pass each place, by number and in order."""
         found: list[list[int]] = [[] for _ in self.content.parents]
         for number, request in enumerate(self.requests):
             for place in self.content.path(request.end):
@@ -87,7 +87,7 @@ class Trace:
 
 
 Session = Iterator[tuple[float, Request]]
-"""Of each request the time that passes before it, since the one before it or since the session began."""
+"""Time before each request, since the previous one or the start of the session."""
 
 
 def _trace(name: str, content: Content, sessions: Iterator[tuple[float, Session]], count: int) -> Trace:
@@ -111,13 +111,13 @@ def _trace(name: str, content: Content, sessions: Iterator[tuple[float, Session]
 def agents(seed: int, count: int) -> Trace:
     """Jobs of 3 to 13 steps that share 20 system prompts; between two steps a tool runs, mostly for a short time."""
     rng, content = random.Random(seed), Content()
-    prompts = [content.add(NOWHERE, 500) for _ in range(20)]
+    prompts = [content.add_tokens(NOWHERE, 500) for _ in range(20)]
 
     def job() -> Session:
         place, steps = rng.choice(prompts), rng.randint(3, 13)
         for step in range(steps):
-            prompt = content.add(place, rng.randint(75, 400))
-            place = content.add(prompt, rng.randint(50, 250))
+            prompt = content.add_tokens(place, rng.randint(75, 400))
+            place = content.add_tokens(prompt, rng.randint(50, 250))
             tool = rng.lognormvariate(2.0, 1.2)
             yield (tool if step else 0.0), Request(prompt, place, is_last=step == steps - 1)
 
@@ -128,7 +128,7 @@ def tenants(seed: int, count: int) -> Trace:
     """60 tenants with prompts of 500 to 4,000 tokens, few of them much used, each busy for a while and then silent;
     their users say 1 to 4 things."""
     rng, content = random.Random(seed), Content()
-    prompts = [content.add(NOWHERE, rng.randint(500, 4000)) for _ in range(60)]
+    prompts = [content.add_tokens(NOWHERE, rng.randint(500, 4000)) for _ in range(60)]
     weights = [1 / (rank + 1) for rank in range(60)]
     busy = [rng.random() < 0.4 for _ in prompts]
 
@@ -139,8 +139,8 @@ def tenants(seed: int, count: int) -> Trace:
         chosen = rng.choices(range(60), [w * (1 if on else 0.02) for w, on in zip(weights, busy)])[0]
         place, turns = prompts[chosen], rng.choice([1, 1, 1, 2, 3, 4])
         for turn in range(turns):
-            prompt = content.add(place, rng.randint(20, 200))
-            place = content.add(prompt, rng.randint(50, 400))
+            prompt = content.add_tokens(place, rng.randint(20, 200))
+            place = content.add_tokens(prompt, rng.randint(50, 400))
             yield (rng.expovariate(1 / 40) if turn else 0.0), Request(prompt, place, is_last=turn == turns - 1)
 
     return _trace("tenants", content, _poisson(rng, 4.0, user), count)
@@ -150,7 +150,7 @@ def retrieval(seed: int, count: int) -> Trace:
     """A system prompt, one of 2,000 documents by Zipf's law, often a second one, a question that is asked once. What
     people ask about drifts."""
     rng, content = random.Random(seed), Content()
-    system = content.add(NOWHERE, 800)
+    system = content.add_tokens(NOWHERE, 800)
     documents = [rng.randint(300, 1500) for _ in range(2000)]
     weights = [1 / (rank + 1) ** 0.9 for rank in range(2000)]
     order = list(range(2000))
@@ -164,33 +164,33 @@ def retrieval(seed: int, count: int) -> Trace:
         for _ in range(rng.choice([1, 1, 2])):
             document = order[rng.choices(range(2000), weights)[0]]
             if (place, document) not in places:
-                places[place, document] = content.add(place, documents[document])
+                places[place, document] = content.add_tokens(place, documents[document])
             place = places[place, document]
         shared = content.lengths[place]
-        prompt = content.add(place, rng.randint(20, 100))
-        yield 0.0, Request(prompt, content.add(prompt, rng.randint(50, 300)), no_reuse_from=shared)
+        prompt = content.add_tokens(place, rng.randint(20, 100))
+        yield 0.0, Request(prompt, content.add_tokens(prompt, rng.randint(50, 300)), no_reuse_from=shared)
 
     return _trace("retrieval", content, _poisson(rng, 1.0, one), count)
 
 
 def bursts(seed: int, count: int) -> Trace:
-    """Chats below one hot system prompt, whose users take their time, and now and then a batch of 100 long prompts that
-    nobody asks for twice."""
+    """Chats below one hot system prompt with slow users, and occasional batches of 100 long prompts that are never
+    repeated."""
     rng, content = random.Random(seed), Content()
-    system = content.add(NOWHERE, 2000)
+    system = content.add_tokens(NOWHERE, 2000)
 
     def chat() -> Session:
         place, turns = system, min(12, 1 + int(rng.expovariate(1 / 4)))
         for turn in range(turns):
-            prompt = content.add(place, rng.randint(20, 200))
-            place = content.add(prompt, rng.randint(100, 500))
+            prompt = content.add_tokens(place, rng.randint(20, 200))
+            place = content.add_tokens(prompt, rng.randint(100, 500))
             pause = rng.lognormvariate(3.5, 1.0)
             yield (pause if turn else 0.0), Request(prompt, place, is_last=turn == turns - 1)
 
     def batch() -> Session:
         for _ in range(100):
-            prompt = content.add(NOWHERE, rng.randint(1000, 3000))
-            yield 0.01, Request(prompt, content.add(prompt, 100), no_reuse_from=0)
+            prompt = content.add_tokens(NOWHERE, rng.randint(1000, 3000))
+            yield 0.01, Request(prompt, content.add_tokens(prompt, 100), no_reuse_from=0)
 
     def any_session() -> Session:
         return batch() if rng.random() < 0.01 else chat()

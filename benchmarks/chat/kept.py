@@ -1,5 +1,5 @@
-"""How much of a conversation's KV is still there when its next turn comes, while others send chats that nobody goes on
-from.
+"""Measures how much of a conversation's KV is still there at its next turn, while other clients send chats that are
+never continued.
 
     python -m benchmarks.chat.kept [--seeds 2] [--conversations 2] [--flood 12000] [--page-size 1]
     python -m benchmarks.chat.kept --model FOLDER         the same on a server, with text made up of words

@@ -65,9 +65,9 @@ class Reply:
 class Client(Protocol):
     name: str
     continues: bool
-    """Whether the engine knows continuations."""
+    """True if the engine supports continuations."""
 
-    async def open(self) -> None: ...
+    async def open_session(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -75,7 +75,7 @@ class Client(Protocol):
         """Random, about ``num_tokens`` long, and unlike any other from its first token on."""
         ...
 
-    async def generate(self, call: Call) -> Reply: ...
+    async def send_call(self, call: Call) -> Reply: ...
 
     async def flush(self) -> bool:
         """Empty the cache; False if the server has no way to do that."""
@@ -135,7 +135,7 @@ class EngineClient:
 
         self._engine = Engine(**settings)
 
-    async def open(self) -> None:
+    async def open_session(self) -> None:
         self._vocab_size = (await asyncio.to_thread(self._engine.get_server_info))["vocab_size"]
 
     async def close(self) -> None:
@@ -145,10 +145,10 @@ class EngineClient:
         return random_ids(rng, num_tokens, self._vocab_size)
 
     async def answer(self, fields: dict[str, Any]) -> Any:
-        """What `POST /generate` answers to these fields, not streamed."""
+        """The answer of `POST /generate` to these fields, not streamed."""
         return await self._engine.async_generate(**fields)
 
-    async def generate(self, call: Call) -> Reply:
+    async def send_call(self, call: Call) -> Reply:
         started, first = time.perf_counter(), None
         answer = await self.answer(native_fields(call))
         if call.stream:
@@ -165,7 +165,7 @@ class EngineClient:
         return (await self.info())["stats"]
 
     async def info(self) -> dict[str, Any]:
-        """What the worker says of itself."""
+        """The worker's report."""
         return await asyncio.to_thread(self._engine.get_server_info)
 
     async def start_profile(self) -> None:
@@ -176,7 +176,7 @@ class EngineClient:
 
 
 class HTTPClient:
-    """What both HTTP clients share."""
+    """The common part of both HTTP clients."""
 
     def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
         import httpx
@@ -222,17 +222,17 @@ class NativeClient(HTTPClient):
     name = "http"
     continues = True
 
-    async def open(self) -> None:
+    async def open_session(self) -> None:
         self._vocab_size = (await self._get("/model_info"))["vocab_size"]
 
     def make_prompt(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
         return random_ids(rng, num_tokens, self._vocab_size)
 
     async def answer(self, fields: dict[str, Any]) -> Any:
-        """What `POST /generate` answers to these fields, not streamed."""
+        """The answer of `POST /generate` to these fields, not streamed."""
         return await self._post("/generate", fields)
 
-    async def generate(self, call: Call) -> Reply:
+    async def send_call(self, call: Call) -> Reply:
         fields = native_fields(call)
         started, first = time.perf_counter(), None
         if not call.stream:
@@ -250,7 +250,7 @@ class NativeClient(HTTPClient):
         return (await self.info())["stats"]
 
     async def info(self) -> dict[str, Any]:
-        """What the worker says of itself."""
+        """The worker's report."""
         return (await self._get("/server_info"))["internal_states"][0]
 
     async def start_profile(self) -> None:
@@ -267,18 +267,18 @@ class OpenAIClient(HTTPClient):
     continues = False
     _words_per_token = 1.0
 
-    async def open(self) -> None:
+    async def open_session(self) -> None:
         model = (await self._get("/v1/models"))["data"][0]
         self._model = model["id"]
         self.continues = model.get("owned_by") == "baton"
-        probe = await self.generate(Call(prompt=self.make_prompt(np.random.default_rng(0), 200), max_tokens=1))
+        probe = await self.send_call(Call(prompt=self.make_prompt(np.random.default_rng(0), 200), max_tokens=1))
         self._words_per_token = 200 / probe.prompt_tokens
 
     def make_prompt(self, rng: np.random.Generator, num_tokens: int) -> str:
         count = max(1, round(num_tokens * self._words_per_token))
         return " ".join(str(number) for number in rng.integers(1000, 10_000, count))
 
-    async def generate(self, call: Call) -> Reply:
+    async def send_call(self, call: Call) -> Reply:
         body: dict[str, Any] = {
             **call.sampling,
             "model": self._model,

@@ -89,7 +89,7 @@ def write_dummy_model(folder: Path, config: dict[str, Any]) -> None:
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A byte-level tokenizer whose first 128 tokens are ASCII and whose others are words of their own (``<00128>``, …).
+    """A byte-level tokenizer: the first 128 tokens are ASCII, the others words of their own (``<00128>``, …).
 
     Any sequence of its ids decodes to text that encodes to the same ids, so that a client that sends text again sends
     the same tokens again. It cannot encode what is not ASCII.

@@ -9,7 +9,7 @@ PUBLISHED = "SGLang 0.5.15 on one H200, as published; not measured by this run"
 SHAPE = "llama-3.1-8b"
 
 PREFILL_LEN, NEW_TOKENS = 1024, 64
-"""Of plain serving."""
+"""Lengths in plain serving."""
 
 PREFILL_GOAL = 43_000
 """tokens/s, at any batch size that fills the card."""
@@ -22,10 +22,10 @@ SGLANG_STATIC_MS = {1: 6.00, 16: 6.68, 64: 8.68}
 SGLANG_PREFILL_MS = {1: 24.7, 16: 373.0, 64: 1515.0}
 
 PROMPT, STAGE1, SUFFIX, BEAMS, BEAM_STEPS = 500, 200, 4, 32, 3
-"""Of two-stage requests."""
+"""Lengths and beams of two-stage requests."""
 
 TTFT_GOAL_MS = {1: 6.0, 16: 9.0, 64: 20.0}
-"""Of stage 2 after a handoff, by concurrency; likewise below."""
+"""Goal of stage 2's time to the first token after a handoff, by concurrency; likewise below."""
 SGLANG_TTFT_MS = {1: 16.4, 16: 19.2, 64: 42.9}
 """A radix hit of 700 tokens."""
 SGLANG_STAGE1_S = {1: 0.999, 16: 1.284, 64: 2.136}

@@ -77,7 +77,7 @@ class BareClient(NativeClient):
     async def answer(self, fields: dict[str, Any]) -> Any:
         return msgspec.json.decode(b"".join([part async for part in self._connections.post("/generate", fields)]))
 
-    async def generate(self, call: Call) -> Reply:
+    async def send_call(self, call: Call) -> Reply:
         fields = native_fields(call)
         started, first = time.perf_counter(), None
         if not call.stream:

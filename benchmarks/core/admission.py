@@ -2,7 +2,7 @@
 
     python -m benchmarks.core.admission [--requests 64] [--prefix 100000]
 
-    different   each request goes on with tokens of its own: all are admitted in one step
+    different   each request continues with its own tokens: all are admitted in one step
     the same    all go on with the same 64 tokens: one is admitted, the others wait to find them in the cache
 
 Beside it the time of two parts: of finding out who shares what with whom (`SharedPrefixes`), and of looking up the
@@ -32,7 +32,7 @@ from baton.scheduler.token_buffer import pack_ids
 from benchmarks.common.measured import RESULTS, about_this_run
 
 GOAL_MS = 2.0
-"""Of the second column, for 64 requests on 100,000 tokens."""
+"""Goal of the second column, for 64 requests on 100,000 tokens."""
 
 Row = tuple[str, float, float, float]
 

@@ -84,10 +84,10 @@ class Case:
         self.bytes = self.blocks * block_bytes
         self.folder = folder
         self.block_bytes, self.model = block_bytes, model.encode()
-        self.open()
+        self.open_store()
         self.ours, self.theirs = np.ones(self.bytes, np.uint8), np.ones(self.bytes, np.uint8)
 
-    def open(self) -> None:
+    def open_store(self) -> None:
         self.pool = DiskPool(self.folder, 2 * self.bytes + 100 * MIB, self.block_bytes, self.model)
         self.woken = threading.Semaphore(0)
         self.io = BlockIO(self.pool, self.memory, self.bytes, wake=self.woken.release)
@@ -99,7 +99,7 @@ class Case:
     def clear(self) -> None:
         self.close()
         shutil.rmtree(self.folder)
-        self.open()
+        self.open_store()
 
     def drop_cache(self) -> None:
         os.sync()

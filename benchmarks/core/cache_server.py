@@ -50,7 +50,7 @@ class CacheServer:
         self.events.watch(self.cache, None)
 
     def end_step(self) -> None:
-        """What a worker does once a step."""
+        """The work of a worker in each step."""
         self.rows.take_updates()
         if self.events is not None:
             self.events.publish()
@@ -161,14 +161,14 @@ class TreeMemory:
     """MB of host memory that a tree takes; the pools not counted."""
 
     traced: float
-    """What Python and numpy have asked for."""
+    """Memory allocated by Python and numpy."""
     resident: float
     """By how much the process has grown."""
 
 
 def tree_memory(tokens: int = 1_000_000, node_tokens: int = 64) -> TreeMemory:
-    """Of a tree of so many tokens that branches at random, with nodes of this length on average. Each figure comes from
-    a process of its own."""
+    """Figures of a randomly branching tree of so many tokens, with nodes of this length on average. Each figure is from
+    its own process."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
         return TreeMemory(*(processes.apply(measure, (tokens, node_tokens)) for measure in (_traced_mb, _resident_mb)))
 

@@ -59,7 +59,7 @@ PROMPT, SUFFIX = 700, 8
 GOAL_MS, GOAL_BATCH_SIZE = 1.0, 64
 
 Kinds = dict[str, dict[str, Any]]
-"""Of a profile: by kind of step."""
+"""The figures of a profile, by kind of step."""
 
 
 class FreeRunner:

@@ -109,7 +109,7 @@ def random_path(trie: ItemTrie, width: int, depth: int) -> np.ndarray:
 
 
 def step_costs(trie: ItemTrie, nodes: np.ndarray, width: int) -> dict[str, float]:
-    """µs of a step of a search whose live beams are at ``nodes``."""
+    """Time in µs of a step of a search with live beams at ``nodes``."""
     index, tokens = trie.children(nodes)
     chosen = np.random.default_rng(1).permutation(len(index))[: CANDIDATES_PER_BEAM * width]
     from_nodes, by_tokens = nodes[index[chosen]], tokens[chosen]

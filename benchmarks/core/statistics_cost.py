@@ -1,4 +1,4 @@
-"""What the statistics of the cache cost: the agent trace on two caches in turns, one of them watched.
+"""The cost of the cache's statistics: the agent trace on two caches in turns, one of them watched.
 
     python -m benchmarks.core.statistics_cost [--jobs 300] [--page-size 1]
 
@@ -97,7 +97,7 @@ def measure(active: int, num_jobs: int, page_size: int) -> np.ndarray:
 
 
 def ratio(times: np.ndarray) -> float:
-    """Of the sums, the slowest tenth of the turns left out."""
+    """Ratio of the sums, without the slowest tenth of the turns."""
     usual = times[times.sum(axis=1) <= np.quantile(times.sum(axis=1), 0.9)]
     return float(usual[:, 1].sum() / usual[:, 0].sum())
 

@@ -30,7 +30,7 @@ ATTENDED = [(1, 32, 700, 3), (16, 32, 700, 3), (1, 512, 700, 3), (1, 4, 700, 3),
 """searches, beams of each, shared prefix, own tail"""
 SPEC = AttentionSpec(layer_id=0, num_heads=8, num_kv_heads=4, head_dim=64, scale=0.125)
 CHILDREN = 16
-"""Of each node of the trie."""
+"""Number of children of each node of the trie."""
 
 
 def best_of(repeat: int, run: Callable[[], object]) -> float:

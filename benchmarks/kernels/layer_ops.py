@@ -45,7 +45,7 @@ def load(device: torch.device) -> dict[str, Mapping[str, Callable[..., Any]]]:
 
 
 def arguments_of(name: str, trial: Trial, device: torch.device) -> tuple[Any, ...]:
-    """What a trial calls the operation with, the first time."""
+    """Arguments of a trial's first call of the operation."""
     caught: list[tuple[Any, ...]] = []
 
     def catch(*arguments: Any) -> Any:
@@ -129,7 +129,7 @@ def main() -> None:
                 trial = Trial(shape, tokens, dtype)
                 times = time_libraries(libraries, name, trial, device, args.repeat)
                 cells = "".join(f"{times[each]:15.1f}" if each in times else f"{'-':>15s}" for each in libraries)
-                # What a trial copies is half of its slots.
+                # A trial copies half of its slots.
                 moved = bytes_moved(name, shape, tokens, (tokens + SPARE_SLOTS) // 2, dtype.itemsize)
                 speed = f"{moved / min(times.values()) / 1e3:8.0f}" if times else f"{'-':>8s}"
                 print(f"{name:18s}{tokens:8d}{cells}{speed}")

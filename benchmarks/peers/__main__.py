@@ -29,11 +29,11 @@ from typing import Any
 
 from benchmarks.common.measured import RESULTS, about_this_run
 from benchmarks.peers.engines import OURS, ROOT, VLLM, Baton, Engine, OpenVINO
-from benchmarks.peers.picture import draw
 from benchmarks.peers.plan import QUICK, Sizes, Unit, units
 from benchmarks.peers.results import Results
 from benchmarks.peers.session import Session, Settings
 from benchmarks.peers.table import lines, render
+from benchmarks.peers.table_picture import draw
 
 
 def processor(name: str) -> str:

@@ -83,7 +83,7 @@ class Driver:
             raise
 
     def ask(self, do: str, limit_s: float, **keywords: Any) -> Any:
-        """What the method ``do`` of the driver's engine returns, of which these are the keywords."""
+        """The result of the method ``do`` of the driver's engine, called with these keywords."""
         assert self._process.popen.stdin is not None
         try:
             self._process.popen.stdin.write(json.dumps({"do": do, **keywords}) + "\n")

@@ -21,7 +21,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Unit:
-    """What engines take turns at. run: on a driver; load: on a server, over HTTP."""
+    """A unit of work that engines take turns at. run: on a driver; load: on a server, over HTTP."""
 
     name: str
     metrics: tuple[Metric, ...]
@@ -31,7 +31,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of all units, in requests and tokens."""
+    """Sizes of all units, in requests and tokens."""
 
     throughput: tuple[tuple[int, int, int], ...] = ((32, 512, 64), (8, 2048, 32))
     """requests, prompt, output"""

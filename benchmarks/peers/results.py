@@ -1,4 +1,4 @@
-"""What was measured, failed and skipped; written to JSON after every unit, so that a run can be stopped and gone on."""
+"""The measurements, failures and skipped units; written to JSON after every unit, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 Row = dict[str, Any]
 SAME = ("commit", "processor", "cores", "seed", "quick")
-"""What must not have changed between the runs of one table."""
+"""Facts that must be the same in all runs of one table."""
 
 
 class Results:
@@ -38,7 +38,7 @@ class Results:
     # -- what is known -------------------------------------------------------------------------------------------------
 
     def done(self, place: Row, engine: str) -> bool:
-        """Whether an engine has been measured at a place ({model, dtype, unit, round})."""
+        """True if an engine has been measured at a place ({model, dtype, unit, round})."""
         wanted = place | {"engine": engine}
         return any(wanted.items() <= row.items() for row in self.report["rows"])
 
@@ -50,7 +50,7 @@ class Results:
         return None
 
     def values(self, model: str, dtype: str, metric: str) -> dict[str, float]:
-        """Of each engine the median of its rounds."""
+        """Median of each engine's rounds."""
         rounds: dict[str, list[float]] = {}
         for row in self.report["rows"]:
             if (row["model"], row["dtype"], row["metric"]) == (model, dtype, metric):
@@ -58,7 +58,7 @@ class Results:
         return {engine: median(values) for engine, values in rounds.items()}
 
     def rounds(self) -> int:
-        """Of the figure that has fewest."""
+        """The least number of rounds of any figure."""
         counts: dict[tuple[str, ...], int] = {}
         for row in self.report["rows"]:
             key = tuple(row[name] for name in ("model", "dtype", "metric", "engine"))
@@ -67,7 +67,7 @@ class Results:
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
-    def add(self, place: Row, engine: str, figures: dict[str, float], extra: Row, load: float) -> None:
+    def add_figures(self, place: Row, engine: str, figures: dict[str, float], extra: Row, load: float) -> None:
         for metric, value in figures.items():
             row = {**place, "engine": engine, "metric": metric, "value": value, "load": round(load, 2)}
             self.report["rows"].append(row)
@@ -82,7 +82,7 @@ class Results:
         )
 
     def warn(self, where: str, lines: Sequence[str]) -> None:
-        """What ours warned of when it started: that the machine was too busy for its trials, for one."""
+        """Add Baton's warnings at its start, such as a machine too busy for its trials."""
         new = [f"{where}: {without_folders(line)}" for line in lines]
         self.report["warnings"] += [line for line in new if line not in self.report["warnings"]]
 

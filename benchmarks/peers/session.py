@@ -29,7 +29,7 @@ SETTLE_S = 0.5
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a whole run. limit_s: of an answer, and of a start."""
+    """Settings of a whole run. limit_s: time limit of an answer, and of a start."""
 
     cores: list[int]
     work: Path
@@ -93,7 +93,7 @@ class Session:
             self._results.fail(place, engine.name, failure.reason, failure.last_lines)
             tqdm.write(f"{engine.name} failed at {unit.name}: {failure.reason}")
             return None
-        self._results.add(place, engine.name, found.figures, found.extra, os.getloadavg()[0])
+        self._results.add_figures(place, engine.name, found.figures, found.extra, os.getloadavg()[0])
         return found
 
     def _compare(self, outputs: dict[str, list[Ids]], place: Row) -> None:

@@ -27,7 +27,7 @@ class Line:
 
     @property
     def best(self) -> float | None:
-        """Of the peers that were measured."""
+        """The best value of the measured peers; None without any."""
         others = [value for engine, value in self.values.items() if engine != OURS]
         return (max if self.metric.more_is_better else min)(others) if others else None
 

@@ -1,4 +1,4 @@
-"""What an engine is asked to do in each unit, and what is taken from its answers. Times are taken by the drivers."""
+"""The work of each unit: its requests to an engine, and the figures taken from the answers. Drivers take the times."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class Steps:
     """By batch size."""
     context: int
     tokens: int
-    """Of the request that begins last. Engines that compute prompts in pieces, and decode meanwhile, need more of those
-    that begin first."""
+    """Tokens of the request that begins last. Engines that compute prompts in pieces, and decode meanwhile, need more
+    tokens of those that begin first."""
 
     def __call__(self, ask: Ask, prompts: Prompts) -> Found:
         rng, found = prompts.rng(), Found({})
@@ -132,7 +132,7 @@ class TwoStages:
     prompt: int
     stage1: int
     width: int = 0
-    """Of a beam search; 0: stage 2 generates."""
+    """Width of the beam search; 0: stage 2 generates."""
     evicted: bool = False
 
     def __call__(self, ask: Ask, prompts: Prompts) -> Found:
@@ -177,6 +177,6 @@ class TwoStages:
 
 
 def check_paths(paths: list[str | None]) -> None:
-    """Of continuations: the second stage must have been handed what the first left."""
+    """Check continuations: the second stage must have taken over the first one's KV."""
     if any(path != "handoff" for path in paths):
         raise EngineFailed(f"stage 2 was not handed off: {paths}")

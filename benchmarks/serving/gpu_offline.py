@@ -97,7 +97,7 @@ async def prefill_round(client: EngineClient, line: Line, rng: np.random.Generat
     """Seconds until every request of a batch has its first, and only, token."""
     prompts = [client.make_prompt(rng, line.prompt_len) for _ in range(line.batch_size)]
     began = time.perf_counter()
-    await asyncio.gather(*(client.generate(Call(prompt=prompt, max_tokens=1)) for prompt in prompts))
+    await asyncio.gather(*(client.send_call(Call(prompt=prompt, max_tokens=1)) for prompt in prompts))
     return time.perf_counter() - began
 
 
@@ -109,7 +109,7 @@ async def decode_round(client: EngineClient, line: Line, rng: np.random.Generato
         Call(prompt=client.make_prompt(rng, line.prompt_len), max_tokens=steps + 2 * head_start)
         for _ in range(line.batch_size - 1)
     ]
-    others = [asyncio.ensure_future(client.generate(call)) for call in calls]
+    others = [asyncio.ensure_future(client.send_call(call)) for call in calls]
     await asyncio.sleep(0)  # they are sent first
     times = await between_tokens(client, client.make_prompt(rng, line.prompt_len), steps)
     await asyncio.gather(*others)
@@ -136,7 +136,7 @@ async def measure_loop(
     profiles: dict[str, Any] = {}
     rng = np.random.default_rng(args.seed)
     try:
-        await client.open()
+        await client.open_session()
         info = await client.info()
         rounds = [(number, line) for number in range(args.rounds + 1) for line in lines]
         for number, line in tqdm(rounds, "server loop", unit="round", leave=False):
@@ -159,7 +159,7 @@ async def measure_loop(
 
 
 def goals(line: Line, args: argparse.Namespace) -> dict[str, float | None]:
-    """What the line is compared with, in ms, where that is of this shape, card and lengths."""
+    """The goals and published figures in ms that apply to the line's shape, card and lengths; None where none does."""
     names = {
         "goal_step_ms": published.DECODE_GOAL_MS,
         "sglang_step_ms": published.SGLANG_DECODE_MS,

@@ -62,7 +62,7 @@ async def first_stage(
         for _ in range(count)
     ]
     began = time.perf_counter()
-    parents = await asyncio.gather(*(client.generate(call) for call in calls))
+    parents = await asyncio.gather(*(client.send_call(call) for call in calls))
     for parent in parents:
         if parent.refused:
             raise RuntimeError(f"stage 1 was not retained: {parent.refused}")
@@ -72,7 +72,7 @@ async def first_stage(
 async def second_stage(
     client: EngineClient | NativeClient, parent: Reply, suffix: list[int], args: argparse.Namespace
 ) -> Reply:
-    return await client.generate(
+    return await client.send_call(
         Call(prompt=suffix, max_tokens=args.stage2_tokens, sampling=GREEDY, stream=True, parent=parent.name)
     )
 
@@ -137,7 +137,7 @@ async def measure(
     rng = np.random.default_rng(args.seed)
     profiles: dict[str, Any] = {}
     try:
-        await client.open()
+        await client.open_session()
         info = await client.info()
         for line in lines:
             await run_round(client, Line(line.concurrency), args, rng)  # warms up
@@ -152,7 +152,7 @@ async def measure(
 
 
 def engine_settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """Of the engine, or of a server."""
+    """Settings of the engine, or of a server."""
     most = max(args.concurrency)
     width = args.beam_width or published.BEAMS
     rows = max([most, *(width * count for count in args.beam_concurrency if count in args.concurrency)])
@@ -177,7 +177,7 @@ def engine_settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
 
 
 def goals(line: Line, args: argparse.Namespace) -> dict[str, float | None]:
-    """What the line is compared with, where that is of this shape, card and lengths."""
+    """The goals and published figures that apply to the line's shape, card and lengths; None where none does."""
     names = {
         "ttft_goal_ms": published.TTFT_GOAL_MS,
         "beam_goal_ms": published.BEAM_GOAL_MS,

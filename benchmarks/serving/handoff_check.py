@@ -45,14 +45,14 @@ STALL_S = 120.0
 
 @dataclass
 class Outcome:
-    """What came of the pairs of one run."""
+    """The outcome of the pairs of one run."""
 
     page_size: int
     mode: str
     load: float
     pairs: int = 0
     recomputed_more: int = 0
-    """Pairs whose stage 2 computed more than suffix + 1 tokens."""
+    """Pairs in which stage 2 computed more than suffix + 1 tokens."""
     most_recomputed: int = 0
     """Beyond the suffix."""
     handoffs_recomputed_more: int = 0
@@ -180,7 +180,7 @@ class Run:
 
     async def _generate(self, call: Call) -> Any:
         async with asyncio.timeout(STALL_S):
-            reply = await self._client.generate(call)
+            reply = await self._client.send_call(call)
         self._outcome.slowest_s = max(self._outcome.slowest_s, reply.total)
         return reply
 
@@ -243,7 +243,7 @@ async def _run_one(folder: str, outcome: Outcome, num_pairs: int, seed: int) -> 
         }
     )
     try:
-        await client.open()
+        await client.open_session()
         await Run(client, outcome, num_pairs, seed).run()
     finally:
         await client.close()

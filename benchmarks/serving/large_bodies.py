@@ -1,4 +1,5 @@
-"""What large bodies and answers cost the HTTP process: its memory at the peak, and the slowest `/health` meanwhile.
+"""The cost of large bodies and answers in the HTTP process: its memory at the peak, and the slowest `/health`
+meanwhile.
 
     python -m benchmarks.serving.large_bodies [--repeat 5] [--cases prompts logprobs]
 
@@ -43,7 +44,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "logprobs": ("an answer with 1.9 million logprobs", _logprobs),
     "logprob texts": ("the same with texts", lambda: _logprobs(return_text_in_logprobs=True)),
 }
-"""What is sent, and its body."""
+"""Cases: name -> (description, maker of the body)."""
 
 
 def _echo(listener: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Decoding beside other people's processes: how much slower a busy core makes it.
+"""Decoding beside other processes: the slowdown by a busy core.
 
     python -m benchmarks.serving.neighbours [--neighbours 0 1 2] [--batch-sizes 1 8] [--rounds 3] [--prompt-len 128]
                                             [--tokens 120] [--model FOLDER]
@@ -60,7 +60,7 @@ class Engine:
 
 
 def serve(way: str, settings: dict[str, Any], lines: IO[str]) -> None:
-    """What the engine's process does: for each line [batch size, prompt length, tokens] write the seconds."""
+    """The engine's process: for each line [batch size, prompt length, tokens], write the seconds."""
     from baton.entrypoints.engine import Engine as BatonEngine
     from baton.runtime import worker
 

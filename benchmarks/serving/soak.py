@@ -1,4 +1,4 @@
-"""Does anything grow, leak or starve? A server on the toy model, and every kind of client at once, for a long time.
+"""A long run that looks for growth, leaks and starvation: a server on the toy model, with every kind of client at once.
 
     python -m benchmarks.serving.soak --minutes 60 [--concurrency 32]
 

@@ -1,4 +1,4 @@
-"""What the soak run sends: every kind of request at once, with clients that behave badly in every way.
+"""The clients of the soak run: every kind of request at once, with every kind of misbehaviour.
 
 A kind is one coroutine function: it sends something, and returns what was wrong about the answer, or None.
 """
@@ -30,7 +30,7 @@ class Soak:
     numbers: itertools.count = field(default_factory=itertools.count)
     sent: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    """What should not have happened, by kind and finding."""
+    """Faults, by kind and finding."""
     finished: list[str] = field(default_factory=list)
     """Rids that others may continue."""
 
@@ -47,7 +47,7 @@ class Soak:
             "max_new_tokens": self.rng.randrange(1, new),
             "temperature": self.rng.choice([0, 0.8]),
         }
-        sampling |= {"logit_bias": {str(BAD_TOKEN): -100.0}}  # nobody else may say it by chance
+        sampling |= {"logit_bias": {str(BAD_TOKEN): -100.0}}  # no other request may generate it by chance
         sampling |= more.pop("sampling", {})
         return {"rid": self.name(kind), "input_ids": self.ids(), "sampling_params": sampling, **more}
 

@@ -100,7 +100,7 @@ class Cell:
     at_once: int
     tokens_per_s: list[float] = field(default_factory=list)
     tokens_per_step: list[float] = field(default_factory=list)
-    """Of each session."""
+    """One value for each session."""
     drafted: int = 0
     accepted: int = 0
 

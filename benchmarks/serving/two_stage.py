@@ -4,7 +4,7 @@
 
     --url http://localhost:30000            our server, native API
     --openai-url http://localhost:8000      any server with /v1/completions
-    --beam-width 32 [--beam-steps 3]        stage 2 is a beam search: see benchmarks/beams/stage.py
+    --beam-width 32 [--beam-steps 3]        stage 2 is a beam search: see benchmarks/beams/search_stage.py
     --handoff-check 1000                    see handoff_check.py
     --gpu [--http] [--profile]              on a GPU, with both kinds of stage 2: see gpu_two_stage.py
 
@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.beams.stage import run_beam_stage
+from benchmarks.beams.search_stage import run_beam_stage
 from benchmarks.common.clients import SAMPLED, Call, Client, EngineClient, NativeClient, OpenAIClient, Reply
 from benchmarks.common.gpu_run import add_gpu_arguments, check_gpu_arguments
 from benchmarks.common.measured import RESULTS
@@ -54,7 +54,7 @@ GOAL_PROMPT_LEN, GOAL_RATIO = 3000, 10
 """Stage-2 TTFT of continuation, at least so many times below that of replay."""
 
 PAIRS_SHARE = 0.8
-"""Of the pool, that the pairs of a round fill when they run together."""
+"""Share of the pool that the concurrent pairs of a round fill."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Cell:
     emptied_by: str = ""
     """How replay got its empty cache: flush, or a new prompt where the server cannot flush."""
 
-    def add(self, stage1_s: float, stage2_s: float, replies: list[Reply]) -> None:
+    def add_pair(self, stage1_s: float, stage2_s: float, replies: list[Reply]) -> None:
         self.stage1.append(stage1_s)
         self.wall.append(stage1_s + stage2_s)
         for reply in replies:
@@ -113,7 +113,7 @@ async def run_round(client: Client, work: Workload, cell: Cell, rng: np.random.G
     began = time.perf_counter()
     firsts = await asyncio.gather(
         *(
-            client.generate(
+            client.send_call(
                 Call(prompt=prompt, max_tokens=work.stage1, sampling=SAMPLED | {"seed": seed}, retain_ttl=retain_ttl)
             )
             for seed, prompt in enumerate(prompts)
@@ -129,13 +129,13 @@ async def run_round(client: Client, work: Workload, cell: Cell, rng: np.random.G
     began = time.perf_counter()
     replies = await asyncio.gather(
         *(
-            client.generate(Call(prompt=suffix, max_tokens=work.stage2, stream=True, parent=first.name))
+            client.send_call(Call(prompt=suffix, max_tokens=work.stage2, stream=True, parent=first.name))
             if cell.mode == "continuation"
-            else client.generate(Call(prompt=prompt + first.output + suffix, max_tokens=work.stage2, stream=True))
+            else client.send_call(Call(prompt=prompt + first.output + suffix, max_tokens=work.stage2, stream=True))
             for prompt, first in zip(prompts, firsts)
         )
     )
-    cell.add(stage1_s, time.perf_counter() - began, replies)
+    cell.add_pair(stage1_s, time.perf_counter() - began, replies)
 
 
 async def press(client: Client, rng: np.random.Generator, num_tokens: int) -> None:
@@ -152,7 +152,7 @@ async def press(client: Client, rng: np.random.Generator, num_tokens: int) -> No
 
     async def send(call: Call) -> None:
         async with turns:
-            await client.generate(call)
+            await client.send_call(call)
 
     await asyncio.gather(*map(send, calls))
 
@@ -209,7 +209,7 @@ async def run(args: argparse.Namespace) -> list[Cell]:
             for concurrency in args.concurrency:
                 client = make_client(args, Path(made), work, concurrency)
                 try:
-                    await client.open()
+                    await client.open_session()
                     measured = await measure(client, work, concurrency, args)
                 finally:
                     await client.close()
@@ -313,7 +313,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", action="store_true", help="also two_stage.png, of the TTFT over concurrency")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    beams = parser.add_argument_group("stage 2 as a beam search, see benchmarks/beams/stage.py")
+    beams = parser.add_argument_group("stage 2 as a beam search, see benchmarks/beams/search_stage.py")
     beams.add_argument("--beam-width", type=int, default=0, help="only this, with so many beams")
     beams.add_argument("--beam-steps", type=int, default=3, help="tokens of each result")
     beams.add_argument("--transformers", type=int, nargs="*", default=[1], metavar="CONC", help="with so many at once")

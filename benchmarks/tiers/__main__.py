@@ -31,7 +31,7 @@ from benchmarks.common.measured import RESULTS, about_this_run
 from benchmarks.common.models import SHAPES, write_dummy_model
 from benchmarks.tiers import broken_lease, multi_turn, restart, write_cost
 from benchmarks.tiers.engines import Maker
-from benchmarks.tiers.plot import plot
+from benchmarks.tiers.tier_plots import plot
 
 Report = dict[str, Any]
 Part = tuple[Callable[[Maker], Coroutine[Any, Any, Report]], Callable[[Report], None]]

@@ -78,13 +78,13 @@ async def run_pair(client: Client, work: Pair, cell: Cell, seed: int) -> None:
     await client.flush()
     rng = np.random.default_rng(seed)
     prompt, suffix = client.make_prompt(rng, work.prompt), client.make_prompt(rng, work.suffix)
-    first = await client.generate(Call(prompt=prompt, max_tokens=work.stage1, retain_ttl=3600.0))
+    first = await client.send_call(Call(prompt=prompt, max_tokens=work.stage1, retain_ttl=3600.0))
     if first.refused:
         raise RuntimeError(f"stage 1 was not retained: {first.refused}")
     if cell.mode != "handoff":
         prompts = [client.make_prompt(rng, length) for length in work.others]
-        await asyncio.gather(*(client.generate(Call(prompt=p, max_tokens=OTHERS_ANSWER)) for p in prompts))
-    reply = await client.generate(Call(prompt=suffix, max_tokens=work.stage2, stream=True, parent=first.name))
+        await asyncio.gather(*(client.send_call(Call(prompt=p, max_tokens=OTHERS_ANSWER)) for p in prompts))
+    reply = await client.send_call(Call(prompt=suffix, max_tokens=work.stage2, stream=True, parent=first.name))
     cell.ttft.append(reply.ttft)
     cell.computed.append(reply.prompt_tokens - (reply.cached_tokens or 0))
     cell.paths[reply.path or "none"] += 1

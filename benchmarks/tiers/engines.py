@@ -69,7 +69,7 @@ class TierEngine(EngineClient):
             self._profile.runcall(run_worker, config, endpoints, stop)
 
     def drop_page_cache(self) -> None:
-        """What is on disk is read from there next time, not from the system's memory."""
+        """Drop the system's page cache, so that the next read is from disk."""
         if self._disk:
             drop_page_cache(Path(self._disk))
 
@@ -92,10 +92,10 @@ def build_with_cpu_clock(config: WorkerConfig, **options: Any) -> Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class Maker:
-    """What all engines of a run share."""
+    """Settings that all engines of a run share."""
 
     folder: Path
-    """Of the model."""
+    """The model's folder."""
     page_size: int
     linear_backend: str
     write_policy: str
@@ -148,7 +148,7 @@ class Maker:
                 for name in names:
                     kind = name.removesuffix(" again")
                     engines[name] = self.make(name, pools, kind=kind, disk=Path(disk))
-                    await engines[name].open()
+                    await engines[name].open_session()
                 yield engines
             finally:
                 for engine in engines.values():

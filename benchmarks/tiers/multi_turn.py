@@ -30,9 +30,9 @@ class Conversations:
 
     number: int
     first: int
-    """Of the first prompt of each."""
+    """Tokens of each conversation's first prompt."""
     user: int
-    """Of each later turn."""
+    """New tokens of each later turn."""
     answer: int
     turns: int
     at_once: int
@@ -73,7 +73,7 @@ class Cell:
 
     @property
     def later_ttft(self) -> list[float]:
-        """Of all turns but the first, which has nothing to find."""
+        """Times to the first token of all turns but the first, which finds nothing."""
         return [seconds for turn in self.ttft[1:] for seconds in turn]
 
     def report(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ async def run_round(client: TierEngine, work: Conversations, cell: Cell, seed: i
 
     async def take_turn(number: int, turn: int) -> None:
         prompt = so_far[number] + said[number][turn]
-        reply = await client.generate(Call(prompt=prompt, max_tokens=work.answer, stream=True))
+        reply = await client.send_call(Call(prompt=prompt, max_tokens=work.answer, stream=True))
         cell.ttft[turn].append(reply.ttft)
         cell.cached[turn] += reply.cached_tokens or 0
         cell.reusable[turn] += max(0, len(so_far[number]) - 1)  # the last token of an answer is not computed

@@ -40,10 +40,10 @@ class Restart:
 async def serve(maker: Maker, work: Restart, disk: Path, shared: list[int], end: list[int]) -> dict[str, Any]:
     """Start, answer one request after a short other one, wait until all is written, stop."""
     engine = maker.make("disk", work.pools, disk=disk)
-    await engine.open()
+    await engine.open_session()
     try:
-        await engine.generate(Call(prompt=end[::-1], max_tokens=2))  # lazy initialisation
-        reply = await engine.generate(Call(prompt=shared + end, max_tokens=work.answer, stream=True))
+        await engine.send_call(Call(prompt=end[::-1], max_tokens=2))  # lazy initialisation
+        reply = await engine.send_call(Call(prompt=shared + end, max_tokens=work.answer, stream=True))
         await written(disk)
     finally:
         await engine.close()

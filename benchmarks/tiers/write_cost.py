@@ -1,4 +1,5 @@
-"""What write-through costs traffic that needs no tier: everything fits the device, and is copied to the host anyway.
+"""The cost of write-through for traffic that needs no tier: everything fits the device, and is copied to the host
+anyway.
 
 The scheduler's thread also runs the model on a CPU, which is nearly all of its time and varies by more than the tier
 costs. So its own work is taken alone too, by the phases of its steps: all but launch. Both are shares of all its time.
@@ -36,7 +37,7 @@ class Traffic:
     clients: int
     prompt: int
     user: int
-    """Of the second turn."""
+    """Tokens of the second turn."""
     answer: int
     each: int
     """Conversations of a client, one after the other."""
@@ -77,7 +78,7 @@ async def run_traffic(engine: TierEngine, work: Traffic, seed: int) -> Run:
             prompt: list[int] = []
             for words in said[talk]:
                 prompt += words
-                reply = await engine.generate(Call(prompt=prompt, max_tokens=work.answer, stream=True))
+                reply = await engine.send_call(Call(prompt=prompt, max_tokens=work.answer, stream=True))
                 prompt = prompt + reply.output
                 answers[talk] += reply.output
 
@@ -94,7 +95,7 @@ async def run_traffic(engine: TierEngine, work: Traffic, seed: int) -> Run:
 
 
 def difference(ours: list[float], theirs: list[float], wholes: list[float]) -> dict[str, float]:
-    """Of pairs, as a share of a whole: the mean, half the width of its 95 % confidence interval, and the median."""
+    """Differences of pairs as a share of a whole: (mean, half-width of its 95 % confidence interval, median)."""
     shares = [(a - b) / whole for a, b, whole in zip(ours, theirs, wholes, strict=True)]
     spread = student(len(shares) - 1) * stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else math.inf
     return {"mean": mean(shares), "half_width": spread, "median": median(shares)}

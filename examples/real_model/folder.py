@@ -23,7 +23,7 @@ FILES = ("LICENSE", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "generat
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether all files are there, and the weights as long as they say."""
+    """True if all files are there, and the weights have the length that they declare."""
     if not all((folder / name).is_file() for name in FILES):
         return False
     try:

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 REQUIREMENT = Path(__file__).with_name("package.txt")
-"""What is fetched: one version, and the hash that its file must have."""
+"""The package to fetch: one version, and the hash of its file."""
 
 
 class PackageError(Exception):

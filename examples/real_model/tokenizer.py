@@ -23,7 +23,7 @@ _NAMED = {
 
 
 def make_tokenizer(gguf: GGUFFile) -> Tokenizer:
-    """What tokenizer.json is written from. Raises GGUFError for any other kind of tokenizer."""
+    """The data for tokenizer.json. Raises GGUFError for another kind of tokenizer."""
     gguf.expect("tokenizer.ggml.model", "gpt2", "byte-level BPE")
     gguf.expect("tokenizer.ggml.pre", "smollm", "digits one by one, then GPT-2's words")
     gguf.expect("tokenizer.ggml.add_space_prefix", False, "no space before a text")

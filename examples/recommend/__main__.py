@@ -93,7 +93,7 @@ def show_items(ids: Sequence[str], items: Sequence[Item | None], metas: Sequence
 
 
 def cost(meta: dict[str, Any]) -> str:
-    """What the server says of one stage."""
+    """The server's figures of one stage, as text."""
     came = meta.get("continuation")
     computed = meta["prompt_tokens"] - meta["cached_tokens"]
     text = f"{computed} of {meta['prompt_tokens']} prompt tokens computed"

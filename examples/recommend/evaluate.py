@@ -36,14 +36,14 @@ from .program import CODES_PER_ITEM, TRIE, WIDTH, recommend
 
 TOP_K = (1, 3, 8, 32)
 TOLERANCE = 1e-4
-"""Of scores (natural logarithms): float32 sums in another order."""
+"""Tolerance of scores (natural logarithms): float32 sums in another order."""
 THINK_END, ITEM_START = "</think>", "\n<|sid_begin|>"
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a user got. items: codes, best first. scores: sequence_score of each. computed, prompt: tokens of stage 2
-    that were computed, and that its prompt has."""
+    """The result of a user. items: codes, best first. scores: sequence_score of each. computed, prompt: computed
+    tokens, and all prompt tokens, of stage 2."""
 
     thought: str
     items: list[str]
@@ -113,8 +113,8 @@ class Report:
     exist: float
     exist_without_trie: float
     different: list[int]
-    """Users, by number, for whom the program and two requests did not give the same thought and the same items in the
-    same order; none if all is well."""
+    """Numbers of the users for which the program and two requests gave different thoughts, items or orders; empty if
+    all is well."""
     largest_difference: float
     """Between the scores of the program and of two requests, over the other users."""
     paths: dict[str, int]
@@ -166,7 +166,7 @@ def run(number: int, *, seed: int = HELD_OUT_SEED, temperature: float = 0.0, con
 
 
 def failures(report: Report) -> list[str]:
-    """What continuation or the trie did not keep of their promises."""
+    """Failures of continuation or of the trie."""
     found = []
     if report.different:
         found.append(f"with and without continuation users {report.different} got something else")

@@ -1,4 +1,4 @@
-"""What bfloat16 changes: the same users in float32 and in bfloat16.
+"""The effect of bfloat16: the same users in float32 and in bfloat16.
 
     python -m examples.recommend.rounding
 
@@ -21,7 +21,7 @@ from .metrics import evaluate
 from .program import TRIE
 
 FIRST = 3
-"""Of this toy language's users, three items are likely; the others are as good as random."""
+"""Likely items per user of this toy language; the others are nearly random."""
 
 
 def serve(users: Sequence[User], dtype: str) -> list[Answer]:

@@ -1,4 +1,4 @@
-"""What both languages share: a conversation, and the chat format it is written in."""
+"""The common part of both languages: a conversation, and its chat format."""
 
 from __future__ import annotations
 

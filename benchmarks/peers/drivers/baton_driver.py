@@ -32,7 +32,7 @@ class Engine:
                 "log_level": "warning",
             }
         )
-        asyncio.run(self._client.open())
+        asyncio.run(self._client.open_session())
         self._rng = np.random.default_rng()
         self.about = {"torch": torch.__version__}
 

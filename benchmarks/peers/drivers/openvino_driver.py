@@ -73,7 +73,7 @@ class Engine:
         }
 
     def _read(self, handle: Any, mine: dict[str, Any], now: float) -> int:
-        """What a request has new, as a stream would be given it; how many tokens."""
+        """(the new part of a request, as a stream gets it; its number of tokens)."""
         if not handle.can_read():
             return 0
         ids = [token for output in handle.read().values() for token in output.generated_ids]

@@ -29,7 +29,7 @@ from typing import IO, Any
 
 
 def claim_stdout() -> IO[str]:
-    """The pipe to whoever asks; stdout itself becomes stderr, for libraries write there."""
+    """The pipe to the caller; stdout itself becomes stderr, since libraries write there."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return answers
@@ -51,7 +51,7 @@ def main() -> None:
     for line in sys.stdin:
         answers.write(json.dumps(answer(engine, json.loads(line))) + "\n")
     answers.flush()
-    os._exit(0)  # some engines wait for threads of theirs that nobody ends
+    os._exit(0)  # some engines wait for threads of theirs that never end
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.agents import plot_jps_sweep
+from benchmarks.agents.job_runner import JobResult, TurnResult
 from benchmarks.agents.plot_jps_sweep import curves, gains, same_work
-from benchmarks.agents.report import SCHEMA, summarize
-from benchmarks.agents.running import JobResult, TurnResult
+from benchmarks.agents.run_report import SCHEMA, summarize
 
 TURN = TurnResult(ttft=0.1, latency=0.2, prompt_tokens=10, output_tokens=5, cached_tokens=4, tool_s=0.5)
 WORK: dict[str, Any] = {

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks.agents.running import TurnResult
+from benchmarks.agents.job_runner import TurnResult
 from benchmarks.agents.verify_pin import Look, Step, hints, parse_arguments, problems
 
 COST = TurnResult(ttft=0.1, latency=0.2, prompt_tokens=10, output_tokens=5, cached_tokens=0)

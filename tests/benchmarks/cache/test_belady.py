@@ -17,10 +17,10 @@ def small_trace(seed: int, requests: int = 7) -> Trace:
     rng, content = random.Random(seed), Content()
     places = [NOWHERE]
     for _ in range(3):
-        places.append(content.add(rng.choice(places), rng.randint(1, 2)))
+        places.append(content.add_tokens(rng.choice(places), rng.randint(1, 2)))
     asked = []
     for _ in range(requests):
-        prompt = content.add(rng.choice(places), 1)
+        prompt = content.add_tokens(rng.choice(places), 1)
         asked.append(Request(prompt, prompt))
     return Trace("small", content, asked)
 
@@ -59,8 +59,8 @@ def test_nobody_hits_more(seed: int) -> None:
 def test_by_hand() -> None:
     """A document of 10 tokens is asked for in every second request; those between need 5, 5 and then 5 again."""
     content = Content()
-    document, other = content.add(NOWHERE, 10), content.add(NOWHERE, 5)
-    asked = [content.add(place, 1) for place in (document, other, document, other)]
+    document, other = content.add_tokens(NOWHERE, 10), content.add_tokens(NOWHERE, 5)
+    asked = [content.add_tokens(place, 1) for place in (document, other, document, other)]
     trace = Trace("by hand", content, [Request(place, place) for place in asked])
     assert optimal_hits(trace, 100) == [0, 0, 10, 5]
     assert optimal_hits(trace, 11) == [0, 0, 5, 0], "5 of the document can stay, and are needed sooner"

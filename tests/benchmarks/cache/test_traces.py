@@ -8,8 +8,8 @@ from benchmarks.cache.traces import NOWHERE, TRACES, Content, Request, Trace
 
 def test_places_and_their_tokens() -> None:
     content = Content()
-    top = content.add(NOWHERE, 3)
-    left, right = content.add(top, 2), content.add(top, 1)
+    top = content.add_tokens(NOWHERE, 3)
+    left, right = content.add_tokens(top, 2), content.add_tokens(top, 1)
     assert content.token_ids(left).tolist() == [0, 1, 2, 3, 4]
     assert content.token_ids(right).tolist() == [0, 1, 2, 5]
     assert (content.lengths, content.sizes, list(content.path(right))) == ([3, 5, 4], [3, 2, 1], [right, top])
@@ -17,7 +17,7 @@ def test_places_and_their_tokens() -> None:
 
 def test_the_working_set_is_what_will_be_asked_for_again() -> None:
     content = Content()
-    kept, once = content.add(NOWHERE, 10), content.add(NOWHERE, 7)
+    kept, once = content.add_tokens(NOWHERE, 10), content.add_tokens(NOWHERE, 7)
     requests = [Request(place, place) for place in (kept, once, kept, once, kept, kept)]
     assert Trace("small", content, requests).working_set() == pytest.approx((10 * 5 + 7 * 2) / 6)
     assert Trace("small", content, requests).uses() == [[0, 2, 4, 5], [1, 3]]

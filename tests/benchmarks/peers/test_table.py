@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.picture import draw
 from benchmarks.peers.plan import Metric, Sizes, Unit, units
 from benchmarks.peers.results import Results, agreement, without_folders
 from benchmarks.peers.table import Line, lines, render
+from benchmarks.peers.table_picture import draw
 
 ABOUT: dict[str, Any] = {"commit": "abc", "processor": "A fast one", "cores": [0, 1], "seed": 0, "quick": False}
 ENGINES = ["baton", "vllm-cpu", "openvino"]
@@ -51,8 +51,8 @@ def filled(file: Path) -> Results:
     results.report["engines"] = {"baton": {"version": "abc"}, "vllm-cpu": {"version": "0.32"}}
     results.report["skipped"]["openvino"] = "no --openvino names the python of its environment"
     for number, (ours, theirs) in enumerate([(5.0, 9.0), (6.0, 10.0), (20.0, 30.0)]):
-        results.add(place("ttft-1", number), "baton", {"stage 2, first token, 1 at once": ours}, {}, 0.5)
-        results.add(place("ttft-1", number), "vllm-cpu", {"stage 2, first token, 1 at once": theirs}, {}, 0.5)
+        results.add_figures(place("ttft-1", number), "baton", {"stage 2, first token, 1 at once": ours}, {}, 0.5)
+        results.add_figures(place("ttft-1", number), "vllm-cpu", {"stage 2, first token, 1 at once": theirs}, {}, 0.5)
     results.fail(place("beam-1", 0), "vllm-cpu", "no answer within 9 s", ["Traceback", 'File "/home/me/x.py", line 3'])
     for _ in range(2):
         results.warn("A, float32", ["the processor is busy"])
@@ -94,7 +94,7 @@ def test_the_table(tmp_path: Path) -> None:
 
 def test_few_rounds_are_said(tmp_path: Path) -> None:
     results = Results(tmp_path / "peers.json", ABOUT, resume=False)
-    results.add(place("prefill", 0), "baton", {"prefill 1 × 2048": 4000.0}, {}, 0.5)
+    results.add_figures(place("prefill", 0), "baton", {"prefill 1 × 2048": 4000.0}, {}, 0.5)
     text = render(list(lines(results, list(units(Sizes()).values()), ENGINES, ENGINES[:2])), results, ENGINES)
     assert "; one round\n" in text and "goals met: 0 of 0 (to be judged by 3 rounds or more)" in text
 
@@ -103,7 +103,7 @@ def test_peers_without_a_server_are_not_missed_over_http(tmp_path: Path) -> None
     results = Results(tmp_path / "peers.json", ABOUT, resume=False)
     http: Unit = units(Sizes())["http"]
     for engine, value in (("baton", 9.0), ("vllm-cpu", 10.0)):
-        results.add(place("http", 0), engine, {metric.name: value for metric in http.metrics}, {}, 0.5)
+        results.add_figures(place("http", 0), engine, {metric.name: value for metric in http.metrics}, {}, 0.5)
     found = list(lines(results, [http], ENGINES, ENGINES[:2]))
     assert [each.verdict for each in found] == ["missed", "met", "met", "met", "met"]
 

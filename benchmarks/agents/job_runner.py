@@ -54,7 +54,7 @@ class JobResult:
 
 
 class Server:
-    """One that is already there. ``plain``: send no field that OpenAI's API does not have."""
+    """A running server. plain: send only fields of OpenAI's API."""
 
     def __init__(self, url: str, api_key: str, *, plain: bool, timeout_s: float) -> None:
         self.url, self.api_key, self._plain = url.rstrip("/"), api_key, plain
@@ -90,7 +90,7 @@ class Server:
         raise SystemExit(f"{self.url} was still loading after {LOADING_TRIES * LOADING_POLL_S:g} s")
 
     async def settings(self) -> dict[str, Any]:
-        """What a server of Baton was started with; nothing of any other."""
+        """The settings of a Baton server; empty for other servers."""
         try:
             return await self._client.get(f"{self.url}/server_info", cast_to=dict[str, Any])
         except openai.APIError:
@@ -111,7 +111,7 @@ class Server:
         return " ".join(_some(max(0, round((tokens - own) / self._tokens_per_word)), seed))
 
     def messages_of(self, turn: Turn, known: int, seed: str) -> list[dict[str, str]]:
-        """What a turn says, as long as it should be. known: tokens of the conversation up to here."""
+        """The messages of a turn, padded to its length. known: tokens of the conversation so far."""
         *before, last = turn.says
         wanted = turn.prompt_tokens - known if turn.prompt_tokens else turn.new_tokens
         if wanted > 0 and (words := self._filler(last.text, wanted, seed)):
@@ -127,7 +127,7 @@ class Server:
         return {"role": "system", "content": f"{job.system}\n{words}".rstrip()}
 
     async def answer(self, messages: list[Any], max_tokens: int, job_id: str, is_last: bool) -> tuple[str, TurnResult]:
-        """Its text, and what it cost; without what only the job knows."""
+        """(the answer's text, its times and token counts)."""
         extra = None if self._plain else {"job_id": job_id, "is_last_step": is_last}
         text, usage, first = "", None, None
         started = time.perf_counter()

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from benchmarks.agents import running
-from benchmarks.agents.running import JobResult, Server, TurnResult, run_jobs
+from benchmarks.agents import job_runner
+from benchmarks.agents.job_runner import JobResult, Server, TurnResult, run_jobs
 from benchmarks.agents.workload import Job, Message, Turn
 
 
@@ -133,10 +133,10 @@ class Starting(Server):
 def test_a_server_that_is_still_loading_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(running, "LOADING_POLL_S", 0.0)
+    monkeypatch.setattr(job_runner, "LOADING_POLL_S", 0.0)
     assert asyncio.run(Starting(503, 503, 200)._first_model()) == "m"
     assert capsys.readouterr().out == "http://here is still loading; waiting\n"
-    monkeypatch.setattr(running, "LOADING_TRIES", 2)
+    monkeypatch.setattr(job_runner, "LOADING_TRIES", 2)
     with pytest.raises(SystemExit, match="http://here was still loading after"):
         asyncio.run(Starting(503, 503, 200)._first_model())
 

@@ -1,4 +1,4 @@
-"""What /metrics says of the KV cache, of this server or another."""
+"""Samples the KV cache usage from /metrics, on Baton and other servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 import httpx
 
 KV_USAGE = ("baton:kv_cache_usage_perc", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
-"""Share of the slots in use, 0 to 1, by whoever serves."""
+"""Names of the metric "share of the slots in use, 0 to 1", by server."""
 
 LEASED = ("baton:leased_tokens",)
 
@@ -28,7 +28,7 @@ def gauge(text: str, names: tuple[str, ...]) -> float | None:
 
 
 class UsageSampler:
-    """Looks at /metrics now and then for as long as it is open. A server without the page is none the worse for it."""
+    """Reads /metrics periodically while it is open. A server without that page gives no samples."""
 
     def __init__(self, url: str, api_key: str, every_s: float = 0.5) -> None:
         self._url, self._every_s = f"{url}/metrics", every_s

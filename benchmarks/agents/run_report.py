@@ -1,4 +1,4 @@
-"""From the results of one run to its JSON, and from several of those to a table."""
+"""The JSON report of one run, and the table of several."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.agents.running import JobResult, TurnResult
+from benchmarks.agents.job_runner import JobResult, TurnResult
 
 SCHEMA = 1
-"""Of the JSON; goes up when a key changes its meaning."""
+"""Version of the JSON; increased when a key changes its meaning."""
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -28,7 +28,7 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 
 def summarize(results: Sequence[JobResult]) -> dict[str, Any]:
-    """What the jobs took. Durations are of the jobs that ended; tokens and turns of all turns that were answered."""
+    """The figures of a run. Durations count the jobs that ended; tokens and turns count all answered turns."""
     ended = [result for result in results if result.duration is not None]
     turns = [turn for result in results for turn in result.turns]
     told = [turn for turn in turns if turn.cached_tokens is not None]
@@ -60,7 +60,7 @@ def summarize(results: Sequence[JobResult]) -> dict[str, Any]:
 
 
 def recomputed(turn: TurnResult) -> int:
-    """Tokens that the job's last turn had computed, and that were no longer there."""
+    """Tokens that the job's last turn had computed and that were computed again."""
     return max(0, turn.reusable_tokens - (turn.cached_tokens or 0))
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks.agents.agent_jobs import Policy, order, parse_arguments, read_policy
-from benchmarks.agents.metrics import KV_USAGE, LEASED, gauge
-from benchmarks.agents.report import SCHEMA, read_runs, show, spread, summarize
-from benchmarks.agents.running import JobResult, TurnResult
+from benchmarks.agents.job_runner import JobResult, TurnResult
+from benchmarks.agents.run_report import SCHEMA, read_runs, show, spread, summarize
+from benchmarks.agents.usage_sampler import KV_USAGE, LEASED, gauge
 
 
 def turn(**given: Any) -> TurnResult:

@@ -1,4 +1,4 @@
-"""Two-stage requests whose second stage is a beam search. Run by `benchmarks.serving.two_stage --beam-width 32`.
+"""Two-stage requests with a beam search as their second stage. Run by `benchmarks.serving.two_stage --beam-width 32`.
 
 Stage 1 samples 200 tokens after a random prompt of 500; stage 2 adds a suffix of 3 tokens and searches 32 beams × 3
 tokens. Ours and the peers of peers.py take turns in one run, on the same weights: native and serving layer change
@@ -65,7 +65,7 @@ class BeamCell:
     stage1: list[float] = field(default_factory=list)
     stage2: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    """Of stage 2; means nothing where the engine is another process."""
+    """CPU time of stage 2; meaningless if the engine is another process."""
     wall: list[float] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
     paths: Counter[str] = field(default_factory=Counter)
@@ -74,7 +74,7 @@ class BeamCell:
     worst_score: float = 0.0
     """Largest difference of a score."""
 
-    def add(self, done: Round) -> None:
+    def add_round(self, done: Round) -> None:
         self.stage1.append(done.stage1_s)
         self.stage2.append(done.stage2_s)
         self.cpu.append(done.cpu_s)
@@ -89,10 +89,10 @@ class BeamCell:
 
 @dataclass
 class Round:
-    """What a peer did in a round, of all pairs."""
+    """One round of a peer, with all pairs."""
 
     outputs: list[Ids]
-    """Of stage 1, or what stage 2 went on from instead."""
+    """Outputs of stage 1, or the ids that stage 2 continued instead."""
     searches: list[Search]
     stage1_s: float
     stage2_s: float
@@ -104,7 +104,7 @@ class Round:
 
 def compare(ours: Search, other: Search, margin: float | None) -> tuple[str, float]:
     """(verdict as in `BeamCell.compared`, largest difference of a score). margin: of the search, see `Search`; None
-    where nobody knows it."""
+    if unknown."""
     mine, theirs = scores_of(ours), scores_of(other)
     common = mine.keys() & theirs.keys()
     apart = max((abs(mine[ids] - theirs[ids]) for ids in common), default=0.0)
@@ -152,7 +152,7 @@ def check_round(cells: list[BeamCell], rounds: dict[str, Round]) -> None:
 
 
 def failures(cells: list[BeamCell]) -> list[str]:
-    """What must not be: searches that differ, and a comparison that compared nothing."""
+    """Failures: searches that differ, and peers without any compared search."""
     found = []
     for cell in cells:
         where = f"{cell.peer}, {cell.concurrency} at once"
@@ -212,7 +212,7 @@ async def measure(
         for peer, cell in turns:
             own = rounds[NativeBeams.name] if peer is transformers else None
             rounds[peer.name] = await run_round(client, peer, prompts, suffix, args, own)
-            cell.add(rounds[peer.name])
+            cell.add_round(rounds[peer.name])
         check_round(cells, rounds)
     return cells
 
@@ -251,7 +251,7 @@ async def run(args: Namespace, print_cells: Callable[[list[BeamCell]], None]) ->
             for concurrency in args.concurrency:
                 client = make_client(args, folder, prompt_len, concurrency)
                 try:
-                    await client.open()
+                    await client.open_session()
                     theirs = transformers if concurrency in args.transformers else None
                     measured = await measure(client, theirs, prompt_len, concurrency, args)
                 finally:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.beams import stage
+from benchmarks.beams import search_stage
 from benchmarks.common import models
 from tests.doubles.benchmark_runs import run_benchmark
 
 
-def search(*found: tuple[list[int], float], margin: float = 1.0) -> stage.Search:
-    return stage.Search(sequences=[ids for ids, _ in found], scores=[score for _, score in found], seconds=0.0,
+def search(*found: tuple[list[int], float], margin: float = 1.0) -> search_stage.Search:
+    return search_stage.Search(sequences=[ids for ids, _ in found], scores=[score for _, score in found], seconds=0.0,
                         margin=margin)  # fmt: skip
 
 
@@ -36,31 +36,31 @@ A, B, C, D = [1, 2], [1, 3], [4, 2], [4, 3]
 )
 def test_what_counts_as_a_difference(other, margin, verdict) -> None:
     ours = search((A, -1.0), (B, -2.0), (C, -3.0))
-    assert stage.compare(ours, search(*other), margin)[0] == verdict
-    assert stage.compare(search(*other), ours, margin)[0] == verdict
+    assert search_stage.compare(ours, search(*other), margin)[0] == verdict
+    assert search_stage.compare(search(*other), ours, margin)[0] == verdict
 
 
 def test_neighbours_may_change_places_where_rounding_decides() -> None:
     ours = search((A, -1.0), (B, -2.00001), (C, -2.00002))
     swapped = search((A, -1.0), (C, -2.0), (B, -2.00001))
-    assert stage.compare(ours, swapped, 0.5)[0] == "near tie"
+    assert search_stage.compare(ours, swapped, 0.5)[0] == "near tie"
     apart = search((A, -1.0), (C, -1.9999), (B, -2.00001))
-    assert stage.compare(ours, apart, 0.5)[0] == "different"
+    assert search_stage.compare(ours, apart, 0.5)[0] == "different"
 
 
 def test_failures_name_what_went_wrong() -> None:
-    ours, layer = (stage.BeamCell(name, 10, 2) for name in ("native", "serving layer"))
-    ours.total, ours.paths = [1.0, 1.0], stage.Counter(handoff=2)
+    ours, layer = (search_stage.BeamCell(name, 10, 2) for name in ("native", "serving layer"))
+    ours.total, ours.paths = [1.0, 1.0], search_stage.Counter(handoff=2)
     layer.compared.update({"equal": 2, "near tie": 1})
-    assert stage.failures([ours, layer]) == []
+    assert search_stage.failures([ours, layer]) == []
     layer.compared.update({"different": 1})
-    ours.paths = stage.Counter(handoff=1, match=1)
-    assert stage.failures([ours, layer]) == [
+    ours.paths = search_stage.Counter(handoff=1, match=1)
+    assert search_stage.failures([ours, layer]) == [
         "native, 2 at once: 1 pairs were not handed off",
         "serving layer, 2 at once: 1 searches found something else than ours",
     ]
-    layer.compared = stage.Counter({"not compared": 2})
-    assert stage.failures([layer]) == ["serving layer, 2 at once: no search was found to be equal to ours"]
+    layer.compared = search_stage.Counter({"not compared": 2})
+    assert search_stage.failures([layer]) == ["serving layer, 2 at once: no search was found to be equal to ours"]
 
 
 @pytest.mark.process
