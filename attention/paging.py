@@ -93,7 +93,7 @@ def saved_keys(groups: list[SharedPrefix]) -> int:
 def prefixes(batch: AttentionBatch, groups: list[SharedPrefix], page_size: int) -> tuple[PagedSequences, np.ndarray]:
     """The shared part of a step with one query per row, and bool [rows]: which rows are in a group.
 
-    The kernel wants its queries without gaps. So rows between groups form sequences over one position of the padding
+    The kernel needs its queries without gaps. So rows between groups form sequences over one position of the padding
     row; their results are not merged.
     """
     parts: list[tuple[int, int, int]] = []  # queries, row, length

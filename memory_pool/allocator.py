@@ -51,7 +51,7 @@ class Allocator:
     def reset(self, in_use: Sequence[tuple[int, np.ndarray]] = ()) -> None:
         """Everything is free again, quarantine included. The caller forgets every slot it holds.
 
-        in_use: (fence, slots) of operations that go on; their pages come back when all these fences are closed.
+        in_use: (fence, slots) of operations still running; their pages come back when all these fences are closed.
         """
         going_on = [(fence, self._pages_of(slots)) for fence, slots in in_use if self.fences.is_open(fence)]
         kept: list[tuple[tuple[int, ...], np.ndarray]] = []

@@ -110,7 +110,7 @@ class ReqToTokenPool:
         self._free.append(row)
 
     def keep_only(self, rows: Collection[int]) -> None:
-        """Free every row but these: whoever held the others was lost."""
+        """Free every row but these, because the owners of the others were lost."""
         self._free = [row for row in range(self.num_rows - 1, -1, -1) if row not in rows]
         self._is_free = bytearray(row not in rows for row in range(self.num_rows))
 

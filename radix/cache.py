@@ -185,7 +185,7 @@ class RadixCache:
         return KVSequence(namespace, row, node, match.device_len, match.device_len, node.turn + 1, priority)
 
     def cache_unfinished_req(self, seq: KVSequence, token_ids: np.ndarray) -> None:
-        """Put a running sequence's committed tokens into the tree, for others to share; the sequence goes on.
+        """Put a running sequence's committed tokens into the tree, for others to share; the sequence stays open.
 
         token_ids: int32 [committed], the committed ids from position 0; only their whole pages enter. Where the tree
         already has a page, the row switches to the tree's slots and its own are freed.

@@ -55,7 +55,7 @@ def fork_sequence(
 
 
 def take_over(cache: RadixCache, seq: KVSequence, priority: int) -> None:
-    """A request of this priority goes on with what another one has left."""
+    """Continue a sequence that another request left, for a request of this priority."""
     node = seq.open_node()
     seq.turn, seq.priority = seq.turn + 1, priority
     cache.touch(node)

@@ -15,7 +15,7 @@ MAX_NODES = 8
 """Nodes that one look-up follows, at most."""
 
 
-def what_followed(tree: RadixTree, node: TreeNode, namespace: str, ids: np.ndarray, most: int) -> np.ndarray | None:
+def find_next_tokens(tree: RadixTree, node: TreeNode, namespace: str, ids: np.ndarray, most: int) -> np.ndarray | None:
     """Up to ``most`` tokens, int32, that follow ``ids`` (int32 [n]) below a node in the tree, on any tier; the path
     that was used last, where there are several. None if the tree has no such path."""
     data = ids.tobytes()

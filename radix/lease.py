@@ -1,4 +1,4 @@
-"""Leases: locks with a deadline, over a whole sequence, so that a later request can go on where an earlier one ended.
+"""Leases: locks with a deadline, over a whole sequence, so that a later request can continue where another ended.
 
     grant ──▶ granted ──claim──▶ claimed ──hand_off──▶ handed off        the child has row, lock and partial page
                  │  ▲               │  │
@@ -185,7 +185,7 @@ class LeaseTable:
         return True
 
     def unclaim(self, lease: Lease, now: float) -> None:
-        """Give a claim back: a child went away, or has copied what it needed. After the last claim the clock goes on
+        """Give a claim back: a child was aborted, or has copied what it needed. After the last claim the clock resumes
         where it stopped. Ended leases stay ended."""
         if lease.state is LeaseState.CLAIMED:
             lease.claims -= 1

@@ -60,7 +60,7 @@ def peek_float(_context: Any, _address: Any) -> Any:
 
 @intrinsic
 def fetch_add(_context: Any, _address: Any, _number: Any) -> Any:
-    """Add to an int64 that other threads see too, and return what it was. What was written before is seen by whoever
+    """Add to an int64 shared by threads, and return the old value. All earlier writes are visible to every thread that
     adds to it later."""
 
     def lower(_context: Any, b: Any, _signature: Any, arguments: list[Any]) -> Any:

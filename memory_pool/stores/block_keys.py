@@ -15,7 +15,7 @@ import numpy as np
 
 KEY_BYTES = 20
 """160 bits. With 128, an attacker who computes 2^64 prompts could find two with the same key, and have one answered
-with the other's KV."""
+with the KV of the other."""
 
 
 def model_digest(fingerprint: bytes) -> bytes:

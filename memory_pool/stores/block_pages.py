@@ -1,6 +1,6 @@
 """Blocks with pages scattered in the memory of a pool.
 
-A store wants a block in one piece. Pages that are neighbours in the right order are one already, and so is a block of
+A store needs a block in one piece. Pages that are neighbours in the right order are one already, and so is a block of
 one page: these are used where they lie. Others go through a scratch block, in one call without the GIL each way.
 """
 

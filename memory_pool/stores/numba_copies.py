@@ -4,7 +4,7 @@ A page of one layer may be as small as 512 bytes, and no function of numpy or to
 lists of places: they gather into a buffer first and then scatter. Here each piece goes once, and in stores that do not
 read the line they replace ("non-temporal"), as no thread looks at these bytes soon.
 
-The kernels know addresses only. They check nothing: whoever calls them knows that all pages are inside.
+The kernels know addresses only. They check nothing: the caller has checked that all pages are inside.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from ..node import ID_BYTES, TreeNode
 from .reuse import bucket_of
 
 HEAD_TOKENS = 16
-"""By so many first tokens, and by what they follow, a node is known again; fewer than most pieces of text have in
-common by chance."""
+"""A node is recognised by its parent and by this many first tokens, more than most texts share by chance."""
 
 
 class Habit(NamedTuple):
@@ -19,7 +18,7 @@ class Habit(NamedTuple):
     """The mean of its last gaps, in buckets of idle time (reuse.py), the last one counting half; None before the first
     reuse."""
     shared: bool = False
-    """It was gone on from in several ways, though never in two at the same time, which the tree itself would show."""
+    """Several sessions continued from it, though never two at the same time: the tree itself would show that."""
     child: bytes | None = None
     """The head of the child that it had last."""
 
@@ -43,7 +42,7 @@ def used_again(habit: Habit, gap: int) -> Habit:
 
 
 def lost_child(parent: TreeNode, child: TreeNode) -> None:
-    """An only child has gone."""
+    """Note that a node has lost its only child."""
     gap, shared, _ = habit_of(parent)
     parent.note = Habit(gap, shared, head_of(child))
 

@@ -126,7 +126,7 @@ class LearnedLanes:
             parent = node.parent
             assert parent is not None
             if parent.parent is not None and not parent.branched:
-                lost_child(parent, node)  # its spell goes on as the parent's
+                lost_child(parent, node)  # its spell continues as the parent's
             elif node.last_access and node.host is None:
                 self._ghosts.add_ghost(node, _class_of(node))
         for ghost in self._ghosts.forget_oldest():

@@ -287,7 +287,7 @@ class BlockTier:
             return None  # what comes for one must not push out what has come for another
         whole, _, last = self._cache.find_prefix(found.namespace, found.ids)
         for node in (whole, last):
-            self._cache.touch(node)  # what is read must have its prefix to go on from when it comes, and now:
+            self._cache.touch(node)  # the blocks need their prefix when they arrive, and now:
         while last.host is None and last.parent is not None:
             last = last.parent
         room = host.make_room(count * size, kept=last)

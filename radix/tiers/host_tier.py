@@ -84,7 +84,7 @@ class HostPolicy:
     """Most tokens on their way to the host at a time. Nodes that have to leave the device do not wait for that."""
 
 
-class Below(Protocol):
+class LowerTier(Protocol):
     """The interface of a tier behind the host, which reads the host's copies and brings others."""
 
     def stored(self, node: TreeNode) -> None:
@@ -128,7 +128,7 @@ class HostTier:
         self._wanted: deque[TreeNode] = deque(maxlen=MAX_WANTED)
         self.under_way: dict[int, UnderWay] = {}
         """Copies that have not ended, by fence."""
-        self.below: list[Below] = []
+        self.below: list[LowerTier] = []
         """The tiers behind the host."""
         self._ready: list[TierCopy] = []
         """Stores of what has to leave the device, to be made now."""

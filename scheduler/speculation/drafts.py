@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...radix.following import what_followed
+from ...radix.following import find_next_tokens
 from ...radix.tree import RadixTree
 from ..request import Request
 from .ngram_index import SIZES
@@ -67,7 +67,7 @@ class Drafter:
     def _find(self, request: Request, memory: SequenceDrafts, ids: np.ndarray, most: int) -> Draft | None:
         kv = request.held_kv
         if memory.on_path and kv.node is not None:
-            followed = what_followed(self._tree, kv.node, request.namespace, ids[kv.tree_len :], most)
+            followed = find_next_tokens(self._tree, kv.node, request.namespace, ids[kv.tree_len :], most)
             if followed is None:
                 memory.on_path = False
             elif len(followed):

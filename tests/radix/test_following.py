@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from baton.radix.following import MAX_CHILDREN, what_followed
+from baton.radix.following import MAX_CHILDREN, find_next_tokens
 from baton.radix.invariants import check_tree
 from tests.doubles.cache_rig import CacheRig
 
@@ -19,7 +19,7 @@ def numbers(*values: int) -> np.ndarray:
 
 
 def followed(rig: CacheRig, ids: np.ndarray, most: int, namespace: str = "") -> list[int] | None:
-    found = what_followed(rig.cache.tree, rig.cache.tree.root, namespace, ids, most)
+    found = find_next_tokens(rig.cache.tree, rig.cache.tree.root, namespace, ids, most)
     return None if found is None else found.tolist()
 
 
