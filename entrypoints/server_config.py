@@ -59,8 +59,8 @@ class ServerConfig:
     )
     allowed_hosts: str = flag(
         "",
-        "Comma-separated host names that requests may use in their Host header, or * for any. Addresses, "
-        "localhost and --host are always allowed.",
+        "Comma-separated host names that requests may use in their Host header, or * for any. Addresses, localhost and "
+        "--host are always allowed. With an API key, any name is.",
     )
     cors_origin: str = flag("", "Origin from which browsers may call the server, or * for any. Empty: none.")
     ssl_certfile: str = flag("", "PEM file with the certificate and its chain. If set, the server speaks HTTPS.")

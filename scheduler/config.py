@@ -111,7 +111,9 @@ class SchedulerConfig:
     max_leases_per_client: int = flag(
         0, "Maximum number of leased sequences per client (user, salt or API key); 0: half of --max-leased-requests."
     )
-    max_client_leased_ratio: float = flag(0.5, "Fraction of all leased tokens that one client may hold, 0 to 1.")
+    max_client_leased_ratio: float = flag(
+        0.5, "Fraction of the tokens allowed by --max-leased-ratio that one client may hold, 0 to 1."
+    )
     max_retain_ttl: float = flag(86400.0, "Maximum retain_ttl of a request, in seconds. Longer ones are cut to it.")
     lease_protection: float = flag(
         0.0,
