@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 from uuid import uuid4
 
@@ -150,7 +151,8 @@ class Chain:
         rid = uuid4().hex
         # Only the first answer is continued, so only it needs to stay.
         fields = {"rid": rid, "sampling_params": sampling, "retain_ttl": self._retain_ttl, "retain_n": 1, **options}
-        several = sampling.get("n", 1) > 1
+        n = sampling.get("n", 1)
+        several = not (isinstance(n, Integral) and n == 1)  # the server refuses what is no number
         answers: list[dict[str, Any]] = []
         for answer in self._send([rid], fields, stream=stream and not several):
             answers = answer if isinstance(answer, list) else [answer]

@@ -184,6 +184,8 @@ def say(s: Any, options: dict[str, Any]) -> None:
 def test_numbers_in_programs(engine: Engine, values: int) -> None:
     print(f"BATON_NUMBERS_SEED={SEED}")
     rng, seen, backend = random.Random(SEED + 4), Counter[str](), EngineBackend(engine)
+    with pytest.raises(ProgramError, match=r"sampling_params\.n: expected int"):
+        say.run({"n": [[1]]}, backend=backend)["said"]
     names = [name for name in SAMPLING_OPTIONS if name not in ("max_new_tokens", "min_new_tokens")]
     for _ in range(values):
         options = {name: draw_odd(rng, name, SAMPLING[name], raw=False) for name in rng.sample(names, 1)}
