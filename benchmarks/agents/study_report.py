@@ -87,8 +87,18 @@ def rows(found: Studied) -> Iterator[list[str]]:
 
 
 HEAD = (
-    *("load", "jobs/s", "seeds", "fcfs, s", "continuum", "context-serve", "handoff", "oracle"),
-    *("continuum + host", "lmcache-like", "handoff + host", "worst job ×"),
+    "load",
+    "jobs/s",
+    "seeds",
+    "fcfs, s",
+    "continuum",
+    "context-serve",
+    "handoff",
+    "oracle",
+    "continuum + host",
+    "lmcache-like",
+    "handoff + host",
+    "worst job ×",
 )
 
 

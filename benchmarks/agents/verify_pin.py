@@ -3,11 +3,11 @@
     python -m benchmarks.agents.verify_pin --url http://127.0.0.1:30000 [--jobs 2] [--turns 5] [--workload toy]
 
 The share of the KV cache in use has to rise from turn to turn, must not change while a tool runs, and has to be 0 once
-a job's last step has ended; so have the leased tokens. Nobody else may use the server meanwhile. It reports once a
-second: so each tool runs for ``--gap`` seconds, and /metrics is looked at from ``--settle`` on, every ``--poll``
-seconds. The gap has to be shorter than what the policy grants (continuum: 2 s).
+a job's last step has ended; so have the leased tokens. No other client may use the server meanwhile. The metrics are
+updated once a second, so each tool runs for ``--gap`` seconds, and /metrics is read from ``--settle`` on, every
+``--poll`` seconds. The gap has to be shorter than the policy's pins (continuum: 2 s).
 
-Prints a line for each turn, then what was wrong, if anything was; the exit status is 1 then.
+Prints a line for each turn, then the faults, if any; the exit status is 1 then.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@ gets the same.
 
     mini      8 turns, the context grows from 92 to 2,915 tokens; tools take 0.05 to 0.3 s, but one 2 to 5 s
     heavy     the same contexts; tool times with a heavy tail: two thirds around 0.4 s, a fifth around 8 s, an eighth
-              from 30 s on (Pareto), the command telling something of which
+              from 30 s on (Pareto); the command gives a hint
     coding    1,000 to 2,000 new tokens a turn behind a system prompt of 2,000 that all jobs share, answers of 150 to
               450 tokens, heavy tool times; a tenth of the jobs drops its history in the middle
     toy       tasks in the language of the model in examples/toy_model, which answers them with the right command
 
-In all but the last, each message ends by asking for one command in a code block. Models that can repeat it do, and the
-server then sees the tool whose time was drawn for it.
+In all but the last, each message ends by asking for one command in a code block. If the model repeats it, the server
+sees the tool for which the time was drawn.
 """
 
 from __future__ import annotations

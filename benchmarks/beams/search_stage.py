@@ -2,16 +2,16 @@
 
 Stage 1 samples 200 tokens after a random prompt of 500; stage 2 adds a suffix of 3 tokens and searches 32 beams × 3
 tokens. Ours and the peers of peers.py take turns in one run, on the same weights: native and serving layer change
-places every other round; transformers is there to check the results: it does the first round only, after ours, whose
-stage 1 it searches after.
+places every other round; transformers only checks the results: it does the first round, after ours, and
+searches after the outputs of our stage 1.
 
 All results of a search come at once, at its end: the TTFT of stage 2 is its total. "total" is what one caller waits
 for stage 2; "stage 2" the time until the searches of all pairs of a round are done, "cpu" what this process, engine and
-caller, computed meanwhile: that is what to compare where the machine has other work. "wall" adds stage 1. "computed"
+caller, computed meanwhile: compare that if the machine has other work. "wall" adds stage 1. "computed"
 are the prompt tokens of stage 2 that were not cached, of all requests of a search.
 
 Every search must find what ours finds: the same sequences in the same order, scores within 1e-3. Where two candidates
-are nearly as likely, rounding decides which comes first, or goes on at all: those searches are counted as near ties.
+are nearly as likely, rounding decides which comes first, or is continued at all: those searches count as near ties.
 Anything else is a difference, and the run exits with 1. Pairs whose stage 1 came out differently (rounding again) are
 not compared.
 """

@@ -6,11 +6,12 @@ never continued.
 
 A few conversations of five turns (three on a server), 20 s apart, and between two turns of each so many tokens of
 one-shot chats. ``plain`` names no job, ``named`` names one (but not its last step). Without a model it is Baton's own
-scheduler by a virtual clock (docs/simulator.md), whose steps cost what those of the 40 M model of docs/performance.md
-take on two cores, roughly; policies play the same chats, seed by seed. On a server the order is swapped every round.
+scheduler by a virtual clock (docs/simulator.md), with step costs roughly like those of the 40 M model of
+docs/performance.md on two cores; policies play the same chats, seed by seed. On a server the order is swapped every
+round.
 
-kept: of the tokens that a conversation had after its last turn, those found in the cache; second: in second turns,
-which come back for a first one; later: in all after those. Prints a table and writes chat_kept.json.
+kept: share of the tokens of a conversation's last turn that are found in the cache; second: in second turns; later: in
+all after those. Prints a table and writes chat_kept.json.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m benchmarks.core.admission [--requests 64] [--prefix 100000]
 
     different   each request continues with its own tokens: all are admitted in one step
-    the same    all go on with the same 64 tokens: one is admitted, the others wait to find them in the cache
+    the same    all continue with the same 64 tokens: one is admitted, the others wait to find them in the cache
 
-Beside it the time of two parts: of finding out who shares what with whom (`SharedPrefixes`), and of looking up the
-prefixes, once for each request: its admission goes on from there. Prints a table, writes admission.json.
+Beside it the time of two parts: finding the shared prefixes (`SharedPrefixes`), and looking up the prefixes, once for
+each request: its admission continues from there. Prints a table, writes admission.json.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m benchmarks.serving.soak --minutes 60 [--concurrency 32]
 
-Clients stream, hand off, search with beams and tries, abort, read slowly, leave, send garbage, and send a token whose
-weights are NaN; the KV pool is far too small for them all (soak_clients.py). Beside them a probe asks for one token
+Clients stream, hand off, search with beams and tries, abort, read slowly, leave, send garbage, and send a token with
+NaN weights; the KV pool is far too small for them all (soak_clients.py). Beside them a probe asks for one token
 twice a second. Prints, for each tenth of the run, the memory of each process, open files, threads and the probe's
-latency; writes JSON. Ends with 1 if anything grows, leaks, or fails that should not.
+latency; writes JSON. The exit status is 1 if anything grows, leaks, or fails unexpectedly.
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ class Analysis:
         return found
 
     def _sequences(self, request: LoggedRequest) -> list[bytes]:
-        """The whole units of prompt and output whose KV there is at the end, for each output. The last token of an
-        output has none."""
+        """The whole units of prompt and output that have KV at the end, for each output. The last token of an output
+        has none."""
         width, per_unit = self.units.num_bytes, self.units.tokens
         if not request.has_outputs:
             return [request.prompt[: request.prompt_tokens // per_unit * width]]
@@ -175,7 +175,7 @@ class Analysis:
         return [key[: len(key) // width * width] for key in found]
 
     def _output_tokens(self, request: LoggedRequest, number: int) -> int:
-        """Of one output. Hashes tell whole blocks alone, so of several outputs each counts as long as the others."""
+        """Tokens of one output. Hashes cover only whole blocks, so several outputs count as equally long."""
         if len(request.outputs) < 2:
             return request.output_tokens if request.has_outputs else 0
         total = sum(map(len, request.outputs))

@@ -48,7 +48,7 @@ class ChoicesSamplingMethod(Protocol):
     ) -> ChoicesDecision:
         """normalized_prompt_logprobs: the mean logprob of each choice. input_token_logprobs: the rows of each choice.
         output_token_logprobs: an empty list each, because nothing is generated. unconditional_token_logprobs: rows as
-        in input_token_logprobs, whose first logprob is None."""
+        in input_token_logprobs, with None as their first logprob."""
         ...
 
 

@@ -105,7 +105,7 @@ def beam(
     """Search for the likeliest sequences, ``width`` at a time, and store their texts as ``name``: always a list, best
     first, of ``n`` texts (by default ``width``), or fewer if there are no more. The state continues with the best.
 
-    item_trie: the trie on the server whose items are the only sequences. The other names mean what they mean in
+    item_trie: a trie on the server; its items are the only possible sequences. The other names mean what they mean in
     ``sampling_params`` of POST /generate; max_tokens is max_new_tokens there. Scores are in the step's meta.
     """
     _check_name(name)

@@ -153,13 +153,13 @@ class Program:
         """Run the program for each item (its keywords or positional arguments); returns the states in the same order.
 
         num_threads: programs that run at a time; "auto" is 64. generator_style: return an iterator instead, which
-        yields each state once it and those before it are done; none is begun while nobody waits for the next one. Other
-        options as in `run`. The first program that fails stops the others, and its error is
-        raised with a note that says which item it was.
+        yields each state once it and those before it are done, and starts programs only while the next state is
+        awaited. Other options as in `run`. The first program that fails stops the others, and its error is raised with
+        a note that names its item.
         """
         for name in options.keys() - OPTION_NAMES:
             near = did_you_mean(name, OPTION_NAMES)
-            raise TypeError(f"run_batch: {name} is no option{near}; arguments belong into the batch")
+            raise TypeError(f"run_batch: {name} is not an option{near}; put arguments into the batch")
         if options.get("stream"):
             raise ValueError("run_batch waits for the programs; to stream, use run(stream=True) for each")
         if num_threads == "auto":

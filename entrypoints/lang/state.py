@@ -96,7 +96,8 @@ class ProgramState:
         """The server's meta_info of the step ``name``: finish_reason, prompt_tokens, cached_tokens, … and, for every
         step after the first, ``continuation`` {path, inherited_tokens, recomputed_tokens, trimmed_tokens}.
 
-        A list of them for n > 1 and for a `beam`, whose results have ``sequence_score`` and ``cumulative_logprob``."""
+        A list of them for n > 1 and for a `beam`; a beam's results have ``sequence_score`` and
+        ``cumulative_logprob``."""
         with self._reading():
             return self._variable(name).meta()
 

@@ -102,7 +102,7 @@ class StepSize(NamedTuple):
     decode_rows: int
     """Rows with one new token each."""
     context: int
-    """Tokens whose KV is read, all rows together; each row reads its own once."""
+    """Tokens of KV read by all rows together; each row reads its own once."""
     attended: int
     """(new token, token it attends to) pairs."""
     prompt_rows: int = 0

@@ -1,4 +1,4 @@
-"""What `examples.dashboard_work` sends is taken, and its programs and agents are handed their KV."""
+"""The server takes the requests of `examples.dashboard_work`, with handoffs for its programs and agents."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_the_catalogue_becomes_a_file_that_the_server_takes(tmp_path):
 
 
 def report_of(program: list[str], two: list[str], score: float = -1.0, thought: str = "t") -> evaluate.Report:
-    """Of one user."""
+    """A report on one user."""
     users = [User("", "", "", targets=["a", "b"])]
     first = Answer("t", program, [-1.0] * len(program), computed=3, prompt=9, path="handoff")
     second = Answer(thought, two, [score] * len(two), computed=9, prompt=9)

@@ -113,7 +113,7 @@ def test_what_a_tool_found_names_its_call() -> None:
 
 
 class Starting(Server):
-    """A server as it is met: statuses of /v1/models, one a request; 0: nobody there."""
+    """A server: statuses of /v1/models, one per request; 0: no server."""
 
     def __init__(self, *statuses: int) -> None:
         super().__init__("http://here", "key", plain=True, timeout_s=1)

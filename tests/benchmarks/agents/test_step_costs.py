@@ -22,7 +22,7 @@ COSTS = {
 
 
 def steps(costs: dict[str, float]) -> list[Measured]:
-    """What would be measured on a machine with these costs."""
+    """Measurements of a machine with these costs."""
     sizes = [Measured(new, 0, new + cached, 0.0) for new, cached in PROMPTS]
     sizes += [Measured(0, rows, rows * context, 0.0) for rows, context in DECODES]
     return [size._replace(seconds=said(size, costs)) for size in sizes]

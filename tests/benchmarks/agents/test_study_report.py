@@ -1,4 +1,4 @@
-"""What the study of policies says of its runs."""
+"""The report of the policy study."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVICE = ("service_s", "mean")
 
 
 def line(arm: str, seed: int, services: list[float], rate: float = 1.2) -> dict[str, Any]:
-    """A run whose jobs took so long, without tools."""
+    """A run with jobs of this service time."""
     mean = sum(services) / len(services)
     spread = {"mean": mean, "p95": max(services)}
     has_host = "host" in arm or "lmcache" in arm

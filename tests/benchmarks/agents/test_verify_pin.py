@@ -1,4 +1,4 @@
-"""What counts as a pin that holds."""
+"""The check that pins hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents do is drawn from a seed."""
+"""A seed fixes the workload of agents."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def test_searches_keep_to_their_limit(page_size: int) -> None:
     cases = [memory.measure(8, steps=4, page_size=page_size, forks=forks, seed=1) for forks in memory.FORKS]
     for case in cases:
         assert case.failure is None, case
-        # Nobody but the beams holds anything, and they differ at least in the page that they fill.
+        # Only the beams hold memory, and they differ at least in the page that they fill.
         assert 8 <= case.group == case.pool
     assert cases[-1].forks == "each"
     assert cases[-1].group == 8 * -(-(memory.PREFIX % page_size + 3) // page_size)

@@ -1,4 +1,4 @@
-"""What is asked of an engine in another process, and what comes of one that does not answer as it should."""
+"""Calls to an engine in another process, and engines that do not answer as they should."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def children() -> set[str]:
 
 
 def runs(pid: str) -> bool:
-    """A process that nobody has waited for yet does not."""
+    """A process that has not been waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the units ask, what they take from the answers, and what they do not let pass."""
+"""The requests of the units, the figures taken from the answers, and the checks of the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an analysis counts beside the curve, and what it advises."""
+"""The counts of an analysis beside the curve, and its advice."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_a_lease_keeps_is_what_eviction_takes() -> None:
     assert small["inherited_tokens"] == sum(10 * (80 + 30 * turn - 1) for turn in range(5))
     assert small["lost_share"] == 1.0 and large["lost_share"] == 0.0
     assert small["gap_s"]["p50"] == pytest.approx(10.0, rel=0.05)
-    # Each has 10 s of lease; at the end ten are left that nobody goes on from.
+    # Each has 10 s of lease; at the end ten are left that are not continued.
     total = sum(each.prompt_tokens + each.output_tokens for each in make_agents(1, 10, 6))
     assert small["leased_tokens_on_average"] == pytest.approx(10 * total / 59, rel=0.06)
 

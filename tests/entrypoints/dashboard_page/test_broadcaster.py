@@ -1,4 +1,5 @@
-"""One broadcaster for all pages: everything once, the newest for each, nothing while nobody reads."""
+"""One broadcaster for all pages: each event is made once, each page gets the newest, and without pages there is no
+work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everybody can use the page: axe-core, contrast, the keyboard, less motion, narrow screens, both themes."""
+"""Accessibility of the page: axe-core, contrast, the keyboard, less motion, narrow screens, both themes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMES = ("light", "dark")
 
 
 def violations(shown: PageUnderTest) -> list[str]:
-    """What axe-core finds, with its best practices."""
+    """Findings of axe-core, with its best practices."""
     sync_playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
     found = sync_playwright.Axe().run(shown.page).response["violations"]
     return [f"{each['id']}: {node['html'][:200]} {node['failureSummary']}" for each in found for node in each["nodes"]]

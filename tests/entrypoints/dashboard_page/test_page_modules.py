@@ -210,7 +210,7 @@ def test_a_tree_that_changed_while_it_was_walked_is_drawn_all_the_same(call: Cal
         scenes.span(2, 0, 10, 50, 50),  # larger than its parent's whole
         scenes.span(2, 0, 10, 5, 5),  # a second one of this id
         scenes.span(4, 2, 15, 5, 5),  # below what was left out
-        scenes.span(5, 99, 15, 5, 5),  # below nobody
+        scenes.span(5, 99, 15, 5, 5),  # without a parent
         scenes.span(6, -1, 0, 0, 0),
     ]
     body = """

@@ -1,4 +1,4 @@
-"""The tree: as large as it comes, whoever wrote its text, and always where the reader left it."""
+"""The tree: large trees, foreign text, and a view that stays where the reader left it."""
 
 from __future__ import annotations
 

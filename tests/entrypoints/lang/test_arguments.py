@@ -83,7 +83,7 @@ def test_wrong_items_of_a_batch_are_refused_before_anything_runs() -> None:
     for item, message in [({"qestion": "q"}, "did you mean 'question'"), (("a", "b"), "too many"), ({}, "missing")]:
         with pytest.raises(TypeError, match=f"two_stages.run_batch: .*{message}"):
             two_stages.run_batch([{"question": "good"}, item], backend=backend)
-    with pytest.raises(TypeError, match=r"run_batch: temprature is no option; did you mean 'temperature'\?"):
+    with pytest.raises(TypeError, match=r"run_batch: temprature is not an option; did you mean 'temperature'\?"):
         two_stages.run_batch([("q",)], backend=backend, temprature=0)
     assert not backend.calls
 

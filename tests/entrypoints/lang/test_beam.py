@@ -1,4 +1,4 @@
-"""What a search in a program means, on a server that writes down what it is asked."""
+"""Searches in programs, on a server that records its requests."""
 
 from __future__ import annotations
 

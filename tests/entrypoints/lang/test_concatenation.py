@@ -157,7 +157,7 @@ def test_messages_are_joined_too() -> None:
     said = [message["content"] for message in state.messages()]
     assert said == ["a", "0", "next", "1", "next", state["x"]]
 
-    # What a template writes may depend on the messages before: the next one is the sixth.
+    # A template's text may depend on the messages before: the next one is the sixth.
     backend.template = (
         "{% for m in messages %}<{{ loop.index }}{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
         "{% if add_generation_prompt %}<{{ messages | length + 1 }}assistant>{% endif %}"

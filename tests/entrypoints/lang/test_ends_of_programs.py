@@ -30,7 +30,7 @@ class Method(ChoicesSamplingMethod):
 
 
 def error_of_select(action: Callable[[ProgramState], object]) -> ProgramError:
-    """What a program raises whose choices_method does ``action``."""
+    """The error of a program with a choices_method that does ``action``."""
 
     @function
     def program(s: ProgramState) -> str:

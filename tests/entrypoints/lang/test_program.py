@@ -1,4 +1,4 @@
-"""What programs mean, on a server that writes down what it is asked."""
+"""The meaning of programs, on a server that records its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What select and fork mean, and which text they share, on a server that writes down what it is asked."""
+"""The meaning of select and fork, and the text that they share, on a server that records its requests."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert not backend.leases
     with pytest.raises(ValueError, match="num_threads is 0"):
         two_stages.run_batch(items, backend=backend, num_threads=0)
-    with pytest.raises(TypeError, match="question is no option"):
+    with pytest.raises(TypeError, match="question is not an option"):
         two_stages.run_batch(items, backend=backend, question="q")
 
 

@@ -41,7 +41,7 @@ def post(client: httpx.Client, path: str, body: dict[str, Any] | None = None) ->
 
 
 def sampling(**given: Any) -> dict[str, Any]:
-    """What it sends for a gen: all settings, the defaults too."""
+    """Its request for a gen: all settings, the defaults too."""
     return {
         "skip_special_tokens": True,
         "spaces_between_special_tokens": True,

@@ -21,7 +21,7 @@ SYSTEM = "<|im_start|>system\nYou are a shell agent. Do not think aloud.<|im_end
 
 
 def run(name: str) -> dict[str, Any]:
-    """What ``main`` of a program returns."""
+    """The result of a program's ``main``."""
     spec = importlib.util.spec_from_file_location(f"sglang_program_{name}", FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -73,7 +73,7 @@ class Plain:
         return self.generate(max_tokens)["text"]
 
     def logprobs(self, choice: str) -> list[float]:
-        """Of the choice's tokens behind the text."""
+        """The logprobs of the choice's tokens after the text."""
         ids = self.engine.encode(choice, add_special_tokens=False)
         answer = self.engine.generate(
             input_ids=self.ids + ids,
@@ -248,7 +248,7 @@ def test_every_program_has_a_test() -> None:
 
 @pytest.mark.process
 def test_the_same_on_a_server(toy_server: ServerUnderTest, toy_engine: Engine) -> None:
-    """Whose record holds two finished requests beside the leased ones."""
+    """Its record holds two finished requests beside the leased ones."""
     for name in ("tree_of_thought", "concatenation", "streaming", "likely_paths", "tool_use"):
         set_default_backend(RuntimeEndpoint(toy_server.url, "secret"))
         there = run(name)

@@ -65,7 +65,7 @@ def stats(engine: Engine) -> dict[str, int]:
 
 
 def stage_one_ids(engine: Engine, calls: list) -> list[int]:
-    """What the search stands on."""
+    """The prompt of the search."""
     fields, answer = calls[0]
     said = answer["output_ids"]
     if answer["meta_info"]["finish_reason"]["type"] == "stop":
@@ -92,7 +92,7 @@ def test_a_search_in_a_program_equals_a_plain_one(toy_engine: Engine, trie: str,
     if with_trie:
         assert set(state["items"]) <= {item(*codes) for codes in CATALOGUE}
         assert {meta["finish_reason"]["matched"] for meta in metas} == {"item"}
-    # The state went on with the best, whose last token at most was computed again.
+    # The state continued the best; at most its last token was computed again.
     best = plain[0]["output_ids"]
     suffix = toy_engine.encode("<|sid_end|><|im_end|>\n", add_special_tokens=False)
     after = toy_engine.generate(

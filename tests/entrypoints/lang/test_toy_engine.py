@@ -102,7 +102,7 @@ def suffix_ids(engine: Engine, fields: dict[str, Any]) -> list[int]:
 
 
 def prompt_ids(backend: Recorder, fields: dict[str, Any]) -> list[int]:
-    """What a request's prompt must be: worked out from the calls before it, by the rules in docs/http_api.md."""
+    """The expected prompt of a request, derived from the calls before it by the rules in docs/http_api.md."""
     suffix = suffix_ids(backend.engine, fields)
     if "continuation_of" not in fields:
         return suffix

@@ -1,5 +1,4 @@
-"""What SGLang's language has beside gen and fork, on a trained model: the same tokens as plain calls, and what of them
-is computed."""
+"""The rest of SGLang's language on a trained model: the same tokens as plain calls, and the number computed."""
 
 from __future__ import annotations
 

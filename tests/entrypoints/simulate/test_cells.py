@@ -1,4 +1,4 @@
-"""What is made of results: figures of a run, comparisons over seeds, and what is recommended."""
+"""Figures of a run, comparisons over seeds, and recommendations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def line(
 
 
 def cell(**services: Sequence[float]) -> Cell:
-    """Of each arm, the service time by seed."""
+    """A cell with these service times, by arm and seed."""
     (found,) = cells_of([line(arm, seed, s) for arm, each in services.items() for seed, s in enumerate(each)])
     return found
 

@@ -1,4 +1,4 @@
-"""What steps cost, against cases worked out by hand, and against what is known of real machines."""
+"""Step costs, against cases worked out by hand, and against measurements of real machines."""
 
 from __future__ import annotations
 

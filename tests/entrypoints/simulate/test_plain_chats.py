@@ -27,7 +27,7 @@ def conversation(name: str, arrival: float, turns: int = 5, away_s: float = 20.0
 
 
 def one_shots(tokens: int, start: float, end: float) -> list[Job]:
-    """Chats of 60 tokens that nobody goes on from; so many tokens a 20 s."""
+    """Chats of 60 tokens that are never continued; ``tokens`` of them every 20 s."""
     gap = 20.0 * 60 / tokens
     count = int((end - start) / gap)
     return [Job(f"one{n}", start + n * gap, (Turn(0, 50, 10, ""),), 0) for n in range(count)]
@@ -90,7 +90,7 @@ def test_conversations_that_are_over_hold_no_room_that_others_need(policy: str) 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_shots_get_on_while_conversations_hold_the_budget(policy: str) -> None:
-    """Leases of conversations fill it for as long as they may; nobody comes back for them."""
+    """Leases of conversations fill the budget for as long as they may; none is continued."""
     jobs = [conversation(f"old{n}", 0.2 * n, turns=2, away_s=1.0) for n in range(40)]
     done = played([*jobs, *one_shots(1200, 8.0, 20.0)], "plain", policy, page_size=64, pool=1024)
     assert all(record.end for record in done.records)

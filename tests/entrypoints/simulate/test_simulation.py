@@ -194,7 +194,7 @@ def test_a_leak_is_found_by_the_checks() -> None:
     played = simulation([talk("a", 0.0, (10, 3, 5.0), (4, 2, 0.0))], check_every=1)
     played.step()
     none = np.zeros(1, dtype=np.int32)
-    played.engine.cache.allocator.alloc_extend(none, none + 3, none)  # and nobody has them
+    played.engine.cache.allocator.alloc_extend(none, none + 3, none)  # which no request owns
     with pytest.raises(InvariantError, match="3 tokens of the pool have no owner"):
         played.run()
 
