@@ -23,7 +23,7 @@ async def message_events(
     events = MessageEvents(asked, model, new_call_id)
     with MESSAGE_NAMES.translated():
         async for update in answer.updates():
-            for event in events.take(update):
+            for event in events.take_update(update):
                 yield event
 
 
@@ -36,7 +36,7 @@ class MessageEvents:
         self._blocks = _Blocks(new_call_id)
         self._begun = False
 
-    def take(self, update: ChatUpdate) -> Iterator[dict]:
+    def take_update(self, update: ChatUpdate) -> Iterator[dict]:
         """Raises RequestRefused for an answer that was aborted."""
         output, pieces = update
         if not self._begun:
@@ -44,7 +44,7 @@ class MessageEvents:
             yield {"type": "message_start", "message": message_head(self._asked, self._model, [], output)}
             yield {"type": "ping"}
         for piece in pieces:
-            yield from self._blocks.take(piece)
+            yield from self._blocks.take_piece(piece)
         if output.finish is None:
             return
         yield from self._blocks.close()
@@ -71,7 +71,7 @@ class _Blocks:
         self._space = ""
         """What a text would begin with. Alone it is none."""
 
-    def take(self, piece: Piece) -> Iterator[dict]:
+    def take_piece(self, piece: Piece) -> Iterator[dict]:
         match piece:
             case Reasoning(thoughts):
                 if self._open != "thinking":

@@ -75,7 +75,7 @@ class AnswerParsers:
             self._tools([]) if self._tools is not None else None,
         )
         meaning: list[tuple] = []
-        for piece in joined(parser.push(text) + parser.finish()):
+        for piece in joined(parser.push_text(text) + parser.finish()):
             match piece:
                 case CallBegins(_, name):
                     meaning.append(("call", name, {}))

@@ -1,6 +1,6 @@
 """Opens chats: renders them, goes on from a turn they had, sends them, and records what was said.
 
-call ─▶ Renderer ─▶ Conversations.find ─▶ tokenise what is new ─▶ manager.open ─▶ ChatAnswer ─▶ Conversations.record
+call ─▶ Renderer ─▶ Conversations.find_turn ─▶ tokenise the rest ─▶ manager.open ─▶ ChatAnswer ─▶ Conversations.record
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Chats:
             tokenizer.token_bytes, {each: tokenizer.token_text(each) for each in tokenizer.special_ids}
         )
 
-    async def open(self, client: Client, call: ChatCall) -> ChatAnswer:
+    async def open_chat(self, client: Client, call: ChatCall) -> ChatAnswer:
         """Start a chat of a client. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
         size = self.check_size(call.conversation)
         rendered, forced, make_parser = await self._rendered(call, size)
@@ -90,7 +90,7 @@ class Chats:
 
     async def render(self, call: ChatCall, *, may_overflow: bool = False) -> list[int]:
         """The tokens of a chat's prompt, for those who only count them. may_overflow: it may be longer than the
-        context, up to `MAX_TOKENS_OF_CALL`. Raises RequestRefused where `open` would."""
+        context, up to `MAX_TOKENS_OF_CALL`. Raises RequestRefused where `open_chat` would."""
         size = self.check_size(call.conversation, may_overflow=may_overflow)
         rendered, forced, _ = await self._rendered(call, size)
         (ids,) = await self._manager.tokenize(
@@ -128,7 +128,7 @@ class Chats:
         known = None
         if call.after is not None:
             known = self._conversations.after(call.after, call.conversation, text)
-        return known or self._conversations.find(call.conversation, text, scope)
+        return known or self._conversations.find_turn(call.conversation, text, scope)
 
     async def _prompt(self, call: ChatCall, text: str, known: GoesOn | None, keeps_special_tokens: bool) -> Prompt:
         """The call's prompt with its tokens."""
@@ -225,7 +225,7 @@ class ChatAnswer:
 
     def _take(self, output: Output) -> ChatUpdate:
         sample = self._samples[output.sample]
-        pieces = sample.take(output)
+        pieces = sample.take_output(output)
         if not self._call.choice.parallel:
             pieces = first_call_only(pieces)
         if output.finish is not None and output.finish.type != "abort":
@@ -260,14 +260,14 @@ class _Sample:
         self.ids: list[int] = []
         self.text = ""
         self._parser = parser
-        self._before = parser.push(forced) if forced else []
+        self._before = parser.push_text(forced) if forced else []
 
-    def take(self, output: Output) -> list[Piece]:
+    def take_output(self, output: Output) -> list[Piece]:
         self.ids += output.token_ids
         self.text += output.text
         if output.finish is not None and not self.ids:
             return []  # the model said nothing: what it was made to begin with is no answer of its own
-        pieces, self._before = self._before + self._parser.push(output.text), []
+        pieces, self._before = self._before + self._parser.push_text(output.text), []
         return pieces + self._parser.finish() if output.finish is not None else pieces
 
 

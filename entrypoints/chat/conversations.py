@@ -136,7 +136,7 @@ class Conversations:
             while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
                 self._forget(next(self._shares.in_order_of_forgetting(by_size=len(self._turns) <= MAX_TURNS)))
 
-    def find(self, conversation: Conversation, text: str, scope: str) -> GoesOn | None:
+    def find_turn(self, conversation: Conversation, text: str, scope: str) -> GoesOn | None:
         """The longest turn of a scope that ``text``, the conversation's prompt, goes on from."""
         templates_asked = 0
         for turns in self._begun_by(text, scope):

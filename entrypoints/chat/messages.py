@@ -121,7 +121,7 @@ class Arguments:
     def __init__(self) -> None:
         self._num_values = 0
 
-    def read(self, text: Any, where: str) -> Any:
+    def read_arguments(self, text: Any, where: str) -> Any:
         """Raises RequestRefused."""
         if isinstance(text, str):
             self._num_values += sum(map(text.count, "[{,"))

@@ -44,11 +44,13 @@ class ContinuationFields:
 
 def read_continuations(fields: dict[str, Any], per_prompt: PerPrompt) -> list[ContinuationFields]:
     """One per prompt. Raises RequestRefused."""
-    parents = per_prompt.read("continuation_of", read_rid, None)
+    parents = per_prompt.read_values("continuation_of", read_rid, None)
     suffixes = per_prompt.typed("continuation_suffix", str, None)
     id_lists = _id_lists(fields, per_prompt)
-    ats = per_prompt.read("continuation_at", lambda value, name: one_of(value, ("finish", "now"), name), "finish")
-    indices = per_prompt.read("continuation_index", _index, 0)
+    ats = per_prompt.read_values(
+        "continuation_at", lambda value, name: one_of(value, ("finish", "now"), name), "finish"
+    )
+    indices = per_prompt.read_values("continuation_index", _index, 0)
     keeps = per_prompt.typed("keep_parent", bool, False)
     continuations: list[ContinuationFields] = []
     for parent, suffix, ids, at, index, keep in zip(parents, suffixes, id_lists, ats, indices, keeps, strict=True):
@@ -76,12 +78,12 @@ def read_continuations(fields: dict[str, Any], per_prompt: PerPrompt) -> list[Co
 
 def read_retain_ttls(per_prompt: PerPrompt) -> list[float | None]:
     """Seconds for which each output is kept; None takes the server's default. Raises RequestRefused."""
-    return per_prompt.read("retain_ttl", _ttl, None)
+    return per_prompt.read_values("retain_ttl", _ttl, None)
 
 
 def read_retain_ns(per_prompt: PerPrompt) -> list[int | None]:
     """How many outputs of each prompt are kept; None for all. Raises RequestRefused."""
-    return per_prompt.read("retain_n", _count, None)
+    return per_prompt.read_values("retain_n", _count, None)
 
 
 def _id_lists(fields: dict[str, Any], per_prompt: PerPrompt) -> list[list[int] | None]:
@@ -96,7 +98,7 @@ def _id_lists(fields: dict[str, Any], per_prompt: PerPrompt) -> list[list[int] |
         raise RequestRefused(
             "continuation_ids takes a list of token ids, or a list of such lists for a batch", param="continuation_ids"
         ) from None
-    return PerPrompt({"continuation_ids": nested}, per_prompt.size, per_prompt.is_batch).read(
+    return PerPrompt({"continuation_ids": nested}, per_prompt.size, per_prompt.is_batch).read_values(
         "continuation_ids", lambda ids, _: ids, None
     )
 

@@ -22,7 +22,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 def read_jobs(per_prompt: PerPrompt) -> list[tuple[str | None, bool]]:
     """(job_id, is_last_step) of each prompt. Raises RequestRefused."""
-    ids = per_prompt.read("job_id", _job_id, None)
+    ids = per_prompt.read_values("job_id", _job_id, None)
     lasts = per_prompt.typed("is_last_step", bool, False)
     for job_id, is_last in zip(ids, lasts, strict=True):
         if is_last and job_id is None:

@@ -17,8 +17,8 @@ _PROCESS_KEY = os.urandom(32)
 
 def read_namespaces(per_prompt: PerPrompt) -> list[str]:
     """One namespace per prompt. Raises RequestRefused."""
-    salts = per_prompt.read("cache_salt", _key, "")
-    extra_keys = per_prompt.read("extra_key", _key, "")
+    salts = per_prompt.read_values("cache_salt", _key, "")
+    extra_keys = per_prompt.read_values("extra_key", _key, "")
     return [namespace_of(salt, extra_key) for salt, extra_key in zip(salts, extra_keys, strict=True)]
 
 

@@ -122,9 +122,9 @@ def read_prompts(
             raise RequestRefused(f"{name} does not go with beam_width; use top_logprobs_num", param=name)
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
-    priorities = per_prompt.read("priority", _priority, 0)
+    priorities = per_prompt.read_values("priority", _priority, 0)
     jobs = read_jobs(per_prompt)
-    reuse_ends = per_prompt.read("no_reuse_from", _position, None)
+    reuse_ends = per_prompt.read_values("no_reuse_from", _position, None)
     prompts = [
         Prompt(
             spec=RequestSpec(

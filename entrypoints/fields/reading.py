@@ -145,7 +145,7 @@ class PerPrompt:
         self.size = size
         self.is_batch = is_batch
 
-    def read(self, name: str, check: Callable[[Any, str], T], default: T) -> list[T]:
+    def read_values(self, name: str, check: Callable[[Any, str], T], default: T) -> list[T]:
         """One value per prompt. ``check(value, name)`` returns the value to use, or refuses it."""
         if name not in self._fields:
             return [default] * self.size
@@ -153,7 +153,7 @@ class PerPrompt:
         return [default if value is None else check(value, name) for value in values]
 
     def typed(self, name: str, kind: type[T], default: T) -> list[T]:
-        return self.read(name, lambda value, name: typed(value, kind, name), default)
+        return self.read_values(name, lambda value, name: typed(value, kind, name), default)
 
 
 def check_model(name: Any, served: str) -> None:

@@ -134,9 +134,7 @@ class CacheRoutes:
     def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
         self._control = manager.control
         self._bodies = bodies
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/cache/tiers", self.tiers, GET, operation=_TIERS),
             Route("/cache/leases", self.leases, GET, operation=_LEASES),
             Route("/cache/statistics", self.statistics, GET, operation=_STATISTICS),

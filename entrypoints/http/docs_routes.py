@@ -54,17 +54,15 @@ class DocsRoutes:
 
     def __init__(self, described: list[Route]) -> None:
         """described: all other routes."""
-        listed = [route for route in [*described, *self.routes()] if route.operation is not None]
-        self._document = msgspec.json.encode(
-            openapi_document(map(_described, listed), title="Baton", version=baton_version(), about=_about())
-        )
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/openapi.json", self.document, PROBE, "open", operation=_DOCUMENT),
             Route("/docs", self.page, GET, "open", operation=_READ),
             Route("/docs/{name}", self.file, GET, "open", operation=_ASSET),
         ]
+        listed = [route for route in [*described, *self.routes] if route.operation is not None]
+        self._document = msgspec.json.encode(
+            openapi_document(map(_described, listed), title="Baton", version=baton_version(), about=_about())
+        )
 
     async def document(self) -> Response:
         return Response(self._document, media_type="application/json")

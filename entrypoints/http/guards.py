@@ -42,7 +42,7 @@ class Guards:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        route = self._routes.find(scope["path"], scope["method"])
+        route = self._routes.find_route(scope["path"], scope["method"])
         body = self._routes.error_body_of(scope["path"]) if route is None else route.error_body
         scope.setdefault("state", {})["error_body"] = body
         try:

@@ -44,9 +44,7 @@ class HealthRoutes:
         self._manager = manager
         self._args = args
         self._readiness = readiness
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/health", self.health, PROBE, "open", operation=_HEALTH),
             Route("/health_generate", self.health_generate, PROBE, "open", operation=_GENERATES),
             Route("/ready", self.ready, PROBE, "open", operation=_READY),

@@ -46,9 +46,7 @@ class InformationRoutes:
         self._defaults = dict(defaults)
         self._chats = chats
         self._args = args
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/model_info", self.model_info, GET, operation=_MODEL),
             Route("/get_model_info", self.model_info, GET, operation=_MODEL),
             Route("/server_info", self.server_info, GET, operation=_SERVER),

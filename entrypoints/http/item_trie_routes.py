@@ -44,9 +44,7 @@ class ItemTrieRoutes:
     def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
         self._control = manager.control
         self._bodies = bodies
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/item_tries", self.load_item_trie, POST, "admin", BINARY, operation=_LOAD),
             Route("/item_tries", self.list_item_tries, GET, operation=_LIST),
             Route("/item_tries/{name}", self.delete_item_trie, DELETE, "admin", operation=_DELETE),

@@ -66,9 +66,7 @@ _END = Operation(
 class JobsRoutes:
     def __init__(self, manager: TokenizerManager) -> None:
         self._control = manager.control
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/jobs", self.jobs, GET, operation=_LIST),
             Route("/jobs/{job_id:rest}", self.job, GET, operation=_ONE),
             Route("/jobs/{job_id:rest}", self.end, DELETE, operation=_END),

@@ -69,9 +69,7 @@ _LOADS = Operation(
 class LoadRoutes:
     def __init__(self, manager: TokenizerManager) -> None:
         self._control = manager.control
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/get_load", self.get_load, GET, operation=_LOAD),
             Route("/v1/loads", self.loads, GET, operation=_LOADS),
         ]

@@ -35,9 +35,7 @@ class PauseRoutes:
     def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
         self._manager = manager
         self._bodies = bodies
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/pause_generation", self.pause, POST, "admin", operation=_PAUSE),
             Route("/continue_generation", self.resume, POST, "admin", operation=_RESUME),
         ]

@@ -43,9 +43,7 @@ class ProfileRoutes:
     def __init__(self, manager: TokenizerManager, bodies: Bodies) -> None:
         self._control = manager.control
         self._bodies = bodies
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/start_profile", self.start_profile, POST, "admin", operation=_START),
             Route("/stop_profile", self.stop_profile, POST, "admin", operation=_STOP),
         ]

@@ -17,10 +17,8 @@ class RootRoutes:
 
     def __init__(self, args: ServerArgs) -> None:
         self._has_dashboard = args.server.dashboard
-
-    def routes(self) -> list[Route]:
         # Claude Code asks for the head before anything else, and takes no redirect.
-        return [
+        self.routes = [
             Route("/", self.get, GET, "open"),
             Route("/", self.head, ("HEAD",), "open"),
         ]

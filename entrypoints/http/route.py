@@ -66,7 +66,7 @@ class RouteTable:
             # Of every route: the framework's patterns also take a path with a newline at its end.
             self._patterns.append((compile_path(route.path)[0], route))
 
-    def find(self, path: str, method: str) -> Route | None:
+    def find_route(self, path: str, method: str) -> Route | None:
         """None where the framework will answer 404 or 405."""
         if found := self._exact.get((path, method)):
             return found

@@ -85,8 +85,8 @@ def server_routes(
         RootRoutes(args),
         UnservedRoutes(),
     )
-    routes = [route for subject in subjects for route in subject.routes()]
-    return routes + DocsRoutes(routes).routes()
+    routes = [route for subject in subjects for route in subject.routes]
+    return routes + DocsRoutes(routes).routes
 
 
 def build_app(

@@ -74,9 +74,7 @@ class TokenizerRoutes:
         self._chats = chats
         self._args = args
         self._bodies = bodies
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/tokenize", self.tokenize, POST, operation=_TOKENIZE),
             Route("/v1/tokenize", self.tokenize, POST, operation=_TOKENIZE),
             Route("/detokenize", self.detokenize, POST, operation=_DETOKENIZE),

@@ -61,9 +61,7 @@ class UnservedRoutes:
 
     def __init__(self) -> None:
         self._reasons = {path: reason for reason, paths in UNSERVED.items() for path in paths}
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route(where, self.refuse, methods, media=ANY_MEDIA, error_body=_error_body(path))
             for path in self._reasons
             for where in (path, f"{path}/{{below:rest}}")

@@ -20,7 +20,7 @@ class ThoughtSplitter:
 
     def split_next(self, text: str) -> tuple[str, str]:
         """The first sample's text so far -> its new part as (answer, thought)."""
-        pieces = self._first.push(text[len(self._seen) :])
+        pieces = self._first.push_text(text[len(self._seen) :])
         self._seen = text
         return _apart(pieces)
 
@@ -31,7 +31,7 @@ class ThoughtSplitter:
     def split_whole(self, text: str) -> tuple[str, str]:
         """Another sample as (answer, thought)."""
         parser = self._parser(begins_inside=self._begins_inside)
-        return _apart(parser.push(text) + parser.finish())
+        return _apart(parser.push_text(text) + parser.finish())
 
 
 def _apart(pieces: list[Piece]) -> tuple[str, str]:

@@ -248,7 +248,10 @@ def _call(given: Any, where: str, arguments: Arguments) -> dict[str, Any]:
     return {
         "id": _text(given, "id", where),
         "type": "function",
-        "function": {"name": function["name"], "arguments": {} if came is None else arguments.read(came, name)},
+        "function": {
+            "name": function["name"],
+            "arguments": {} if came is None else arguments.read_arguments(came, name),
+        },
     }
 
 

@@ -34,7 +34,7 @@ class CompletionResponse:
     def whole(self, outputs: list[Output]) -> dict:
         """The response to a request that does not stream, from all its outputs; where lists may be long there are
         iterators."""
-        choices = [self._choices[output.position].add(output, iter) for output in outputs]
+        choices = [self._choices[output.position].add_output(output, iter) for output in outputs]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     async def chunks(self, updates: AsyncIterator[Output]) -> AsyncIterator[dict]:
@@ -42,7 +42,7 @@ class CompletionResponse:
         extra = {"usage": None} if self._include_usage else {}
         with COMPLETION_NAMES.translated():
             async for output in updates:
-                choice = self._choices[output.position].add(output)
+                choice = self._choices[output.position].add_output(output)
                 if choice["text"] or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids"):
                     yield {**self._head, "choices": [choice], **extra}
         if self._include_usage:
@@ -63,15 +63,15 @@ class _Choice:
         self._tokenizer = tokenizer
         self._logprobs: LogprobsBuilder | None = None
 
-    def add(self, output: Output, rows: Callable[[Iterable], Any] = list) -> dict:
-        """OpenAI's choice object for what is new in the output. rows: see `LogprobsBuilder.add`."""
+    def add_output(self, output: Output, rows: Callable[[Iterable], Any] = list) -> dict:
+        """OpenAI's choice object for what is new in the output. rows: see `LogprobsBuilder.add_output`."""
         text = output.text if self.newest is not None else self._begin(output) + output.text
         self.newest = output
         finish = output.finish
         choice: dict[str, Any] = {
             "index": output.position,
             "text": text,
-            "logprobs": None if self._logprobs is None else self._logprobs.add(output, rows),
+            "logprobs": None if self._logprobs is None else self._logprobs.add_output(output, rows),
             "finish_reason": None if finish is None else finish.type,
         }
         if (num_top := self._request.prompt_logprobs) is not None:
@@ -124,7 +124,7 @@ class LogprobsBuilder:
         self._decoder = IncrementalDecoder(token_bytes, skip_special_tokens=skip_special_tokens)
         self._position = len(echo or "")
 
-    def add(self, output: Output, rows: Callable[[Iterable], Any] = list) -> dict | None:
+    def add_output(self, output: Output, rows: Callable[[Iterable], Any] = list) -> dict | None:
         """The logprobs object for the new tokens of ``output``; None if it has no new logprobs. rows: what is made of
         the alternatives of all tokens; ``iter`` makes them as they are read."""
         echoed = Logprobs() if self._echo is None else output.input_logprobs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..tool_parsers.pieces import Piece, Text, ToolParser, joined
+from ..tool_parsers.pieces import Piece, Text, ToolParser, forced_prefix, joined
 from .reasoning_parser import ReasoningParser
 
 
@@ -17,9 +17,9 @@ class OutputParser:
         self.keeps_special_tokens = any(parser.keeps_special_tokens for parser in (reasoning, tools) if parser)
         """Whether the text must be decoded with special tokens."""
 
-    def push(self, text: str) -> list[Piece]:
+    def push_text(self, text: str) -> list[Piece]:
         """Take the next text of the answer; return what is certain now."""
-        return joined(self._find_calls(self._reasoning.push(text) if self._reasoning else [Text(text)]))
+        return joined(self._find_calls(self._reasoning.push_text(text) if self._reasoning else [Text(text)]))
 
     def finish(self) -> list[Piece]:
         """Take the end of the answer; return what was held back."""
@@ -32,12 +32,12 @@ class OutputParser:
         if self._tools is None:
             raise ValueError("a call cannot be forced without a tool parser; set --tool-call-parser")
         before = self._reasoning.resumes if self._reasoning and self._reasoning.is_inside else ""
-        return before + self._tools.forced_prefix(name)
+        return before + forced_prefix(self._tools, name)
 
     def _find_calls(self, pieces: list[Piece]) -> list[Piece]:
         if self._tools is None:
             return pieces
         found: list[Piece] = []
         for piece in pieces:
-            found.extend(self._tools.push(piece.text) if isinstance(piece, Text) else [piece])
+            found.extend(self._tools.push_text(piece.text) if isinstance(piece, Text) else [piece])
         return found

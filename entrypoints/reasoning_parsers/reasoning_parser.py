@@ -23,7 +23,7 @@ class ReasoningParser(Protocol):
         """begins_inside: whether the prompt has opened a thought (see the method); None for what is usual here."""
         ...
 
-    def push(self, text: str) -> list[Piece]:
+    def push_text(self, text: str) -> list[Piece]:
         """Take the next text of the answer; return what is certain now."""
         ...
 

@@ -54,7 +54,7 @@ class TaggedParser(StreamParser):
         else:
             yield Text(space)
         while not reader.at_end:
-            yield Text(reader.take(reader.unread))
+            yield Text(reader.take_text(reader.unread))
             if not reader.at_end:
                 yield None
 

@@ -86,7 +86,7 @@ def _ends_thought(parser: type[ReasoningParser], answer: str) -> bool:
 
 
 def _text(parser: OutputParser, answer: str) -> str:
-    return "".join(piece.text for piece in parser.push(answer) + parser.finish() if isinstance(piece, Text))
+    return "".join(piece.text for piece in parser.push_text(answer) + parser.finish() if isinstance(piece, Text))
 
 
 def _function_calls(name: str | None, words: str) -> list[tuple[str, str]]:
@@ -95,7 +95,7 @@ def _function_calls(name: str | None, words: str) -> list[tuple[str, str]]:
         return []
     names = dict.fromkeys(_NAMES[name].findall(words)) if name in _NAMES else {}
     parser = tool_parser(name)([ToolSpec(each) for each in list(names)[:_MAX_NAMES]])
-    return _calls(parser.push(words) + parser.finish())
+    return _calls(parser.push_text(words) + parser.finish())
 
 
 def _calls(pieces: list[Piece]) -> list[tuple[str, str]]:

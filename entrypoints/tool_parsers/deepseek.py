@@ -34,9 +34,8 @@ class DeepSeekV3Parser(StreamParser):
 
     keeps_special_tokens: ClassVar[bool] = True
 
-    def forced_prefix(self, name: str | None) -> str:
-        start = f"{_CALLS}{_CALL}{_KIND}{_SEPARATOR}"
-        return start if name is None else f"{start}{name}\n```json\n"
+    call_start: ClassVar[str] = f"{_CALLS}{_CALL}{_KIND}{_SEPARATOR}"
+    name_end: ClassVar[str] = "\n```json\n"
 
     def _parse(self) -> Steps[None]:
         while mark := (yield from self.words(_CALLS, _CALL)):
@@ -105,6 +104,5 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>list_files<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
     """
 
-    def forced_prefix(self, name: str | None) -> str:
-        start = f"{_CALLS}{_CALL}"
-        return start if name is None else f"{start}{name}{_SEPARATOR}"
+    call_start: ClassVar[str] = f"{_CALLS}{_CALL}"
+    name_end: ClassVar[str] = _SEPARATOR

@@ -129,9 +129,8 @@ class GptOssParser(HarmonyParser):
 
     thoughts: ClassVar[type[Text] | type[Reasoning]] = Text
 
-    def forced_prefix(self, name: str | None) -> str:
-        start = f"{_CHANNEL}commentary to={_NAMESPACE}"
-        return start if name is None else f"{start}{name} <|constrain|>json{_MESSAGE}"
+    call_start: ClassVar[str] = f"{_CHANNEL}commentary to={_NAMESPACE}"
+    name_end: ClassVar[str] = f" <|constrain|>json{_MESSAGE}"
 
     def read_function_call(self, name: str) -> Steps[str]:
         reader = self.reader

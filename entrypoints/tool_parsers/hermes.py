@@ -29,9 +29,8 @@ class QwenParser(StreamParser):
     keeps_special_tokens: ClassVar[bool] = False
     _OPEN: ClassVar[tuple[str, str]] = ("\n<tool_call>", "<tool_call>")
 
-    def forced_prefix(self, name: str | None) -> str:
-        start = '<tool_call>\n{"name": "'
-        return start if name is None else f'{start}{name}", "arguments":'
+    call_start: ClassVar[str] = '<tool_call>\n{"name": "'
+    name_end: ClassVar[str] = '", "arguments":'
 
     def _parse(self) -> Steps[None]:
         while marker := (yield from self.words(*self._OPEN)):

@@ -22,7 +22,7 @@ def read_call(
     ends: marks that end the call though brackets are still open. accepts: whether a function of this name may be
     meant, where the object may as well be none.
     """
-    return (yield from _Call(parser, ends, accepts).read())
+    return (yield from _Call(parser, ends, accepts).read_object())
 
 
 class _Call:
@@ -41,7 +41,7 @@ class _Call:
         """Arguments that came before the name, or not as plain text."""
         self._begun = False
 
-    def read(self) -> Steps[bool]:
+    def read_object(self) -> Steps[bool]:
         reader = self._reader
         closed = False
         while True:

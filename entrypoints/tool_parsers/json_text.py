@@ -82,7 +82,7 @@ def read_value(
             if ends and (yield from reader.sees(*ends)):
                 return "".join(parts), False
             scanner.stopped = False
-            chunk = reader.take(1)
+            chunk = reader.take_text(1)
             continue
         if not reader.unread:
             if reader.at_end:

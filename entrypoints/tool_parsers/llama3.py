@@ -23,9 +23,8 @@ class Llama3Parser(StreamParser):
 
     keeps_special_tokens: ClassVar[bool] = True
 
-    def forced_prefix(self, name: str | None) -> str:
-        start = '{"name": "'
-        return start if name is None else f'{start}{name}", "parameters":'
+    call_start: ClassVar[str] = '{"name": "'
+    name_end: ClassVar[str] = '", "parameters":'
 
     def _parse(self) -> Steps[None]:
         self.reader.keep()

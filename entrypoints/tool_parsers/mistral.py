@@ -26,9 +26,8 @@ class MistralParser(StreamParser):
 
     keeps_special_tokens: ClassVar[bool] = True
 
-    def forced_prefix(self, name: str | None) -> str:
-        start = f'{_MARK} [{{"name": "'
-        return start if name is None else f'{start}{name}", "arguments":'
+    call_start: ClassVar[str] = f'{_MARK} [{{"name": "'
+    name_end: ClassVar[str] = '", "arguments":'
 
     def _parse(self) -> Steps[None]:
         while (yield from self.words(_MARK)):
@@ -93,5 +92,5 @@ class MistralParser(StreamParser):
 class MistralArgsParser(MistralParser):
     """The same, for models that write the second form: only a forced call begins otherwise."""
 
-    def forced_prefix(self, name: str | None) -> str:
-        return _MARK if name is None else f"{_MARK}{name}[ARGS]"
+    call_start: ClassVar[str] = _MARK
+    name_end: ClassVar[str] = "[ARGS]"

@@ -67,9 +67,14 @@ class ToolParser(Protocol):
     keeps_special_tokens: ClassVar[bool]
     """True if the text must be decoded with special tokens, since the marks of a call are (or may be) some."""
 
+    call_start: ClassVar[str]
+    """A call as the model writes it, up to the name of the function."""
+    name_end: ClassVar[str]
+    """Text between that name and the arguments."""
+
     def __init__(self, tools: Sequence[ToolSpec]) -> None: ...
 
-    def push(self, text: str) -> list[Piece]:
+    def push_text(self, text: str) -> list[Piece]:
         """Take the next text of the answer; return what is certain now."""
         ...
 
@@ -77,10 +82,11 @@ class ToolParser(Protocol):
         """Take the end of the answer; return what was held back."""
         ...
 
-    def forced_prefix(self, name: str | None) -> str:
-        """Text that makes the model call this function (None: any) if its answer begins with it. It belongs to the
-        answer: push it first."""
-        ...
+
+def forced_prefix(parser: ToolParser, name: str | None) -> str:
+    """Text that makes the model call this function (None: any) if its answer begins with it. It belongs to the answer:
+    push it first."""
+    return parser.call_start if name is None else f"{parser.call_start}{name}{parser.name_end}"
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:

@@ -36,7 +36,7 @@ def literal_to_json(source: str) -> str | None:
     none, or is nested deeper than `MAX_DEPTH`."""
     try:
         reader = _Literals(source)
-        text = reader.read(0)
+        text = reader.read_literal(0)
         return text if reader.at == len(source) else None
     except ValueError:
         return None
@@ -49,7 +49,7 @@ class _Literals:
         self._source = source
         self.at = 0
 
-    def read(self, depth: int) -> str:
+    def read_literal(self, depth: int) -> str:
         kind, token = self._next()
         if kind == "string":
             return dumps(self._string(token))
@@ -67,7 +67,7 @@ class _Literals:
         while not self._skip(_CLOSES[opening]):
             if items and not comma:
                 raise ValueError("a comma is missing")
-            items.append(self.read(depth + 1))
+            items.append(self.read_literal(depth + 1))
             comma = self._skip(",")
         if opening == "(" and len(items) == 1 and not comma:
             return items[0]
@@ -79,11 +79,11 @@ class _Literals:
         while not self._skip("}"):
             if items and not comma:
                 raise ValueError("a comma is missing")
-            key = self.read(depth + 1)
+            key = self.read_literal(depth + 1)
             if not self._skip(":") or key[0] in "[{":
                 raise ValueError("no key")
             name = key if key[0] == '"' else dumps(key)
-            items.append(f"{name}: {self.read(depth + 1)}")
+            items.append(f"{name}: {self.read_literal(depth + 1)}")
             comma = self._skip(",")
         return f"{{{', '.join(items)}}}"
 

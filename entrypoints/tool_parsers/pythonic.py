@@ -33,8 +33,8 @@ class PythonicParser(StreamParser):
         super().__init__(tools)
         self._call_starts = tuple(f"{name}(" for name in self.tools)
 
-    def forced_prefix(self, name: str | None) -> str:
-        return "[" if name is None else f"[{name}("
+    call_start: ClassVar[str] = "["
+    name_end: ClassVar[str] = "("
 
     def _parse(self) -> Steps[None]:
         self.reader.keep()

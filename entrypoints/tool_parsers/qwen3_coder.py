@@ -40,9 +40,8 @@ class Qwen3CoderParser(StreamParser):
     keeps_special_tokens: ClassVar[bool] = False
     _OPENS: ClassVar[tuple[str, ...]] = ("\n<tool_call>", "<tool_call>", "\n<function=", "<function=")
 
-    def forced_prefix(self, name: str | None) -> str:
-        start = "<tool_call>\n<function="
-        return start if name is None else f"{start}{name}>\n"
+    call_start: ClassVar[str] = "<tool_call>\n<function="
+    name_end: ClassVar[str] = ">\n"
 
     def _parse(self) -> Steps[None]:
         while marker := (yield from self.words(*self._OPENS)):

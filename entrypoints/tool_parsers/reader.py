@@ -74,7 +74,7 @@ class Reader:
         self._kept = None
         return kept
 
-    def take(self, count: int) -> str:
+    def take_text(self, count: int) -> str:
         """Read so many characters, or what is there of them."""
         text = self._text[self._at : self._at + count]
         self._at += len(text)
@@ -84,7 +84,7 @@ class Reader:
 
     def scan(self, scanner: Scanner) -> str:
         """Read what has come of the value that ``scanner`` looks at."""
-        return self.take(scanner.scan(self._text, self._at) - self._at)
+        return self.take_text(scanner.scan(self._text, self._at) - self._at)
 
     def split(self, markers: tuple[str, ...]) -> tuple[str, str]:
         """Read up to the first of these marks and the mark, or, if none has come, all that cannot begin one.
@@ -94,19 +94,19 @@ class Reader:
         whole, beginnings, longest = _patterns(markers)
         found = whole.search(self._text, self._at)
         if found is not None:
-            return self.take(found.start() - self._at), self.take(len(found[0]))
+            return self.take_text(found.start() - self._at), self.take_text(len(found[0]))
         end = len(self._text)
         if not self._ended:
             begun = beginnings.search(self._text, max(self._at, end - longest + 1))
             end = end if begun is None else begun.start()
-        return self.take(end - self._at), ""
+        return self.take_text(end - self._at), ""
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Read as many characters as ``pattern``, one class with a star, matches."""
         parts: list[str] = []
         while True:
             found = pattern.match(self._text, self._at)
-            parts.append(self.take(found.end() - self._at if found else 0))
+            parts.append(self.take_text(found.end() - self._at if found else 0))
             if self._at < len(self._text) or self._ended:
                 return "".join(parts)
             yield None
@@ -132,7 +132,7 @@ class Reader:
         """Read the first of these marks that the text goes on with; "" for none. Of two marks of which one begins
         the other, list the longer one first."""
         found = yield from self.sees(*markers)
-        self.take(len(found))
+        self.take_text(len(found))
         return found
 
 

@@ -19,7 +19,7 @@ class StreamParser(ABC):
         """The index of the call that began last."""
         self._steps = self._parse()
 
-    def push(self, text: str) -> list[Piece]:
+    def push_text(self, text: str) -> list[Piece]:
         self.reader.feed(text)
         return self._go_on()
 

@@ -29,7 +29,7 @@ SEED = 20240611
 
 
 class Parser(Protocol):
-    def push(self, text: str) -> list[Piece]: ...
+    def push_text(self, text: str) -> list[Piece]: ...
     def finish(self) -> list[Piece]: ...
 
 
@@ -41,7 +41,7 @@ def parse(parser: Parser, parts: Iterable[str]) -> list[Piece]:
     """The joined pieces of an answer that comes in these parts."""
     pieces: list[Piece] = []
     for part in parts:
-        pieces += parser.push(part)
+        pieces += parser.push_text(part)
     return joined(pieces + parser.finish())
 
 

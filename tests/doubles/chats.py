@@ -51,5 +51,5 @@ class Recorder:
         self.conversations.record(turn, client)
         return turn
 
-    def find(self, asked: Conversation, salt: str = "") -> GoesOn | None:
-        return self.conversations.find(asked, self.renderer.render(asked), salt)
+    def find_turn(self, asked: Conversation, salt: str = "") -> GoesOn | None:
+        return self.conversations.find_turn(asked, self.renderer.render(asked), salt)

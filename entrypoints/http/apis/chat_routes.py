@@ -38,16 +38,14 @@ class ChatRoutes:
         self._calls = calls
         self._chats = chats
         self._token_bytes = token_bytes
-
-    def routes(self) -> list[Route]:
-        return [Route("/v1/chat/completions", self.completions, POST, operation=_CHAT)]
+        self.routes = [Route("/v1/chat/completions", self.completions, POST, operation=_CHAT)]
 
     async def completions(self, request: Request) -> Response:
         calls = self._calls
-        async with calls.read_call(request, self._parse) as (asked, ignored):
+        async with calls.read_call(request, self._parse_chat) as (asked, ignored):
             calls.check_model(asked.model)
             with CHAT_NAMES.translated():
-                answer = await self._chats.open(caller(request), asked.call)
+                answer = await self._chats.open_chat(caller(request), asked.call)
         headers = calls.answer_headers(asked.call.rid, ignored)
         response = ChatResponse(asked, calls.model, self._chats.parsers, self._token_bytes)
         if asked.call.stream:
@@ -59,5 +57,5 @@ class ChatRoutes:
         size = size_of([output for output, _ in updates])
         return await json_answer(lambda: response.whole(updates), size, headers)
 
-    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> ChatRequest:
+    def _parse_chat(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> ChatRequest:
         return parse_chat(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)

@@ -63,16 +63,14 @@ class GenerationRoutes:
         self._bodies = bodies
         self._calls = calls
         self._streams_increments = streams_increments
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/generate", self.generate, POST, operation=_GENERATE),
             Route("/abort_request", self.abort_request, POST, operation=_ABORT),
             Route("/release", self.release, POST, operation=_RELEASE),
         ]
 
     async def generate(self, request: Request) -> Response:
-        async with self._calls.read_call(request, self._parse) as (batch, ignored):
+        async with self._calls.read_call(request, self._parse_generate) as (batch, ignored):
             answer = await self._manager.open(caller(request), batch.prompts, stream=batch.stream)
         headers = self._calls.answer_headers(batch.rid, ignored)
         if batch.stream:
@@ -84,7 +82,7 @@ class GenerationRoutes:
             return client_gone()
         return await json_answer(lambda: lazy_response(outputs, batch), size_of(outputs), headers)
 
-    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> PromptBatch:
+    def _parse_generate(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> PromptBatch:
         return parse_generate(fields, rid=rid, max_prompts=self._calls.max_prompts, ignored=ignored)
 
     async def abort_request(self, request: Request) -> Response:

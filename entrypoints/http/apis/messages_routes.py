@@ -59,19 +59,17 @@ class MessagesRoutes:
     def __init__(self, calls: GenerationCalls, chats: Chats) -> None:
         self._calls = calls
         self._chats = chats
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/v1/messages", self.messages, POST, error_body=error_body, operation=_MESSAGES),
             Route("/v1/messages/count_tokens", self.count_tokens, POST, error_body=error_body, operation=_COUNT),
         ]
 
     async def messages(self, request: Request) -> Response:
-        async with self._calls.read_call(request, self._parse) as (asked, ignored):
+        async with self._calls.read_call(request, self._parse_messages) as (asked, ignored):
             self._check(asked, ignored)
             with MESSAGE_NAMES.translated():
                 asked = await edited(asked, self._chats)
-                answer = await self._chats.open(caller(request), asked.call)
+                answer = await self._chats.open_chat(caller(request), asked.call)
         headers = _with_anthropic_id(self._calls.answer_headers(asked.call.rid, ignored))
         model, new_call_id = self._calls.model, self._chats.parsers.new_call_id
         if asked.call.stream:
@@ -97,7 +95,7 @@ class MessagesRoutes:
             counted["context_management"] = {"original_input_tokens": len(ids) + cleared}
         return JSONAnswer(counted, headers=self._calls.report_ignored(ignored))
 
-    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> MessagesRequest:
+    def _parse_messages(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> MessagesRequest:
         return parse_messages(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)
 
     def _check(self, asked: MessagesRequest, ignored: Ignored) -> None:

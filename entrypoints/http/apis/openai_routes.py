@@ -75,9 +75,7 @@ class OpenAIRoutes:
         self._args = args
         self._calls = calls
         self._started = int(time.time())
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/v1/models", self.models, GET, operation=_MODELS),
             Route("/v1/models/{model:path}", self.model, GET, operation=_ONE_MODEL),
             Route("/v1/completions", self.completions, POST, operation=_COMPLETE),
@@ -112,7 +110,7 @@ class OpenAIRoutes:
         }
 
     async def completions(self, request: Request) -> Response:
-        async with self._calls.read_call(request, self._parse) as (call, ignored):
+        async with self._calls.read_call(request, self._parse_completion) as (call, ignored):
             self._calls.check_model(call.model)
             batch, headers = call.batch, self._calls.answer_headers(call.batch.rid, ignored)
             response = CompletionResponse(call, self._calls.model, self._manager.tokenizer)
@@ -126,7 +124,7 @@ class OpenAIRoutes:
             return client_gone()
         return await json_answer(lambda: response.whole(outputs), size_of(outputs), headers)
 
-    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> CompletionRequest:
+    def _parse_completion(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> CompletionRequest:
         calls = self._calls
         return parse_completion(
             fields, rid=rid, max_prompts=calls.max_prompts, defaults=calls.defaults, ignored=ignored

@@ -75,9 +75,7 @@ class ResponsesRoutes:
     def __init__(self, calls: GenerationCalls, responses: Responses) -> None:
         self._calls = calls
         self._responses = responses
-
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/v1/responses", self.create, POST, operation=_CREATE),
             Route("/v1/responses/{response_id}", self.get, GET, operation=_GET),
             Route("/v1/responses/{response_id}", self.delete, DELETE, operation=_DELETE),
@@ -86,9 +84,9 @@ class ResponsesRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        async with self._calls.read_call(request, self._parse) as (asked, ignored):
+        async with self._calls.read_call(request, self._parse_response) as (asked, ignored):
             self._calls.check_model(asked.model)
-            running = await self._responses.open(caller(request), asked)
+            running = await self._responses.open_response(caller(request), asked)
         headers = self._calls.answer_headers(asked.call.rid, ignored)
         if asked.background:
             return _json(self._responses.in_background(running), headers)
@@ -98,7 +96,7 @@ class ResponsesRoutes:
             body = await until_disconnect(request.receive, running.whole())
         return client_gone() if body is None else _json(body, headers)
 
-    def _parse(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> ResponseRequest:
+    def _parse_response(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> ResponseRequest:
         return parse_response(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)
 
     async def get(self, request: Request, response_id: str) -> Response:

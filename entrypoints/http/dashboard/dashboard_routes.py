@@ -67,10 +67,9 @@ class DashboardRoutes:
         self._instance = uuid4().hex
         self._broadcaster = Broadcaster(manager.watch, self._hello, texts)
         self._files = static_files() if args.server.dashboard else {}
+        self.routes = self._page_routes() if args.server.dashboard else []
 
-    def routes(self) -> list[Route]:
-        if not self._args.server.dashboard:
-            return []
+    def _page_routes(self) -> list[Route]:
         return [
             Route("/dashboard", self.page, PROBE, "open", operation=_PAGE),
             # An endless stream is for no tool that reads a description.

@@ -90,9 +90,7 @@ class TreeRoutes:
         self._watch = watch
         self._texts = texts
         self._held = HeldSnapshots()
-
-    def routes(self) -> list[Route]:
-        return [Route("/cache/tree", self.tree, GET, "admin", operation=_TREE)]
+        self.routes = [Route("/cache/tree", self.tree, GET, "admin", operation=_TREE)]
 
     async def tree(self, request: Request) -> Response:
         namespace, given = whose(request, ("snapshot", "after", "limit", "min_tokens", "with_text"))

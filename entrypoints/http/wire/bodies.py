@@ -114,7 +114,7 @@ class Room:
         self.free = size
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, size: int, timeout_s: float) -> None:
+    async def take_bytes(self, size: int, timeout_s: float) -> None:
         """Wait for ``size`` bytes. Raises RequestRefused (503) when the time is over."""
         if not self._waiting and size <= self.free:
             self.free -= size
@@ -155,7 +155,7 @@ class _Held:
         self.size = 0
 
     async def at_least(self, size: int) -> None:
-        await self._room.take(size - self.size, _WAIT_S)
+        await self._room.take_bytes(size - self.size, _WAIT_S)
         self.size = size
 
     def give_back(self) -> None:

@@ -102,7 +102,7 @@ class _Messages:
         self._answer: Message | None = None
         """The assistant's message that is still growing."""
 
-    def add(self, message: Message) -> None:
+    def add_message(self, message: Message) -> None:
         self._answer = None
         self.read.append(message)
 
@@ -138,7 +138,7 @@ def _message(messages: _Messages, item: dict, where: str) -> dict:
         messages.say(text)
         parts = [{"type": "output_text", "text": text, "annotations": []}]
     else:
-        messages.add({"role": role, "content": text})
+        messages.add_message({"role": role, "content": text})
         parts = [{"type": "input_text", "text": text}]
     return {"type": "message", "role": role, "status": "completed", "content": parts}
 
@@ -162,7 +162,7 @@ def _reasoning(messages: _Messages, item: dict, where: str) -> dict:
 
 def _function_call(messages: _Messages, item: dict, where: str) -> dict:
     place, read = _namespace(item, where), _strings(item, ("call_id", "name", "arguments"), where)
-    arguments = messages.arguments.read(read["arguments"], f"{where}.arguments")
+    arguments = messages.arguments.read_arguments(read["arguments"], f"{where}.arguments")
     messages.call(_call_of(read["call_id"], qualified(place.get("namespace"), read["name"]), arguments))
     return {"type": "function_call", **read, **place, "status": "completed"}
 
@@ -187,7 +187,7 @@ def _output(messages: _Messages, item: dict, where: str) -> dict:
     """Of a function, or of a custom tool."""
     call_id = typed(item.get("call_id"), str, f"{where}.call_id")
     output = _text(item.get("output"), f"{where}.output")
-    messages.add({"role": "tool", "tool_call_id": call_id, "content": output})
+    messages.add_message({"role": "tool", "tool_call_id": call_id, "content": output})
     return {"type": item["type"], "call_id": call_id, "output": output, "status": "completed"}
 
 

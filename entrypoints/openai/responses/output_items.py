@@ -65,7 +65,7 @@ class OutputItems:
         self._offered = offered
         self._growing: _Growing | None = None
 
-    def take(self, piece: Piece) -> Iterator[Event]:
+    def take_piece(self, piece: Piece) -> Iterator[Event]:
         """The next piece of the answer."""
         match piece:
             case Reasoning(text):
@@ -132,7 +132,7 @@ class OutputItems:
             growing = self._growing
         assert growing is not None
         growing.words.append(text)
-        count, rows = self._tokens.take(text) if self._tokens is not None else (0, [])
+        count, rows = self._tokens.take_piece(text) if self._tokens is not None else (0, [])
         event = {"type": f"{_TEXT_EVENTS[kind]}.delta", **growing.place, "content_index": 0, "delta": text}
         if kind == "message":
             growing.logprobs += rows

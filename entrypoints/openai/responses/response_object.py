@@ -31,7 +31,7 @@ class ResponseObject:
         self._head = {"id": self.id, "object": "response", "created_at": int(time.time()), "model": model}
         self._metadata = {key: value for key, value in request.metadata.items() if key not in BATON_METADATA}
 
-    def open(self, status: Literal["queued", "in_progress"]) -> dict[str, Any]:
+    def opening_state(self, status: Literal["queued", "in_progress"]) -> dict[str, Any]:
         """Before its end; what it says so far comes with the events."""
         return self._state(status, [], {"metadata": self._metadata})
 

@@ -1,6 +1,6 @@
 """Opens responses, runs those in the background, and finds stored ones by their id.
 
-request ─▶ ResponseStore.get (previous_response_id) ─▶ Chats.open ─▶ RunningResponse ─▶ ResponseStore.put
+request ─▶ ResponseStore.get (previous_response_id) ─▶ Chats.open_chat ─▶ RunningResponse ─▶ ResponseStore.put
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Responses:
 
     # -- new responses -------------------------------------------------------------------------------------------------
 
-    async def open(self, client: Client, request: ResponseRequest) -> RunningResponse:
+    async def open_response(self, client: Client, request: ResponseRequest) -> RunningResponse:
         """Start a response of a client; read it as a context, or hand it to `in_background`. Raises RequestRefused."""
         if request.background and not self._config.max_stored_responses:
             raise RequestRefused(
@@ -56,7 +56,7 @@ class Responses:
         before = None if request.previous is None else self._previous(scope, request.previous)
         with RESPONSE_NAMES.translated():
             call = self._going_on(request, before)
-            answer = await self._chats.open(client, call)
+            answer = await self._chats.open_chat(client, call)
         # Its conversation as it is stored: with what came before, and without the instructions.
         kept = dataclasses.replace(
             call.conversation, messages=call.conversation.messages[len(request.messages_before) :]
@@ -157,7 +157,7 @@ class Responses:
             found.stored = False
             self._manager.abort(client, rid)
             return
-        self._store.take(found.scope, rid)
+        self._store.pop_response(found.scope, rid)
         await self._manager.control.release(client, rid)
 
     def _find(self, scope: str, name: str, *, unstored: bool = False) -> RunningResponse | StoredResponse:

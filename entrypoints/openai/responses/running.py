@@ -47,7 +47,7 @@ class RunningResponse:
         self.request = request
         self.stored = request.store
         self.ended = asyncio.Event()
-        self.body = msgspec.json.encode(response.open("queued" if request.background else "in_progress"))
+        self.body = msgspec.json.encode(response.opening_state("queued" if request.background else "in_progress"))
         """Its JSON, as of now."""
         self._before = before
         self._answer = answer
@@ -88,7 +88,7 @@ class RunningResponse:
                     first: list[Event] = []
                     if not begun:
                         begun = True
-                        state = self._response.open("in_progress")
+                        state = self._response.opening_state("in_progress")
                         self.body = msgspec.json.encode(state)
                         first = [{"type": f"response.{name}", "response": state} for name in _FIRST]
                     for event in first + await self._told(update):
@@ -123,9 +123,9 @@ class RunningResponse:
     def _take(self, update: ChatUpdate) -> Iterator[Event]:
         output, pieces = update
         if self._tokens is not None:
-            self._tokens.add(output)
+            self._tokens.add_output(output)
         for piece in pieces:
-            yield from self._items.take(piece)
+            yield from self._items.take_piece(piece)
         if output.finish is None:
             return
         status = _STATUSES[output.finish.type]

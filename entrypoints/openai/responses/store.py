@@ -64,23 +64,23 @@ class ResponseStore:
         large it is, and takes no client below an equal share of the room. client: the name of the client whose it
         is."""
         newest = response.scope, response.rid
-        self.take(*newest)
+        self.pop_response(*newest)
         self._stored[newest] = response
         self._shares.put_key(client, newest, response.size)
         self._bytes += response.size
         while len(self._stored) > self._max_responses:
-            self.take(*next(self._shares.in_order_of_forgetting()))
+            self.pop_response(*next(self._shares.in_order_of_forgetting()))
         while self._bytes > self._max_bytes:
             least = self._max_bytes // self._shares.num_clients
             forgettable = self._shares.in_order_of_forgetting(by_size=True, least=least)
             if (old := next((key for key in forgettable if key != newest), None)) is None:
                 return
-            self.take(*old)
+            self.pop_response(*old)
 
     def get(self, scope: str, rid: str) -> StoredResponse | None:
         return self._stored.get((scope, rid))
 
-    def take(self, scope: str, rid: str) -> StoredResponse | None:
+    def pop_response(self, scope: str, rid: str) -> StoredResponse | None:
         """The response, which is forgotten now."""
         response = self._stored.pop((scope, rid), None)
         if response is not None:

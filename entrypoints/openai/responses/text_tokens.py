@@ -33,7 +33,7 @@ class TextTokens:
         """What lies behind the last piece, and where that ended."""
         self._start = -len(forced)
 
-    def add(self, output: Output) -> None:
+    def add_output(self, output: Output) -> None:
         """The output has grown."""
         if self._decoder is None:
             skips = output.prompt.sampling.skip_special_tokens
@@ -47,7 +47,7 @@ class TextTokens:
             stop = self._decoded + self._decoder.has_pending_bytes
             self._waiting.append((start, stop, None if row is None else self._encoded(row)))
 
-    def take(self, piece: str) -> tuple[int, list[LogprobRow]]:
+    def take_piece(self, piece: str) -> tuple[int, list[LogprobRow]]:
         """(how many tokens, their logprobs if there are any) of the next words or thoughts. Each token counts once,
         for the first piece that it has a part in."""
         found = max(0, self._text.find(piece))

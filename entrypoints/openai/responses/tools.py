@@ -87,7 +87,7 @@ def read_response_tools(fields: dict[str, Any], ignored: Ignored) -> ResponseToo
         choice = _choice(choice, fields.get("tools"))
     try:
         parallel = fields.get("parallel_tool_calls")
-        tools, chosen = read_tools(fields.get("tools"), choice, parallel, ignored, reader.read)
+        tools, chosen = read_tools(fields.get("tools"), choice, parallel, ignored, reader.read_tool)
     except RequestRefused as refused:
         message, param = (text.replace(".function.", ".") for text in (refused.message, refused.param or ""))
         raise RequestRefused(message, code=refused.code, param=param) from None
@@ -120,7 +120,7 @@ class _Reader:
         self.shown: list[dict] = []
         self._ignored = ignored
 
-    def read(self, tool: Any, where: str) -> list[dict]:
+    def read_tool(self, tool: Any, where: str) -> list[dict]:
         """Functions as chats take them. Raises RequestRefused."""
         kind = tool.get("type") if isinstance(tool, dict) else tool
         if kind == "namespace":

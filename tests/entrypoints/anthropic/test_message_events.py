@@ -54,7 +54,7 @@ def call_ids() -> Any:
 
 def streamed(updates: list[ChatUpdate]) -> list[dict]:
     events = MessageEvents(ASKED, "served", call_ids())
-    return [event for update in updates for event in events.take(update)]
+    return [event for update in updates for event in events.take_update(update)]
 
 
 def read(events: list[dict]) -> dict:
@@ -171,10 +171,10 @@ def test_the_events_of_a_stream_by_the_letter() -> None:
 def test_a_stream_says_at_once_what_it_knows() -> None:
     """The first update opens the message, and each brings all of its words."""
     events = MessageEvents(ASKED, "served", call_ids())
-    assert [event["type"] for event in events.take(ChatUpdate(output(None), []))] == ["message_start", "ping"]
-    assert list(events.take(ChatUpdate(output(None), []))) == []
-    assert len(list(events.take(ChatUpdate(output(None), [Text("Hi")])))) == 2
-    assert len(list(events.take(ChatUpdate(output(None), [Text("Hi")])))) == 1
+    assert [event["type"] for event in events.take_update(ChatUpdate(output(None), []))] == ["message_start", "ping"]
+    assert list(events.take_update(ChatUpdate(output(None), []))) == []
+    assert len(list(events.take_update(ChatUpdate(output(None), [Text("Hi")])))) == 2
+    assert len(list(events.take_update(ChatUpdate(output(None), [Text("Hi")])))) == 1
 
 
 TOO_DEEP = '{"a":' * 5000 + "1" + "}" * 5000
@@ -227,5 +227,5 @@ def test_what_was_cleared_is_told_at_the_end() -> None:
                         (dataclasses.replace(ASKED, applied_edits=[]), {"applied_edits": []})):  # fmt: skip
         update = ChatUpdate(output(END), [Text("Hi")])
         assert whole_message(asked, "served", update, call_ids()).get("context_management") == told
-        delta = list(MessageEvents(asked, "served", call_ids()).take(update))[-2]
+        delta = list(MessageEvents(asked, "served", call_ids()).take_update(update))[-2]
         assert delta["type"] == "message_delta" and delta.get("context_management") == told

@@ -24,7 +24,7 @@ def call(arguments: str) -> str:
 def parse(parsers: AnswerParsers, text: str, opening: str = "", **fields: Any) -> list[Piece]:
     asked = parse_chat({"messages": [{"role": "user", "content": "Hi"}]} | fields).call
     parser = parsers.make(asked, opening)
-    return parser.push(text) + parser.finish()
+    return parser.push_text(text) + parser.finish()
 
 
 def test_the_template_says_which() -> None:

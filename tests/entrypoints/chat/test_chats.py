@@ -74,7 +74,7 @@ class Scene:
         self.manager.says = says
 
         async def ask() -> list[ChatUpdate]:
-            answer: ChatAnswer = await self.chats.open(
+            answer: ChatAnswer = await self.chats.open_chat(
                 SOLE_CLIENT, parse_chat({"messages": list(messages)} | fields).call
             )
             return [update async for update in answer.updates()] if stream else await answer.outputs()
@@ -147,7 +147,7 @@ def test_what_goes_on_from_letters_is_not_found_either(scene: Scene) -> None:
         scene.manager.says = [(0, bytes(ids).decode(), ids, length)]
         fields = {"messages": [HI, said(content)], "continue_final_message": True}
         call = dataclasses.replace(parse_chat(fields).call, after=after)
-        answer = await scene.chats.open(SOLE_CLIENT, call)
+        answer = await scene.chats.open_chat(SOLE_CLIENT, call)
         await answer.outputs()
         return answer.turns[0]
 

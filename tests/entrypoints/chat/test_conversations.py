@@ -36,7 +36,7 @@ def test_the_next_turn_brings_what_is_new():
     asked = conversation("Hello")
     turn = recorder.answer(asked, "Good day é漢.")
     following = conversation("Hello", "Good day é漢.", "And now?")
-    found = recorder.find(following)
+    found = recorder.find_turn(following)
     assert found is not None and found.turn is turn
     assert found.rest == "<eos>\n[user]And now?<eos>\n[assistant]"
     assert turn.text + found.rest == recorder.renderer.render(following)
@@ -46,7 +46,7 @@ def test_the_next_turn_brings_what_is_new():
 def test_other_words_go_on_from_nothing(words: tuple[str, ...]):
     recorder = Recorder()
     recorder.answer(conversation("Hello"), "Good day.")
-    assert recorder.find(conversation(*words)) is None
+    assert recorder.find_turn(conversation(*words)) is None
 
 
 def test_the_longest_turn_wins_and_of_equals_the_latest():
@@ -55,9 +55,9 @@ def test_the_longest_turn_wins_and_of_equals_the_latest():
     recorder.answer(conversation("a", "b", "c"), "d", "second")
     recorder.answer(conversation("a", "b", "c"), "d", "again")
     recorder.answer(conversation("a", "b", "c"), "other", "other")
-    found = recorder.find(conversation("a", "b", "c", "d", "e"))
+    found = recorder.find_turn(conversation("a", "b", "c", "d", "e"))
     assert found is not None and found.turn.rid == "again"
-    found = recorder.find(conversation("a", "b", "x"))
+    found = recorder.find_turn(conversation("a", "b", "x"))
     assert found is not None and found.turn.rid == "first"
 
 
@@ -65,7 +65,7 @@ def test_samples_of_one_answer_are_turns_of_their_own():
     recorder = Recorder()
     for index, said in enumerate(("one", "two", "three")):
         recorder.answer(conversation("a"), said, index=index)
-    found = recorder.find(conversation("a", "two", "b"))
+    found = recorder.find_turn(conversation("a", "two", "b"))
     assert found is not None and (found.turn.rid, found.turn.index) == ("turn", 1)
 
 
@@ -73,33 +73,33 @@ def test_a_name_that_is_used_again_is_the_new_turn():
     recorder = Recorder()
     recorder.answer(conversation("a"), "one")
     recorder.answer(conversation("b"), "two")
-    assert recorder.find(conversation("a", "one", "c")) is None and len(recorder.conversations) == 1
-    assert recorder.find(conversation("b", "two", "c")) is not None
+    assert recorder.find_turn(conversation("a", "one", "c")) is None and len(recorder.conversations) == 1
+    assert recorder.find_turn(conversation("b", "two", "c")) is not None
 
 
 def test_nobody_goes_on_from_another_namespace():
     recorder = Recorder()
     recorder.answer(conversation("a"), "b", salt="mine")
     following = conversation("a", "b", "c")
-    assert recorder.find(following) is None and recorder.find(following, "theirs") is None
-    assert recorder.find(following, "mine") is not None
+    assert recorder.find_turn(following) is None and recorder.find_turn(following, "theirs") is None
+    assert recorder.find_turn(following, "mine") is not None
 
 
 def test_tools_and_variables_are_part_of_the_prompt():
     recorder = Recorder()
     asked = Conversation(messages=[asks("a")], tools=TOOLS)
     recorder.answer(asked, "b")
-    assert recorder.find(conversation("a", "b", "c")) is None
-    assert recorder.find(then(asked, message("b"), asks("c"))) is not None
+    assert recorder.find_turn(conversation("a", "b", "c")) is None
+    assert recorder.find_turn(then(asked, message("b"), asks("c"))) is not None
 
 
 def test_an_answer_goes_on_where_it_was_cut_off():
     recorder = Recorder()
     recorder.answer(conversation("Count"), "1, 2, 3")
-    found = recorder.find(conversation("Count", "1, 2, 3", goes_on=True))
+    found = recorder.find_turn(conversation("Count", "1, 2, 3", goes_on=True))
     assert found is not None and found.rest == ""
     recorder.answer(conversation("Count", "1, 2, 3", goes_on=True), ", 4", "more")
-    found = recorder.find(conversation("Count", "1, 2, 3, 4", "Thanks"))
+    found = recorder.find_turn(conversation("Count", "1, 2, 3, 4", "Thanks"))
     assert found is not None and (found.turn.rid, found.rest[:12]) == ("more", "<eos>\n[user]")
 
 
@@ -109,24 +109,24 @@ def test_only_the_latest_answers_to_a_prompt_are_read():
     recorder.conversations._says_the_same = lambda words, said: read.append(said) or False
     for number in range(20):
         recorder.answer(conversation("a"), str(number), f"turn {number}")
-    assert recorder.find(conversation("a", "x", "c")) is None
+    assert recorder.find_turn(conversation("a", "x", "c")) is None
     assert read == [str(number) for number in range(19, 11, -1)]
-    assert recorder.find(conversation("a", "0", "c")) is not None, "the same words are found in all of them"
+    assert recorder.find_turn(conversation("a", "0", "c")) is not None, "the same words are found in all of them"
 
 
 def test_what_is_much_longer_than_the_answer_is_not_read():
     recorder, read = Recorder(), []
     recorder.conversations._says_the_same = lambda words, said: read.append(said) or False
     recorder.answer(conversation("a"), "b")
-    assert recorder.find(conversation("a", "x" * 1500, "c")) is None and not read
-    assert recorder.find(conversation("a", "x" * 900, "c")) is None and read == ["b"]
+    assert recorder.find_turn(conversation("a", "x" * 1500, "c")) is None and not read
+    assert recorder.find_turn(conversation("a", "x" * 900, "c")) is None and read == ["b"]
 
 
 def test_a_turn_may_be_replaced_while_it_is_read():
     recorder = Recorder()
     turn = recorder.answer(conversation("a"), " b")
     recorder.conversations._says_the_same = lambda *_: bool(recorder.answer(conversation("z"), "y"))
-    found = recorder.find(conversation("a", "b", "c"))
+    found = recorder.find_turn(conversation("a", "b", "c"))
     assert found is not None and found.turn is turn and len(recorder.conversations) == 1
 
 
@@ -150,7 +150,7 @@ def test_what_says_the_same_is_gone_on_from(said: str, came_back: dict[str, Any]
     asked = Conversation(messages=[asks("List /")], tools=TOOLS)
     turn = recorder.answer(asked, said)
     following = then(asked, came_back, {"role": "tool", "tool_call_id": "1", "content": "etc"})
-    found = recorder.find(following)
+    found = recorder.find_turn(following)
     assert found is not None and found.turn is turn
     assert found.rest == "<eos>\n[tool]etc<eos>\n[assistant]"
 
@@ -175,8 +175,8 @@ def test_what_says_something_else_is_not(said: str, came_back: dict[str, Any]):
     recorder = Recorder()
     asked = Conversation(messages=[asks("List /")], tools=TOOLS)
     recorder.answer(asked, said)
-    assert recorder.find(then(asked, came_back, asks("And?"))) is None
-    assert recorder.find(then(asked, {"role": "user", "content": said}, asks("And?"))) is None
+    assert recorder.find_turn(then(asked, came_back, asks("And?"))) is None
+    assert recorder.find_turn(then(asked, {"role": "user", "content": said}, asks("And?"))) is None
 
 
 def test_a_template_that_drops_thoughts_ends_the_shared_part_there():
@@ -184,7 +184,7 @@ def test_a_template_that_drops_thoughts_ends_the_shared_part_there():
     recorder = Recorder(template)
     recorder.answer(conversation("a"), "<think>Hm.</think>b", "thought")
     recorder.answer(conversation("a"), "b", "plain")
-    found = recorder.find(then(conversation("a"), message("b", reasoning_content="Hm."), asks("c")))
+    found = recorder.find_turn(then(conversation("a"), message("b", reasoning_content="Hm."), asks("c")))
     assert found is not None and found.turn.rid == "plain"
 
 
@@ -193,14 +193,14 @@ def test_a_template_that_rewrites_what_came_before():
     template = "{{ messages | length }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}[assistant]"
     recorder = Recorder(template)
     recorder.answer(conversation("a"), "b")
-    assert recorder.find(conversation("a", "b", "c")) is None
+    assert recorder.find_turn(conversation("a", "b", "c")) is None
 
 
 def test_thoughts_that_the_prompt_opened():
     recorder = Recorder()
     asked = Conversation(messages=[asks("a")], variables={"enable_thinking": True})
     recorder.answer(asked, "Hm.\n</think>\n\nYes")
-    found = recorder.find(then(asked, message("Yes", reasoning_content="Hm."), asks("b")))
+    found = recorder.find_turn(then(asked, message("Yes", reasoning_content="Hm."), asks("b")))
     assert found is not None and found.rest.startswith("<eos>\n[user]b")
 
 
@@ -215,7 +215,7 @@ def test_the_template_is_not_asked_for_every_turn():
     renders: list[int] = []
     render = recorder.renderer.render
     recorder.renderer.render = lambda each: renders.append(1) or render(each)  # type: ignore[method-assign]
-    found = recorder.conversations.find(asked, render(asked), "")
+    found = recorder.conversations.find_turn(asked, render(asked), "")
     assert found is not None and found.turn is first
     assert len(renders) == conversations.MAX_TEMPLATES_ASKED
 
@@ -229,7 +229,7 @@ def test_a_template_that_ends_otherwise_than_it_goes_on():
     )
     recorder = Recorder(template)
     recorder.answer(conversation("a"), " b")
-    assert recorder.find(conversation("a", " b", "c")) is None
+    assert recorder.find_turn(conversation("a", " b", "c")) is None
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -241,9 +241,9 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     recorder = Recorder()
     for number in range(3):
         recorder.answer(conversation(f"ask {number}"), "b", f"turn {number}")
-    assert recorder.find(conversation("ask 0", "b", "c")) is not None
+    assert recorder.find_turn(conversation("ask 0", "b", "c")) is not None
     recorder.answer(conversation("ask 3"), "b", "turn 3")
-    known = [recorder.find(conversation(f"ask {number}", "b", "c")) is not None for number in range(4)]
+    known = [recorder.find_turn(conversation(f"ask {number}", "b", "c")) is not None for number in range(4)]
     assert known == [True, False, True, True] and len(recorder.conversations) == 3
 
 
@@ -255,9 +255,9 @@ def test_long_ones_push_out_others_but_not_themselves(monkeypatch: pytest.Monkey
     assert len(recorder.conversations) == 2
     recorder.answer(conversation("c"), "b" * 400, "three")
     assert len(recorder.conversations) == 1
-    assert recorder.find(conversation("c", "b" * 400, "d")) is not None
+    assert recorder.find_turn(conversation("c", "b" * 400, "d")) is not None
     recorder.answer(conversation("d"), "b", "four")
-    assert len(recorder.conversations) == 1 and recorder.find(conversation("d", "b", "e")) is not None
+    assert len(recorder.conversations) == 1 and recorder.find_turn(conversation("d", "b", "e")) is not None
 
 
 def test_a_client_that_floods_the_turns_has_them_forget_its_own(monkeypatch: pytest.MonkeyPatch):
@@ -268,8 +268,8 @@ def test_a_client_that_floods_the_turns_has_them_forget_its_own(monkeypatch: pyt
     for number in range(12):  # under many salts, which make it no other client
         recorder.answer(conversation("flood"), "b", f"turn {number}", salt=f"bob/{number}", client="bob")
         assert len(recorder.conversations) <= 4
-    hers = [recorder.find(conversation(f"ask {number}", "b", "c"), "alice/") is not None for number in range(2)]
-    his = [recorder.find(conversation("flood", "b", "c"), f"bob/{number}") is not None for number in range(12)]
+    hers = [recorder.find_turn(conversation(f"ask {number}", "b", "c"), "alice/") is not None for number in range(2)]
+    his = [recorder.find_turn(conversation("flood", "b", "c"), f"bob/{number}") is not None for number in range(12)]
     assert hers == [True, True] and his == [False] * 10 + [True, True]
 
 
@@ -280,8 +280,8 @@ def test_long_turns_of_one_client_push_out_no_short_ones_of_another(monkeypatch:
     for number in range(8):
         recorder.answer(conversation(f"{number}"), "b" * 100, f"turn {number}", salt="bob/", client="bob")
         assert sum(len(turn.text) for _, turn in recorder.conversations._turns.values()) <= 300
-    assert recorder.find(conversation("a", "b", "c"), "alice/") is not None
-    assert recorder.find(conversation("7", "b" * 100, "c"), "bob/") is not None
+    assert recorder.find_turn(conversation("a", "b", "c"), "alice/") is not None
+    assert recorder.find_turn(conversation("7", "b" * 100, "c"), "bob/") is not None
 
 
 def test_what_is_forgotten_leaves_nothing():

@@ -20,7 +20,7 @@ def called(route: Route) -> Response:
 
 
 def test_without_a_dashboard_the_root_says_what_is_here() -> None:
-    routes = RootRoutes(compose({"model_path": "m", "dashboard": False})).routes()
+    routes = RootRoutes(compose({"model_path": "m", "dashboard": False})).routes
     assert {(route.path, *route.methods, route.access) for route in routes} == {
         ("/", "GET", "open"), ("/", "HEAD", "open"),
     }  # fmt: skip
@@ -30,6 +30,6 @@ def test_without_a_dashboard_the_root_says_what_is_here() -> None:
 
 
 def test_with_one_it_leads_there() -> None:
-    get, _ = RootRoutes(compose({"model_path": "m"})).routes()
+    get, _ = RootRoutes(compose({"model_path": "m"})).routes
     answer = called(get)
     assert answer.status_code == 307 and answer.headers["location"] == "dashboard"

@@ -34,21 +34,21 @@ def news(output: list[TokenLogprob], prompt: list[TokenLogprob] | None = None) -
 
 def test_output_tokens(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "", num_top=20, skip_special_tokens=True)
-    assert builder.add(news(rows((-0.5, 97, "a"), (None, 98, "b")))) == {
+    assert builder.add_output(news(rows((-0.5, 97, "a"), (None, 98, "b")))) == {
         "tokens": ["a", "b"],
         "token_logprobs": [-0.5, None],
         "top_logprobs": [{"a": -0.5}, None],
         "text_offset": [0, 1],
     }
-    got = builder.add(news(rows((-1.0, 99, "c"))))
+    got = builder.add_output(news(rows((-1.0, 99, "c"))))
     assert got is not None and got["text_offset"] == [2], "a stream goes on where it was"
-    assert builder.add(news([])) is None
+    assert builder.add_output(news([])) is None
 
 
 def test_alternatives_hold_the_token_taken_and_the_best_of_equal_texts(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "", num_top=20, skip_special_tokens=True)
     top = rows((-0.125, 200, "\ufffd"), (-0.25, 201, "\ufffd"))
-    got = builder.add(news(rows((-3.0, 97, "a"), top=top)))
+    got = builder.add_output(news(rows((-3.0, 97, "a"), top=top)))
     assert got is not None and got["top_logprobs"] == [{"\ufffd": -0.125, "a": -3.0}]
     assert list(got["top_logprobs"][0]) == ["\ufffd", "a"], "best first"
 
@@ -56,8 +56,8 @@ def test_alternatives_hold_the_token_taken_and_the_best_of_equal_texts(token_byt
 def test_offsets_count_characters_not_tokens(token_bytes: TokenBytes) -> None:
     ids = [*"né".encode(), EOS, 33]
     output = rows(*((-1.0, i, "?") for i in ids))
-    hidden = LogprobsBuilder(token_bytes, "", num_top=20, skip_special_tokens=True).add(news(output))
-    shown = LogprobsBuilder(token_bytes, "", num_top=20, skip_special_tokens=False).add(news(output))
+    hidden = LogprobsBuilder(token_bytes, "", num_top=20, skip_special_tokens=True).add_output(news(output))
+    shown = LogprobsBuilder(token_bytes, "", num_top=20, skip_special_tokens=False).add_output(news(output))
     assert hidden is not None and hidden["text_offset"] == [0, 1, 1, 2, 2]
     assert shown is not None and shown["text_offset"] == [0, 1, 1, 2, 2 + len("<eos>")]
 
@@ -65,7 +65,7 @@ def test_offsets_count_characters_not_tokens(token_bytes: TokenBytes) -> None:
 def test_echoed_prompt_with_a_bos_that_is_not_in_the_text(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "ab", num_top=20, skip_special_tokens=True)
     prompt = rows((None, EOS, "<eos>"), (-1.0, 97, "a"), (-2.0, 98, "b"))
-    got = builder.add(news(rows((-3.0, 99, "c")), prompt))
+    got = builder.add_output(news(rows((-3.0, 99, "c")), prompt))
     assert got is not None
     assert got["text_offset"] == [0, 0, 1, 2]
     assert got["token_logprobs"] == [None, -1.0, -2.0, -3.0]

@@ -52,5 +52,5 @@ def test_begins_inside() -> None:
 
 def test_thoughts_go_out_as_they_come() -> None:
     parser = GptOssReasoningParser()
-    assert parser.push("<|channel|>analysis<|message|>H") == [Reasoning("H")]
-    assert parser.push(f"<|end|>{NEXT}{FINAL}Y") == [Text("Y")]
+    assert parser.push_text("<|channel|>analysis<|message|>H") == [Reasoning("H")]
+    assert parser.push_text(f"<|end|>{NEXT}{FINAL}Y") == [Text("Y")]

@@ -68,7 +68,7 @@ def test_either_parser_may_be_missing() -> None:
     text = f"<think>Hm.</think>{CALL}"
     check(lambda: OutputParser(REASONING_PARSERS["qwen3"]()), text, [Reasoning("Hm."), CALL])
     check(lambda: OutputParser(tools=TOOL_PARSERS["qwen"](TOOLS)), text, ["<think>Hm.</think>", OSLO])
-    assert OutputParser().push(text) == [Text(text)]
+    assert OutputParser().push_text(text) == [Text(text)]
 
 
 def test_special_tokens_are_kept_for_either() -> None:

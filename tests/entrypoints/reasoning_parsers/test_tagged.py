@@ -73,21 +73,21 @@ def test_other_tags(make: type[TaggedParser]) -> None:
 
 def test_nothing_certain_is_held_back() -> None:
     parser = TaggedParser()
-    assert parser.push("<think") == []
-    assert parser.push(">a < b") == [Reasoning("a < b")]
-    assert parser.push("\n<") == []
-    assert parser.push("/b") == [Reasoning("\n</b")]
-    assert parser.push("\n</think>") == []
-    assert parser.push("\n") == []
-    assert parser.push("\n") == []
-    assert parser.push("\n<") == [Text("\n<")]
-    assert TaggedParser().push("a") == [Text("a")]
+    assert parser.push_text("<think") == []
+    assert parser.push_text(">a < b") == [Reasoning("a < b")]
+    assert parser.push_text("\n<") == []
+    assert parser.push_text("/b") == [Reasoning("\n</b")]
+    assert parser.push_text("\n</think>") == []
+    assert parser.push_text("\n") == []
+    assert parser.push_text("\n") == []
+    assert parser.push_text("\n<") == [Text("\n<")]
+    assert TaggedParser().push_text("a") == [Text("a")]
 
 
 def test_little_is_held() -> None:
     parser = TaggedParser(begins_inside=True)
     for character in "\n</think" * 25_000:
-        parser.push(character)
+        parser.push_text(character)
         assert parser.reader.held <= len("\n</think>")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.entrypoints.tool_parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
-from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text, forced_prefix
 from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -70,9 +70,9 @@ def test_an_answer_may_end_anywhere(case: str) -> None:
 
 def test_arguments_go_out_as_they_come() -> None:
     parser = DeepSeekV31Parser(TOOLS)
-    assert parser.push(f"a<{CALL}a{SEPARATOR}") == [Text("a<")]
-    assert parser.push("{") == [CallBegins(0, "a"), CallArguments(0, "{")]
-    assert parser.push('"<｜') == [CallArguments(0, '"<｜')]
+    assert parser.push_text(f"a<{CALL}a{SEPARATOR}") == [Text("a<")]
+    assert parser.push_text("{") == [CallBegins(0, "a"), CallArguments(0, "{")]
+    assert parser.push_text('"<｜') == [CallArguments(0, '"<｜')]
 
 
 @pytest.mark.parametrize("make", [DeepSeekV3Parser, DeepSeekV31Parser])
@@ -81,4 +81,4 @@ def test_forced_prefix(make: type[DeepSeekV3Parser], name: str | None) -> None:
     parser = make(TOOLS)
     before = f"get_weather{SEPARATOR}" if make is DeepSeekV31Parser else "get_weather\n```json\n"
     rest = f'{"" if name else before}{{"city": "Oslo"}}'
-    assert arguments_of(parse(parser, [parser.forced_prefix(name), rest])) == [{"city": "Oslo"}]
+    assert arguments_of(parse(parser, [forced_prefix(parser, name), rest])) == [{"city": "Oslo"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.entrypoints.tool_parsers.harmony import GptOssParser
-from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text, forced_prefix
 from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 OSLO = ("get_weather", '{"city": "Oslo"}')
@@ -87,20 +87,20 @@ def test_an_answer_may_end_anywhere(case: str) -> None:
 
 def test_arguments_go_out_as_they_come() -> None:
     parser = GptOssParser(TOOLS)
-    assert parser.push(HEADER) == []
-    assert parser.push("{") == [CallBegins(0, "get_weather"), CallArguments(0, "{")]
-    assert parser.push('"<|') == [CallArguments(0, '"<|')]
+    assert parser.push_text(HEADER) == []
+    assert parser.push_text("{") == [CallBegins(0, "get_weather"), CallArguments(0, "{")]
+    assert parser.push_text('"<|') == [CallArguments(0, '"<|')]
 
 
 def test_words_go_out_as_they_come() -> None:
     parser = GptOssParser(TOOLS)
-    assert parser.push("to=5 is") == [Text("to=5 is")]
-    assert parser.push(f"{FINAL}a <|") == [Text("a ")]
-    assert parser.push("x") == [Text("<|x")]
+    assert parser.push_text("to=5 is") == [Text("to=5 is")]
+    assert parser.push_text(f"{FINAL}a <|") == [Text("a ")]
+    assert parser.push_text("x") == [Text("<|x")]
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
 def test_forced_prefix(name: str | None) -> None:
     parser = GptOssParser(TOOLS)
     rest = '{"city": "Oslo"}' if name else 'get_weather <|constrain|>json<|message|>{"city": "Oslo"}'
-    assert arguments_of(parse(parser, [parser.forced_prefix(name), rest])) == [{"city": "Oslo"}]
+    assert arguments_of(parse(parser, [forced_prefix(parser, name), rest])) == [{"city": "Oslo"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.entrypoints.tool_parsers.hermes import HermesParser, QwenParser
-from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text, forced_prefix
 from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -150,32 +150,32 @@ def test_arguments_are_json() -> None:
 
 def test_nothing_certain_is_held_back() -> None:
     parser = QwenParser(TOOLS)
-    assert parser.push("a <") == [Text("a ")]
-    assert parser.push("t") == []
-    assert parser.push("o a\n") == [Text("<to a")]
-    assert parser.push("b") == [Text("\nb")]
-    assert parser.push('<tool_call>\n{"name": "list_files", "arguments": ') == []
-    assert parser.push("{") == [CallBegins(0, "list_files"), CallArguments(0, "{")]
+    assert parser.push_text("a <") == [Text("a ")]
+    assert parser.push_text("t") == []
+    assert parser.push_text("o a\n") == [Text("<to a")]
+    assert parser.push_text("b") == [Text("\nb")]
+    assert parser.push_text('<tool_call>\n{"name": "list_files", "arguments": ') == []
+    assert parser.push_text("{") == [CallBegins(0, "list_files"), CallArguments(0, "{")]
     for character in '"a\\"':
-        assert parser.push(character) == [CallArguments(0, character)]
-    assert parser.push('": [<') == [CallArguments(0, '": [')]
-    assert parser.push("b") == [CallArguments(0, "<b")]
-    assert parser.push("]}") == [CallArguments(0, "]}")]
-    assert parser.push("}\n</tool_call>\n") == []
-    assert parser.push("c") == [Text("\nc")]
+        assert parser.push_text(character) == [CallArguments(0, character)]
+    assert parser.push_text('": [<') == [CallArguments(0, '": [')]
+    assert parser.push_text("b") == [CallArguments(0, "<b")]
+    assert parser.push_text("]}") == [CallArguments(0, "]}")]
+    assert parser.push_text("}\n</tool_call>\n") == []
+    assert parser.push_text("c") == [Text("\nc")]
     assert parser.finish() == []
 
 
 def test_no_call_is_known_from_its_first_wrong_character() -> None:
     parser = QwenParser(TOOLS)
-    assert parser.push("<tool_call>\n") == []
-    assert parser.push("[") == [Text("<tool_call>\n[")]
+    assert parser.push_text("<tool_call>\n") == []
+    assert parser.push_text("[") == [Text("<tool_call>\n[")]
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
 def test_forced_prefix(name: str | None) -> None:
     parser = QwenParser(TOOLS)
-    prefix = parser.forced_prefix(name)
+    prefix = forced_prefix(parser, name)
     rest = ' {"city": "Oslo"}}\n</tool_call>' if name else 'get_weather", "arguments": {"city": "Oslo"}}'
     assert arguments_of(parse(parser, [prefix, rest])) == [{"city": "Oslo"}]
 

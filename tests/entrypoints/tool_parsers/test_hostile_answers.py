@@ -50,7 +50,7 @@ def test_little_is_held(name: str, beginning: str, again: str) -> None:
     assert isinstance(parser, StreamParser)
     most = 0
     for character in text:
-        parser.push(character)
+        parser.push_text(character)
         most = max(most, parser.reader.held)
     assert most <= HELD
 

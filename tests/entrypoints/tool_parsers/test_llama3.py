@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.entrypoints.tool_parsers.llama3 import Llama3Parser
-from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text, forced_prefix
 from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 CALL = '{"name": "get_weather", "parameters": {"city": "Oslo"}}'
@@ -69,22 +69,22 @@ def test_an_answer_may_end_anywhere(case: str) -> None:
 
 def test_an_object_is_text_as_soon_as_it_cannot_be_a_call() -> None:
     parser = Llama3Parser(TOOLS)
-    assert parser.push('{"city') == []
-    assert parser.push('"') == [Text('{"city"')]
-    assert parser.push("<") == [] and parser.push("a{") == [Text("<a{")]
+    assert parser.push_text('{"city') == []
+    assert parser.push_text('"') == [Text('{"city"')]
+    assert parser.push_text("<") == [] and parser.push_text("a{") == [Text("<a{")]
 
 
 def test_arguments_go_out_as_they_come() -> None:
     parser = Llama3Parser(TOOLS)
-    assert parser.push('{"name": "list_files", "parameters": {"') == [
+    assert parser.push_text('{"name": "list_files", "parameters": {"') == [
         CallBegins(0, "list_files"),
         CallArguments(0, '{"'),
     ]
-    assert parser.push("a") == [CallArguments(0, "a")]
+    assert parser.push_text("a") == [CallArguments(0, "a")]
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
 def test_forced_prefix(name: str | None) -> None:
     parser = Llama3Parser(TOOLS)
     rest = ' {"city": "Oslo"}}' if name else 'get_weather", "parameters": {"city": "Oslo"}}'
-    assert arguments_of(parse(parser, [parser.forced_prefix(name), rest])) == [{"city": "Oslo"}]
+    assert arguments_of(parse(parser, [forced_prefix(parser, name), rest])) == [{"city": "Oslo"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.entrypoints.tool_parsers.mistral import MistralArgsParser, MistralParser
-from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text, forced_prefix
 from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
 OSLO = ("get_weather", '{"city": "Oslo"}')
@@ -61,10 +61,10 @@ def test_an_answer_may_end_anywhere(case: str) -> None:
 
 def test_nothing_certain_is_held_back() -> None:
     parser = MistralParser(TOOLS)
-    assert parser.push("[TOOLS] [TOOL_CALLS") == [Text("[TOOLS] ")]
-    assert parser.push('] [{"name": "a", "arguments": ') == []
-    assert parser.push("{") == [CallBegins(0, "a"), CallArguments(0, "{")]
-    assert parser.push('"[T') == [CallArguments(0, '"[T')]
+    assert parser.push_text("[TOOLS] [TOOL_CALLS") == [Text("[TOOLS] ")]
+    assert parser.push_text('] [{"name": "a", "arguments": ') == []
+    assert parser.push_text("{") == [CallBegins(0, "a"), CallArguments(0, "{")]
+    assert parser.push_text('"[T') == [CallArguments(0, '"[T')]
 
 
 @pytest.mark.parametrize("make", [MistralParser, MistralArgsParser])
@@ -73,4 +73,4 @@ def test_forced_prefix(make: type[MistralParser], name: str | None) -> None:
     parser = make(TOOLS)
     before, after = ("[ARGS]", "") if make is MistralArgsParser else ('", "arguments":', "}]")
     rest = ' {"city": "Oslo"}' if name else f'get_weather{before} {{"city": "Oslo"}}'
-    assert arguments_of(parse(parser, [parser.forced_prefix(name), rest + after])) == [{"city": "Oslo"}]
+    assert arguments_of(parse(parser, [forced_prefix(parser, name), rest + after])) == [{"city": "Oslo"}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text, forced_prefix
 from baton.entrypoints.tool_parsers.pythonic import PythonicParser
 from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
@@ -97,23 +97,23 @@ def test_arguments_are_json(case: str) -> None:
 
 def test_an_argument_goes_out_when_it_is_complete() -> None:
     parser = PythonicParser(TOOLS)
-    assert parser.push("[get_weather") == []
-    assert parser.push("(") == [CallBegins(0, "get_weather")]
-    assert parser.push("days=1") == []
-    assert parser.push(",") == [CallArguments(0, '{"days": 1')]
-    assert parser.push(" city='a,'") == []
-    assert parser.push(")") == [CallArguments(0, ', "city": "a,"}')]
+    assert parser.push_text("[get_weather") == []
+    assert parser.push_text("(") == [CallBegins(0, "get_weather")]
+    assert parser.push_text("days=1") == []
+    assert parser.push_text(",") == [CallArguments(0, '{"days": 1')]
+    assert parser.push_text(" city='a,'") == []
+    assert parser.push_text(")") == [CallArguments(0, ', "city": "a,"}')]
 
 
 def test_nothing_certain_is_held_back() -> None:
     parser = PythonicParser(TOOLS)
-    assert parser.push("a [") == [Text("a [")]
-    assert parser.push("get_weather(\n[ge") == [Text("get_weather(\n")]
-    assert parser.push("n") == [Text("[gen")]
+    assert parser.push_text("a [") == [Text("a [")]
+    assert parser.push_text("get_weather(\n[ge") == [Text("get_weather(\n")]
+    assert parser.push_text("n") == [Text("[gen")]
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
 def test_forced_prefix(name: str | None) -> None:
     parser = PythonicParser(TOOLS)
     rest = "city='Oslo')]" if name else "get_weather(city='Oslo')]"
-    assert arguments_of(parse(parser, [parser.forced_prefix(name), rest])) == [{"city": "Oslo"}]
+    assert arguments_of(parse(parser, [forced_prefix(parser, name), rest])) == [{"city": "Oslo"}]

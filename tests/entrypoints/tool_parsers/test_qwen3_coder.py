@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text
+from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Text, forced_prefix
 from baton.entrypoints.tool_parsers.qwen3_coder import Qwen3CoderParser
 from tests.doubles.answer_cuts import TOOLS, Expected, arguments_of, check, check_every_beginning, parse
 
@@ -98,12 +98,12 @@ def test_an_answer_may_end_anywhere() -> None:
 
 def test_an_argument_goes_out_when_it_is_complete() -> None:
     parser = Qwen3CoderParser(TOOLS)
-    assert parser.push("<b>\n") == [Text("<b>")]
-    assert parser.push("<tool_call>\n<function=get_weather") == []
-    assert parser.push(">") == [CallBegins(0, "get_weather")]
-    assert parser.push("\n<parameter=city>\nOslo\n</parameter") == []
-    assert parser.push(">") == [CallArguments(0, '{"city": "Oslo"')]
-    assert parser.push("\n</function>") == [CallArguments(0, "}")]
+    assert parser.push_text("<b>\n") == [Text("<b>")]
+    assert parser.push_text("<tool_call>\n<function=get_weather") == []
+    assert parser.push_text(">") == [CallBegins(0, "get_weather")]
+    assert parser.push_text("\n<parameter=city>\nOslo\n</parameter") == []
+    assert parser.push_text(">") == [CallArguments(0, '{"city": "Oslo"')]
+    assert parser.push_text("\n</function>") == [CallArguments(0, "}")]
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
@@ -111,4 +111,4 @@ def test_forced_prefix(name: str | None) -> None:
     parser = Qwen3CoderParser(TOOLS)
     rest = "" if name else "get_weather>\n"
     text = "<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
-    assert arguments_of(parse(parser, [parser.forced_prefix(name), rest, text])) == [{"city": "Oslo"}]
+    assert arguments_of(parse(parser, [forced_prefix(parser, name), rest, text])) == [{"city": "Oslo"}]

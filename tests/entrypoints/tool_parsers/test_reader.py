@@ -13,7 +13,7 @@ from tests.doubles.answer_cuts import TOOLS
 def test_what_was_read_begins_no_mark() -> None:
     reader = Reader()
     reader.feed("<to")
-    assert reader.take(1) == "<"
+    assert reader.take_text(1) == "<"
     assert reader.split(("<tool",)) == ("to", "")
 
 
@@ -44,8 +44,8 @@ def test_what_went_out_is_not_kept(name: str, call: str) -> None:
     parser = TOOL_PARSERS[name](TOOLS)
     assert isinstance(parser, StreamParser)
     place = call.index("1")
-    parser.push(call[:place])
+    parser.push_text(call[:place])
     assert parser.reader.kept() == ""
-    parser.push(f"{call[place:]} ok")
-    parser.push(" ok")
+    parser.push_text(f"{call[place:]} ok")
+    parser.push_text(" ok")
     assert parser.reader.kept() == ""

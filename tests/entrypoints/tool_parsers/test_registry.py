@@ -55,5 +55,5 @@ def test_unknown_name() -> None:
 def test_plain_words_pass_through_at_once(name: str) -> None:
     parser = TOOL_PARSERS[name](TOOLS)
     text = "It is 3 °C in Tromsø.\n\n- a\n- b = [1]\n\n1 < 2 {}"
-    assert all(parser.push(character) for character in text if character not in "\n<[")
+    assert all(parser.push_text(character) for character in text if character not in "\n<[")
     assert parse(TOOL_PARSERS[name](TOOLS), text) == [Text(text)]

@@ -111,11 +111,11 @@ def test_waiting_for_room_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_room_is_given_in_order_and_comes_back() -> None:
     async def body() -> None:
         room = Room(10)
-        await room.take(6, 1)
+        await room.take_bytes(6, 1)
         got: list[str] = []
 
         async def take(name: str, size: int) -> None:
-            await room.take(size, 5)
+            await room.take_bytes(size, 5)
             got.append(name)
 
         tasks = [asyncio.create_task(take(name, size)) for name, size in (("large", 10), ("small", 2), ("gone", 3))]

@@ -71,7 +71,7 @@ class Said:
                 values = (np.array(ids, dtype="<f4") / -1000).tobytes()
                 chunk = LogprobChunk(ids=pack_ids(ids), values=values, top_ids=pack_ids(ids), top_values=values)
                 output.output_logprobs = Logprobs([chunk], lambda token_id: chr(token_id))
-            pieces = self._parser.push(text if number else self.forced + text)
+            pieces = self._parser.push_text(text if number else self.forced + text)
             yield ChatUpdate(output, pieces + self._parser.finish() if finish is not None else pieces)
         if isinstance(self._end, RequestRefused):
             raise self._end
