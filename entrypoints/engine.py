@@ -164,7 +164,7 @@ class Engine:
         return self._threads.run(self._manager.control.info())
 
     def get_cache_tiers(self) -> dict:
-        """What each tier of the KV cache holds and has done, as GET /cache/tiers."""
+        """Contents and activity of each tier of the KV cache, as GET /cache/tiers."""
         return self._threads.run(self._manager.control.tiers())
 
     def get_cache_leases(self, after: int = -1, limit: int = 100) -> dict:
@@ -175,7 +175,7 @@ class Engine:
         return self._threads.run(self._manager.control.leases(SOLE_CLIENT, after, limit))
 
     def get_cache_statistics(self) -> dict:
-        """What the prefix cache found, and what it let go, as GET /cache/statistics."""
+        """Hits and evictions of the prefix cache, as GET /cache/statistics."""
         return self._threads.run(self._manager.control.cache_statistics())
 
     def reset_cache_statistics(self) -> None:

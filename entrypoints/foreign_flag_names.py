@@ -1,5 +1,5 @@
-"""Names of the other flags of SGLang (0.5.23) and vLLM (0.33.0), so that an error can say whose flag it is.
-Those that mean something here are in `foreign_flags`, not in these lists."""
+"""Names of the other flags of SGLang (0.5.23) and vLLM (0.33.0), so that an error can name the server of
+an unknown flag. Flags that mean something here are in `foreign_flags`, not in these lists."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class _Server:
         logger.info("random seed: %d; --random-seed repeats it", self._args.scheduler.random_seed)
         self._processes.all_connected()
         gc.collect()
-        gc.freeze()  # every module; a full collection would hold up everybody to find them alive once more
+        gc.freeze()  # every module: a full collection would stop the process to find them alive once more
         self._state.warmed_up = True
         host, port = self._listener.getsockname()[:2]
         scheme = "https" if self._args.server.ssl_certfile else "http"
@@ -304,7 +304,7 @@ class _HttpServer(uvicorn.Server):
         yield
 
     def refuse_uploads(self, error: RequestRefused) -> None:
-        """Answer everybody whose body is still on its way."""
+        """Answer all requests that are still sending a body."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):
                 connection.refuse_upload(error)

@@ -150,7 +150,7 @@ def own_flags(argv: list[str], own: Collection[str]) -> tuple[list[str], tuple[s
 
 
 def _settings_of_file(file: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a --config file sets, and what the log should say of it. Raises UsageError, with the file's name."""
+    """The settings of a --config file, and notes on them for the log. Raises UsageError, with the file's name."""
     try:
         settings, notes = own_settings(read_config_file(file))
         _by_part(settings)

@@ -37,7 +37,7 @@ DEFAULT_KEPT_TURNS = 1
 CLEARED_RESULT = "[this tool result was cleared to save context]"
 
 _MESSAGE_TOKENS = 4
-"""Of the marks around a message."""
+"""Estimate for the marks around a message."""
 
 _FIELDS = {
     "clear_thinking": ("type", "keep"),
@@ -48,7 +48,7 @@ _TYPE = re.compile(r"(clear_thinking|clear_tool_uses)_\d{8}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ClearThinking:
-    """keep: turns whose thoughts stay; None for all."""
+    """keep: number of turns that keep their thoughts; None for all."""
 
     type: str
     keep: int | None = DEFAULT_KEPT_TURNS
@@ -56,8 +56,8 @@ class ClearThinking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearToolUses:
-    """trigger: so many tokens of the prompt, or tool uses that are not cleared, are allowed; both None for the default.
-    keep: tool uses. clear_at_least: tokens; less is not worth it. inputs_of: the tools whose inputs are cleared, too;
+    """trigger: the most tokens of the prompt, or uncleared tool uses, that are allowed; both None for the default.
+    keep: tool uses. clear_at_least: tokens; less is not worth it. inputs_of: the tools that lose their inputs, too;
     None for all."""
 
     type: str
@@ -71,7 +71,7 @@ class ClearToolUses:
 
 @dataclass(frozen=True, slots=True)
 class ContextEdits:
-    """What ``context_management`` asks for; None for an edit that it does not name."""
+    """The edits that ``context_management`` asks for; None for one that it does not name."""
 
     thinking: ClearThinking | None = None
     tool_uses: ClearToolUses | None = None
@@ -85,7 +85,7 @@ def read_context_management(given: Any, ignored: Ignored) -> ContextEdits | None
     where = "context_management"
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object with edits", param=where)
-    refuse_unserved(given, ("edits",), {}, (), where=f"{where}.", ignored=ignored)
+    refuse_unserved(given, ("edits",), where=f"{where}.", ignored=ignored)
     edits = given.get("edits")
     if not isinstance(edits, list | None):
         raise RequestRefused(f"{where}.edits is {shown(edits)}; it takes a list", param=f"{where}.edits")
@@ -106,7 +106,7 @@ def read_context_management(given: Any, ignored: Ignored) -> ContextEdits | None
             )
         if family[1] in read:
             raise RequestRefused(f"{name} is the second {family[1]}; give one of them", param=name)
-        refuse_unserved(edit, _FIELDS[family[1]], {}, (), where=f"{name}.", ignored=ignored)
+        refuse_unserved(edit, _FIELDS[family[1]], where=f"{name}.", ignored=ignored)
         edit = {key: value for key, value in edit.items() if value is not None}
         read[family[1]] = _thinking(edit, name) if family[1] == "clear_thinking" else _tool_uses(edit, name)
     thinking, tool_uses = read.get("clear_thinking"), read.get("clear_tool_uses")
@@ -143,7 +143,7 @@ def _tool_uses(edit: dict[str, Any], where: str) -> ClearToolUses:
 def _amount(given: Any, units: tuple[str, ...], least: int, where: str) -> tuple[str, int]:
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object with type and value", param=where)
-    refuse_unserved(given, ("type", "value"), {}, (), where=f"{where}.")
+    refuse_unserved(given, ("type", "value"), where=f"{where}.")
     unit = one_of(given.get("type"), units, f"{where}.type")
     if (value := typed(given.get("value"), int, f"{where}.value")) < least:
         raise RequestRefused(f"{where}.value is {value}; use {least} or more", param=f"{where}.value")
@@ -192,7 +192,7 @@ class _ToolUse:
     """A call and its result. saves: tokens."""
 
     message: int
-    """Of the result."""
+    """Index of the message with the result."""
     caller: int
     """The message with the call, and which of its calls."""
     number: int
@@ -206,7 +206,7 @@ class _Replay:
     """How far the history has been played through. Amounts are in tokens."""
 
     size: int = 0
-    """Of the messages so far, as they were edited."""
+    """The messages so far, as edited."""
     turns: deque[tuple[list[int], int]] = field(default_factory=deque)
     """Turns with thoughts that are kept: their messages, and the tokens of the thoughts."""
     cleared_thoughts: list[int] = field(default_factory=list)
@@ -239,7 +239,7 @@ class History:
         return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + 64 * len(self._messages)
 
     def texts(self, edits: ContextEdits) -> set[str]:
-        """Those whose tokens `edited` needs."""
+        """The texts that `edited` needs token counts for."""
         thoughts = {message.get("reasoning_content") or "" for message in self._messages}
         if edits.tool_uses is None:
             return (thoughts if edits.thinking is not None and edits.thinking.keep is not None else set()) - {""}

@@ -144,7 +144,7 @@ def _of_user(blocks: list[Block]) -> list[Message]:
 
 
 def _of_assistant(blocks: list[Block]) -> list[Message]:
-    """Redacted thoughts are left out: only who made them can read them."""
+    """Redacted thoughts are left out: only the model that made them can read them."""
     message: Message = {"role": "assistant", "content": _text(blocks)}
     thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
     if thoughts:

@@ -69,7 +69,7 @@ def stop_of(finish: FinishReason | None, calls: list[str]) -> dict[str, Any]:
 
 
 def edits_of(asked: MessagesRequest) -> dict[str, Any]:
-    """What was cleared of the conversation, for requests that speak of it."""
+    """``context_management`` of the answer: the edits applied, for requests that have the field."""
     return {} if asked.applied_edits is None else {"context_management": {"applied_edits": asked.applied_edits}}
 
 
@@ -83,8 +83,8 @@ def read_input(arguments: str) -> dict | None:
 
 
 def details_of(asked: MessagesRequest, output: Output, calls: dict[str, str]) -> dict[str, Any]:
-    """What only Baton reports, at the end. calls: id -> arguments. ``unfinished_input``: those that the end
-    of the answer cut off, as far as they got: a tool_use can have no half object."""
+    """Baton's own fields of a finished answer. calls: id -> arguments. ``unfinished_input``: arguments that the end of
+    the answer cut off, as far as they got: a tool_use can have no half object."""
     details = {"rid": asked.call.rid, **stage_details(output)}
     details["cached_tokens_details"] = cached_tokens(output.found)["cached_tokens_details"]
     if unfinished := {call: arguments for call, arguments in calls.items() if read_input(arguments) is None}:

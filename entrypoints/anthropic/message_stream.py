@@ -69,7 +69,7 @@ class _Blocks:
         self._open = ""
         """The type of the open block; empty for none."""
         self._space = ""
-        """What a text would begin with. Alone it is none."""
+        """Whitespace held back: it begins a text block if words follow; alone it makes none."""
 
     def take_piece(self, piece: Piece) -> Iterator[dict]:
         match piece:

@@ -151,11 +151,11 @@ def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _user(fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
-    """Whose request it is, which Anthropic calls metadata.user_id."""
+    """The user, which Anthropic calls metadata.user_id."""
     metadata = fields.get("metadata", {})
     if not isinstance(metadata, dict):
         raise RequestRefused(f"metadata is {shown(metadata)}; it takes an object", param="metadata")
-    refuse_unserved(metadata, ("user_id",), {}, (), where="metadata.", ignored=ignored)
+    refuse_unserved(metadata, ("user_id",), where="metadata.", ignored=ignored)
     user = metadata.get("user_id")
     if user is None:
         return {}
@@ -172,7 +172,7 @@ def _thinking(given: Any, ignored: Ignored) -> tuple[str | None, int | None]:
         raise RequestRefused(f"thinking is {shown(given)}; it takes an object with a type", param="thinking")
     kind = one_of(given.get("type"), ("enabled", "adaptive", "disabled"), "thinking.type")
     served = ("type", "budget_tokens") if kind == "enabled" else ("type",)
-    refuse_unserved(given, (*served, "display"), {}, (), where="thinking.", ignored=ignored)
+    refuse_unserved(given, (*served, "display"), where="thinking.", ignored=ignored)
     if given.get("display") not in (None, "summarized"):
         ignored.add_field("thinking.display", "thoughts come as they are")
     budget = given.get("budget_tokens")
@@ -210,7 +210,7 @@ def _tools(fields: dict[str, Any], ignored: Ignored) -> tuple[list[dict], Choice
     kind = one_of(choice.get("type"), ("auto", "any", "tool", "none"), "tool_choice.type")
     named = {"tool": ("name",)}.get(kind, ())
     served = ("type", *named, *(() if kind == "none" else ("disable_parallel_tool_use",)))
-    refuse_unserved(choice, served, {}, (), where="tool_choice.", ignored=ignored)
+    refuse_unserved(choice, served, where="tool_choice.", ignored=ignored)
     if kind in ("any", "tool") and not tools:
         raise RequestRefused(f"tool_choice.type is {kind} and there are no tools", param="tool_choice")
     one_only = choice.get("disable_parallel_tool_use")

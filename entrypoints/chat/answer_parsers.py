@@ -23,7 +23,7 @@ AUTO, NONE = "auto", "none"
 
 _LAST_CHARS = 200
 _CLOSING_MARKS = re.compile(r"(?:(?:<[^<>\s]+>|\])\s*)*$")
-"""What may stand behind the arguments of the last call."""
+"""Closing marks that may follow the arguments of the last call."""
 
 
 class AnswerParsers:
@@ -47,7 +47,7 @@ class AnswerParsers:
 
     def make(self, call: ChatCall, opening: str) -> OutputParser:
         """The parser of one answer. opening: what the template wrote behind the last message, and what the answer was
-        made to begin with. Raises RequestRefused for calls that nobody here can read."""
+        made to begin with. Raises RequestRefused for calls that no parser here can read."""
         if call.may_call and self._tools is None:
             raise RequestRefused(
                 "no parser is known for the tool calls of this model: its chat template does not show their form; "

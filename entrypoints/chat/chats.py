@@ -89,7 +89,7 @@ class Chats:
         return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record)
 
     async def render(self, call: ChatCall, *, may_overflow: bool = False) -> list[int]:
-        """The tokens of a chat's prompt, for those who only count them. may_overflow: it may be longer than the
+        """The tokens of a chat's prompt, for callers that only count them. may_overflow: it may be longer than the
         context, up to `MAX_TOKENS_OF_CALL`. Raises RequestRefused where `open_chat` would."""
         size = self.check_size(call.conversation, may_overflow=may_overflow)
         rendered, forced, _ = await self._rendered(call, size)
@@ -163,7 +163,7 @@ class Chats:
         return size
 
     def _opening(self, conversation: Conversation, rendered: str) -> str:
-        """What the template wrote behind the last message; of a message that the model goes on with, its content."""
+        """Text that the template wrote behind the last message; for a message that the model continues, its content."""
         if self.parsers.reasoning_name is None:
             return ""
         if conversation.goes_on:
@@ -174,7 +174,7 @@ class Chats:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What a turn was asked; see `Turn`."""
+    """The prompt side of a turn; see `Turn`."""
 
     prompt: Prompt
     scope: str
@@ -185,7 +185,7 @@ class _Asked:
 
 
 class _Tokens(NamedTuple):
-    """Of the tokenizer. special: id -> text."""
+    """Token texts of the tokenizer. special: id -> text."""
 
     bytes: TokenBytes
     special: Mapping[int, str]
@@ -219,7 +219,7 @@ class ChatAnswer:
         return [self._take(output) for output in await self.answer.outputs()]
 
     async def updates(self) -> AsyncIterator[ChatUpdate]:
-        """What is new, whenever there is something. Raises RequestRefused."""
+        """New parts of the outputs, as they come. Raises RequestRefused."""
         async for output in self.answer.updates():
             yield self._take(output)
 
@@ -290,8 +290,8 @@ def kept_tokens(token_bytes: TokenBytes, ids: list[int], visible: str | None, sk
 
 
 def spells_special(special: Mapping[int, str], before: str, said: str, ids: list[int]) -> bool:
-    """Whether ``said``, which ``ids`` are, behind ``before`` has the text of a special token that is none of them.
-    special: id -> text."""
+    """True if ``said``, the text of ``ids``, spells a special token in letters that is not among the ids. before: the
+    text in front of it, where such a spelling may begin. special: id -> text."""
     begun = before[max(0, len(before) - max(map(len, special.values()), default=0)) :]
     text = begun + said
     spelled = sum(text.count(each) - begun.count(each) for each in special.values() if each)

@@ -31,7 +31,7 @@ from .rendering import Renderer
 
 MAX_TURNS = 1024
 MAX_CHARS = 2**25
-"""Of all turns; their ids take about as much again."""
+"""Limit for the texts of all turns; their ids take about as much again."""
 
 MAX_TEMPLATES_ASKED = 2
 """Prompts of one chat for which the template is asked how it writes the answer: rendering takes milliseconds."""
@@ -54,9 +54,9 @@ class Turn:
     rid: str
     index: int
     scope: str
-    """Of its client and namespace (`Client.scope`): only chats of the same go on from it."""
+    """Its client and namespace (`Client.scope`): only chats of the same scope continue it."""
     num_messages: int
-    """Of the prompt: the answer is the message behind them."""
+    """Messages of the prompt; the answer is the message behind them."""
     prompt_chars: int
     """Up to where the answer begins, with what was put there for the model."""
     text: str
@@ -64,8 +64,8 @@ class Turn:
     job_id: str | None = None
     """The job that it is a step of, as is what goes on from it."""
     hides_special: bool = False
-    """Somewhere in it the model spelled a special token in letters. Who sends this text means the token, which ends a
-    message; so only who names the turn goes on from it."""
+    """The model spelled a special token in letters somewhere in it. The same text in a prompt means the token, which
+    ends a message; so only a request that names the turn continues it."""
 
     @property
     def said(self) -> str:
@@ -111,7 +111,7 @@ class Conversations:
         """Bytes of the recorded prompts."""
         self._chars = 0
         self._lock = threading.Lock()
-        """Of all that is recorded; never held while a template is asked, or an answer read."""
+        """Guards all records; never held while a template is rendered or an answer parsed."""
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -121,7 +121,7 @@ class Conversations:
         return f"chat-{rid}" if self._keeps else None
 
     def record(self, turn: Turn, client: str = "") -> None:
-        """client: the name of the client whose turn it is."""
+        """client: the name of the client that the turn belongs to."""
         if not self._keeps or turn.hides_special:
             return
         prompt = turn.text[: turn.prompt_chars].encode("utf-8", "surrogatepass")
@@ -173,7 +173,7 @@ class Conversations:
         return [turns for turns in found if text.startswith(turns[0].text[: turns[0].prompt_chars])]
 
     def _word_for_word(self, turns: list[Turn], text: str) -> GoesOn | None:
-        """A turn whose text ``text`` begins with. What follows must be nothing, or begin with a token that merges with
+        """A turn of which ``text`` begins with the text. The rest must be empty, or begin with a token that merges with
         none: ids on both sides of the border are then those of the whole text."""
         for turn in turns:
             end = len(turn.text)

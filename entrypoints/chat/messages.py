@@ -23,7 +23,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a chat template renders. tools: in OpenAI's shape. variables: of the template, such as enable_thinking.
+    """The input of a chat template. tools: in OpenAI's shape. variables: of the template, such as enable_thinking.
 
     goes_on: the last message is the assistant's and the model is to go on with it; otherwise it is to answer.
     forced: text that its answer begins with, put there for it.
@@ -116,7 +116,7 @@ def read_arguments(text: Any) -> Any:
 
 class Arguments:
     """Reads those of one request. The body counted them as text, and took that it has few values for granted: so they
-    are counted here, before the decoder, which holds everybody up, makes many millions of them."""
+    are counted here, before the decoder, which blocks all other requests, makes many millions of them."""
 
     def __init__(self) -> None:
         self._num_values = 0

@@ -31,12 +31,12 @@ class Renderer:
 
     @property
     def source(self) -> str:
-        """Of the template for chats without tools; empty if there is none."""
+        """Source of the template for chats without tools; empty if there is none."""
         return _source(self._templates.plain)
 
     @property
     def source_with_tools(self) -> str:
-        """Of the template for chats that bring tools; where the model cannot be told of them, as `source`."""
+        """Source of the template for chats with tools; `source` where the model cannot be told of them."""
         return _source(self._templates.with_tools or self._templates.plain)
 
     @property
@@ -55,7 +55,7 @@ class Renderer:
         return self._rendered(conversation, conversation.messages) + conversation.forced
 
     def after_content(self, conversation: Conversation) -> str:
-        """What the template writes behind the content of the last message, which is the assistant's."""
+        """Text that the template writes behind the content of the last message, which is the assistant's."""
         *before, last = conversation.messages
         marked = {"role": last["role"], "content": _MARK}
         return self._rendered(conversation, [*before, marked]).rpartition(_MARK)[2]
@@ -136,7 +136,7 @@ def _source(template: ChatTemplate | None) -> str:
 
 
 async def beside_others(size: int, work: Callable[[], T]) -> T:
-    """What ``work`` makes of a conversation of this `size_of`, and of its text."""
+    """The result of ``work`` on a conversation of this `size_of`, or on its text; in a thread where it is large."""
     return work() if size <= _INLINE_BYTES else await asyncio.to_thread(work)
 
 

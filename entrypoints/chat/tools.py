@@ -35,7 +35,7 @@ def read_tools(
     """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a request; None where they are missing.
 
     read: a tool of the API, and its name in errors -> functions in OpenAI's shape; None where it has that shape.
-    ignored: gets the tools that nobody here can run, as long as the request can do without them. Raises
+    ignored: gets the tools that this server cannot run, as long as the request can do without them. Raises
     RequestRefused.
     """
     if tools is not None and not isinstance(tools, list):

@@ -13,7 +13,7 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
-"""Of a path; the framework also takes the kind of it, which OpenAPI does not."""
+"""A parameter in a path. The framework also takes its kind, which OpenAPI does not."""
 
 
 class Described(NamedTuple):

@@ -139,7 +139,7 @@ def answered(
 
 
 def open_object(about: str = "", *, values: Schema | None = None, most: int | None = None) -> Schema:
-    """An object whose fields are not ours to name."""
+    """An object with fields that others name."""
     schema: Schema = {"type": "object"}
     if values is not None:
         schema["additionalProperties"] = values

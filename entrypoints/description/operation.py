@@ -1,4 +1,4 @@
-"""What an endpoint is for, what it takes and what it answers: the part of a route that people and tools read."""
+"""Purpose, request and answer of an endpoint: the part of a route that people and tools read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REFUSALS: Mapping[int, str] = {
 ANYWHERE = (400, 403, 408, 421, 431, 500, 503)
 OF_BODIES = (413, 415)
 GENERATING = (404, 408, 409, 410, 429, 500, 503, 504)
-"""What may become of a request for tokens."""
+"""Statuses of a request for tokens that fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ _EITHER_PROMPT = "text or input_ids"
 
 
 class FieldNames:
-    """The field names of an API whose sampling parameters stand beside the other fields, not in an object."""
+    """The field names of an API that has sampling parameters beside the other fields, not in an object."""
 
     def __init__(
         self,

@@ -55,8 +55,8 @@ Read = Callable[[Any, str, Ignored], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignField:
-    """``of``: whose clients send it. ``about``: what it is read as, why nothing happens, or what to use instead.
-    ``off``: values that ask for nothing, besides null and, unless ``empty_asks``, what is empty."""
+    """``of``: the server that its clients are written for. ``about``: what it is read as, why nothing happens, or what
+    to use instead. ``off``: values that ask for nothing, besides null and, unless ``empty_asks``, what is empty."""
 
     name: str
     outcome: Outcome

@@ -42,7 +42,7 @@ class Ignored:
 
 
 class IgnoredLog:
-    """What one server has ignored so far. Lives on the server's loop."""
+    """Logs ignored fields, each once per server. Used on the server's loop only."""
 
     def __init__(self, unknown: UnknownFields = "refuse") -> None:
         self._unknown: UnknownFields = unknown

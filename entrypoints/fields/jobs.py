@@ -59,7 +59,7 @@ def _job_id(value: Any, name: str) -> str:
 
 
 def _as_utf8(given: str) -> str:
-    """What a header says, whose bytes the framework reads as latin-1. Most clients send UTF-8."""
+    """The text of a header. The framework decodes its bytes as latin-1; most clients send UTF-8."""
     try:
         return given.encode("latin-1").decode()
     except UnicodeError:

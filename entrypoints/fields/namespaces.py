@@ -1,4 +1,4 @@
-"""Which cache a request shares, the namespace of its ``cache_salt`` and ``extra_key``, and whose request it is."""
+"""The cache namespace of a request, from ``cache_salt`` and ``extra_key``, and the client that it counts for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_namespaces(per_prompt: PerPrompt) -> list[str]:
 
 
 def read_client(fields: dict[str, Any]) -> str:
-    """Whose request it is, for the budgets per client: a digest of ``user``, or "". Raises RequestRefused."""
+    """The client for the budgets per client: a digest of ``user``, or "". Raises RequestRefused."""
     user = _key(fields.get("user", ""), "user")
     return namespace_of("user", user) if user else ""
 

@@ -30,7 +30,7 @@ def beam_scores(output: Output) -> dict[str, Any]:
 
 
 def draft_counts(output: Output) -> dict[str, Any]:
-    """What speculation did for an output, with SGLang's names; empty if it did nothing."""
+    """Counts of speculative decoding for an output, with SGLang's names; empty if it did nothing."""
     drafts = output.drafts
     if not drafts.verified:
         return {}

@@ -211,7 +211,7 @@ def _id_lists(ids: Any) -> PromptTokens:
         raise RequestRefused(f"input_ids is {shown(ids)}; it takes a list of token ids", param="input_ids")
     is_batch = bool(ids) and isinstance(ids[0], list)
     try:
-        # One by one: in a thread, too, msgspec stops everybody while it works.
+        # One by one: msgspec holds the GIL while it works, in a thread too.
         id_lists = [msgspec.convert(each, list[int]) for each in (ids if is_batch else [ids])]
     except msgspec.ValidationError:
         raise RequestRefused(

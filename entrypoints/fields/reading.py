@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -27,26 +28,29 @@ MAX_INT = 2**63 - 1
 """Larger numbers do not fit the messages between the processes."""
 
 _SHOWN_CHARS = 60
-"""Of a value in an error."""
+"""Characters of a value that an error shows."""
 
 MAX_NAME_CHARS = 128
-"""Of an unknown field, as far as it is looked at."""
+"""Length up to which the name of an unknown field is compared with others."""
 
 _RESPONSE_ID_PREFIX = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)+")
 """The id of a response, OpenAI's or Anthropic's, is one of these and a rid; both name the same request. All that a name
 begins with are dropped: a name that has been read once means the same when it is read again."""
 
 STORED_RESPONSE_PREFIX = "resp_"
-"""Of OpenAI's Responses."""
+"""Begins the ids of OpenAI's Responses."""
+
+
+_NONE: Mapping[str, tuple] = MappingProxyType({})
 
 
 def refuse_unserved(
     given: dict[str, Any],
     served: Collection[str],
-    unsupported: dict[str, tuple],
-    without_effect: tuple,
+    unsupported: Mapping[str, tuple] = _NONE,
+    without_effect: tuple = (),
     *,
-    where: str,
+    where: str = "",
     instead: dict[str, str] | None = None,
     ignored: Ignored | None = None,
 ) -> None:

@@ -73,8 +73,8 @@ SHARED: Properties = {
     ),
     "no_reuse_from": per_prompt(
         whole(
-            "Once the request has ended, nobody asks for more than so many of its first tokens again: the rest of its "
-            "KV goes first, up to what others share.",
+            "Position in the request from which its KV will not be needed again once it has ended: that KV is evicted "
+            "first, up to the part that others share.",
             0,
         )
     ),
@@ -94,12 +94,12 @@ SHARED: Properties = {
 
 
 def picked(properties: Properties, names: tuple[str, ...]) -> Properties:
-    """Those of these names, in this order."""
+    """The properties with these names, in this order."""
     return {name: properties[name] for name in names}
 
 
 def _of_one_prompt(schema: Schema) -> Schema:
-    """The form of a `per_prompt` field in an API whose calls have a single prompt."""
+    """The form of a `per_prompt` field in an API with one prompt per call."""
     return schema["anyOf"][0] if "anyOf" in schema else schema
 
 

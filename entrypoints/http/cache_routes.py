@@ -1,4 +1,4 @@
-"""``/cache``: where cached prefixes are, what is leased, what was found. ``/flush_cache``: forgets them."""
+"""``/cache``: tiers, leases and statistics of the prefix cache. ``/flush_cache``: empties it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ MAX_LEASES = 1000
 """On a page."""
 
 _TIERS = Operation(
-    summary="What each tier of the KV cache holds and has done", tag="Cache", answer=open_object(), refusals=(504,)
+    summary="Contents and activity of each tier of the KV cache", tag="Cache", answer=open_object(), refusals=(504,)
 )
 _LEASE = answered(
     {
         "serial": whole("In the order in which they were granted.", 0),
-        "rid": nullable(string("Of the request whose output it keeps; null where only those know it who wait for it.")),
+        "rid": nullable(string("The request that it keeps the output of; null where only waiting requests know it.")),
         "index": nullable(COUNT),
         "job_id": nullable(string()),
         "user": string("Whose share it counts in."),
         "tokens": COUNT,
         "own_tokens": whole("Of the pool, which no other lease held when it was granted.", 0),
         "idle_s": number("Since it was granted, or given back.", 0),
-        "expires_in_s": nullable(number("Null while somebody waits to take it over.", 0)),
-        "is_claimed": flag("Somebody waits to take it over."),
+        "expires_in_s": nullable(number("Null while a request waits to take it over.", 0)),
+        "is_claimed": flag("A request waits to take it over."),
     },
     title="Lease",
     optional=CLIENT,
 )
 _LEASES = Operation(
     summary="List the leases",
-    about="Of all namespaces, those of the client. The admin is shown the leases of all clients.",
+    about="The client's leases, in all namespaces. The admin is shown the leases of all clients.",
     tag="Cache",
     query={
         "after": whole("The ``next`` of the page before.", -1, default=-1),
@@ -49,7 +49,7 @@ _LEASES = Operation(
     answer=answered(
         {
             "leases": list_of(_LEASE),
-            "next": nullable(whole("To go on after; null on the last page.", 0)),
+            "next": nullable(whole("The ``after`` of the next page; null on the last.", 0)),
             "live": COUNT,
             "leased_tokens": COUNT,
         },
@@ -76,12 +76,12 @@ _TIMES = answered(
     }
 )
 _STATISTICS = Operation(
-    summary="What the prefix cache found, and what it let go",
+    summary="Hits and evictions of the prefix cache",
     about="Since the start, or the last reset, and in the last minutes.",
     tag="Cache",
     answer=answered(
         {
-            "seconds": number("That all but ``windows`` is about.", 0),
+            "seconds": number("Period of all counts but ``windows``.", 0),
             "queries": answered(_QUERIES),
             "depth": list_of(
                 answered({"from": whole("Position in the prompt.", 0), "to": nullable(COUNT), **_FOUND}),
@@ -111,8 +111,8 @@ _STATISTICS = Operation(
     refusals=(504,),
 )
 _RESET = Operation(
-    summary="Count the statistics of the cache anew",
-    about="Metrics and the totals of ``/server_info`` go on.",
+    summary="Reset the statistics of the cache",
+    about="Metrics and the totals of ``/server_info`` are not reset.",
     tag="Cache",
     body=taken({}),
     body_is_optional=True,
@@ -143,13 +143,13 @@ class CacheRoutes:
         ]
 
     async def tiers(self) -> Response:
-        """What each tier of the KV cache holds and has done."""
+        """Contents and activity of each tier of the KV cache."""
         return JSONAnswer(await self._control.tiers())
 
     async def leases(self, request: Request) -> Response:
         """The live leases, page by page: of the client, or, for the admin, of all."""
         given = dict(request.query_params)
-        refuse_unserved(given, ("after", "limit"), {}, (), where="")
+        refuse_unserved(given, ("after", "limit"))
         after = whole_number(given, "after", -1, -1, MAX_INT)
         limit = whole_number(given, "limit", 100, 1, MAX_LEASES)
         if sees_all(request):
@@ -157,17 +157,17 @@ class CacheRoutes:
         return JSONAnswer(await self._control.leases(caller(request), after, limit))
 
     async def statistics(self) -> Response:
-        """What the prefix cache found, and what it let go."""
+        """Hits and evictions of the prefix cache."""
         return JSONAnswer(await self._control.cache_statistics())
 
     async def reset_statistics(self, request: Request) -> Response:
         async with self._bodies.settings(request) as given:
-            refuse_unserved(given, (), {}, (), where="")
+            refuse_unserved(given, ())
         await self._control.reset_cache_statistics()
         return JSONAnswer({"success": True, "message": "the statistics of the cache count anew"})
 
     async def flush_cache(self, request: Request) -> Response:
         async with self._bodies.settings(request) as given:
-            refuse_unserved(given, (), {}, (), where="")
+            refuse_unserved(given, ())
         await self._control.flush_cache()
         return JSONAnswer({"success": True, "message": "the cache is empty"})

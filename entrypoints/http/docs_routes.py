@@ -1,4 +1,4 @@
-"""``/openapi.json`` describes every endpoint; ``/docs`` shows it to people, by Swagger UI, whose files are served from
+"""``/openapi.json`` describes every endpoint; ``/docs`` shows it to people, by Swagger UI. Its files are served from
 here: the page loads nothing from anywhere else."""
 
 from __future__ import annotations

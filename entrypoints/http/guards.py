@@ -28,8 +28,8 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class Guards:
-    """ASGI middleware: refuses what the checks refuse. ``request.state.caller`` says who sent the request,
-    ``request.state.error_body`` which shape the errors of its route have."""
+    """ASGI middleware: refuses what the checks refuse. ``request.state.caller`` is the client that sent the
+    request, ``request.state.error_body`` the shape of its route's errors."""
 
     def __init__(self, app: ASGIApp, routes: RouteTable, server: ServerConfig, keys: Keys) -> None:
         self._app = app

@@ -12,7 +12,7 @@ from ..description.operation import COUNT, Operation
 from .keys import CLIENT, caller, sees_all
 from .route import DELETE, GET, Route
 from .wire.answers import JSONAnswer
-from .wire.query import WHOSE_QUERY, whose
+from .wire.query import NAMESPACE_QUERY, read_namespace_query
 
 _PIN = answered(
     {
@@ -46,16 +46,16 @@ _LIST = Operation(
     summary="List the jobs",
     about=_ABOUT,
     tag="Jobs",
-    query=WHOSE_QUERY,
+    query=NAMESPACE_QUERY,
     answer=answered({"jobs": list_of(_JOB)}, title="Jobs"),
     refusals=(504,),
 )
-_ONE = Operation(summary="One job", about=_ABOUT, tag="Jobs", query=WHOSE_QUERY, answer=_JOB, refusals=(404, 504))
+_ONE = Operation(summary="One job", about=_ABOUT, tag="Jobs", query=NAMESPACE_QUERY, answer=_JOB, refusals=(404, 504))
 _END = Operation(
     summary="End a job",
     about=f"Aborts its open requests and gives up what is kept for it. {_ABOUT}",
     tag="Jobs",
-    query=WHOSE_QUERY,
+    query=NAMESPACE_QUERY,
     answer=answered(
         {"job_id": string(), "aborted": list_of(string("rid")), "released_tokens": COUNT}, title="EndedJob"
     ),
@@ -74,7 +74,7 @@ class JobsRoutes:
 
     async def jobs(self, request: Request) -> Response:
         """The jobs of a namespace; the one that was here last comes last. The admin is shown those of all clients."""
-        namespace, given = whose(request)
+        namespace, given = read_namespace_query(request)
         if not sees_all(request):
             return JSONAnswer({"jobs": await self._control.jobs(caller(request), namespace)})
         if given:
@@ -83,14 +83,14 @@ class JobsRoutes:
         return JSONAnswer({"jobs": await self._control.jobs_of_all_clients()})
 
     async def job(self, request: Request, job_id: str) -> Response:
-        namespace, _ = whose(request)
+        namespace, _ = read_namespace_query(request)
         job = await self._control.job(caller(request), namespace, job_id)
         if job is None:
             raise _unknown(job_id)
         return JSONAnswer(job)
 
     async def end(self, request: Request, job_id: str) -> Response:
-        namespace, _ = whose(request)
+        namespace, _ = read_namespace_query(request)
         given_up = await self._control.end_job(caller(request), namespace, job_id)
         if given_up is None:
             raise _unknown(job_id)

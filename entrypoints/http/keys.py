@@ -43,7 +43,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. sees_all: lists show it the things of all clients, each with its client's name."""
+    """The sender of a request. sees_all: lists show it the things of all clients, each with its client's name."""
 
     client: Client
     is_admin: bool = False
@@ -54,8 +54,8 @@ class Keys:
     """The keys of a server. Keys are compared by keyed digests: the time that takes tells nothing of them."""
 
     def __init__(self, api: Iterable[ApiKey] = (), admin: str = "", *, isolated: bool = False) -> None:
-        """admin: the admin key; "" for none. isolated: clients share no KV. Raises UsageError for keys that do not tell
-        who is who."""
+        """admin: the admin key; "" for none. isolated: clients share no KV. Raises UsageError for a key
+        that is given twice, and for ``isolated`` with a single client."""
         self._secret = os.urandom(32)
         self._api, self._admin = tuple(api), admin
         names = dict.fromkeys(key.client for key in self._api)
@@ -80,7 +80,7 @@ class Keys:
             self._add(admin, Caller(client, is_admin=True, sees_all=self.tells_clients_apart))
         anonymous = Client(ANONYMOUS_NAME, isolated) if self.tells_clients_apart else SOLE_CLIENT
         self._unknown = Caller(anonymous, is_admin=not (self._api or admin))
-        """Who brings no key that is known, where none is asked for."""
+        """The caller without a known key, where none is required."""
 
     def _add(self, key: str, caller: Caller) -> None:
         digest = self._digest(key.encode("utf-8", "surrogateescape"))
@@ -114,11 +114,11 @@ class Keys:
         return list(self._clients)
 
     def is_asked_for(self, access: Access) -> bool:
-        """Whether a route of this access needs a key at all."""
+        """True if a route of this access requires a key."""
         return bool(self._api or self._admin) if access == "admin" else access == "serving" and bool(self._api)
 
     def admit(self, access: Access, presented: bytes) -> Caller:
-        """Who sends a request with this key (as of `presented_key`) to a route of this access. Raises RequestRefused:
+        """The caller with this key (from `presented_key`) on a route of this access. Raises RequestRefused:
         401 without a key that is known, 403 where it is the wrong one of two."""
         caller = self._callers.get(self._digest(presented))
         if self.is_asked_for(access):
@@ -128,7 +128,7 @@ class Keys:
                     code="invalid_api_key",
                 )
             if access == "admin" and not caller.is_admin:
-                raise admin_key_required("this shows or changes the server for everybody, and your key is a client's")
+                raise admin_key_required("this shows or changes the server for all clients, and your key is a client's")
         return caller or self._unknown
 
     def on_behalf(self, caller: Caller, name: str) -> Caller:
@@ -231,7 +231,7 @@ def _keys_of(text: str, source: str) -> list[ApiKey]:
 
 
 def in_environment(keys: str | Sequence[str]) -> str:
-    """What BATON_API_KEY says in place of one or several --api-key."""
+    """The keys of BATON_API_KEY, in place of one or several --api-key."""
     if isinstance(keys, str) or len(keys) == 1:
         return keys if isinstance(keys, str) else keys[0]
     return "\n".join(f"{key.client}: {key.key}" for key in _numbered(keys))
@@ -245,14 +245,14 @@ def _content(flag: str, file: str) -> str:
         raise UsageError(f"--{flag}-file {file} cannot be read: {reason}") from None
 
 
-CLIENT: Properties = {"client": string("Whose it is; shown to the admin where keys tell clients apart.")}
+CLIENT: Properties = {"client": string("Its client; shown to the admin where keys tell clients apart.")}
 
 
 def caller(request: Request) -> Client:
-    """The client whose names this request means: that of its key, or the one for which the admin speaks."""
+    """The client that this request is for: that of its key, or the one named by the admin."""
     return request.state.caller.client
 
 
 def sees_all(request: Request) -> bool:
-    """Whether lists show the things of all clients: to the admin of a server that tells clients apart."""
+    """True if lists show the things of all clients: for the admin of a server with several clients."""
     return request.state.caller.sees_all

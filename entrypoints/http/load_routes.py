@@ -1,4 +1,4 @@
-"""``/get_load`` and ``/v1/loads``: how busy the server is, for those who spread requests over several. SGLang's shapes;
+"""``/get_load`` and ``/v1/loads``: how busy the server is, for load balancers. SGLang's shapes;
 there is one rank, 0."""
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class LoadRoutes:
         )
 
     async def _load(self) -> dict[str, Any]:
-        """Of the one rank. Tokens that eviction would free count as unused, as in SGLang. cache_hit_rate: of prompt
-        tokens, since the start."""
+        """The load of the one rank. Tokens that eviction would free count as unused, as in SGLang. cache_hit_rate:
+        share of the prompt tokens since the start."""
         worker = await self._control.info()
         stats, most = worker["stats"], worker["max_running_requests"]
         running, waiting, queries = stats["num_running_reqs"], stats["num_queue_reqs"], stats["prefix_cache_queries"]

@@ -44,7 +44,7 @@ class PauseRoutes:
         """Launch no step from now on. ``mode`` says what becomes of the open requests: they end (abort, SGLang's
         default), or stay where they are (in_place). New ones wait."""
         async with self._bodies.settings(request) as given:
-            refuse_unserved(given, ("mode",), {}, (), where="")
+            refuse_unserved(given, ("mode",))
         mode = "abort" if given.get("mode") is None else given["mode"]
         if mode == "retract":
             raise RequestRefused(
@@ -60,6 +60,6 @@ class PauseRoutes:
     async def resume(self, request: Request) -> Response:
         """Go on. No error where nothing was paused."""
         async with self._bodies.settings(request) as given:
-            refuse_unserved(given, (), {}, (), where="")
+            refuse_unserved(given, ())
         await self._manager.control.resume()
         return JSONAnswer({"status": "ok", "message": "running"})

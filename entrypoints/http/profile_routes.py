@@ -60,4 +60,4 @@ class ProfileRoutes:
 
     async def _refuse_settings(self, request: Request) -> None:
         async with self._bodies.settings(request) as given:
-            refuse_unserved(given, (), _PROFILE_SETTINGS, (), where="")
+            refuse_unserved(given, (), _PROFILE_SETTINGS)

@@ -1,4 +1,4 @@
-"""A route: a path, its handler and its methods, and who may call it. Related routes share a small class."""
+"""A route: a path, its handler, methods and access. Related routes share a small class; its ``routes`` lists them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PROBE = ("GET", "HEAD")
 DELETE = ("DELETE",)
 
 Access = Literal["open", "serving", "admin"]
-"""open: probes and scrapers carry no key. serving: what clients do for themselves. admin: what changes the server for
-everybody."""
+"""open: probes and scrapers carry no key. serving: calls of a client for itself. admin: calls that change the server
+for all clients."""
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
@@ -74,7 +74,7 @@ class RouteTable:
         return next(matching, None)
 
     def methods_of(self, path: str) -> list[str]:
-        """What the path takes; empty where there is no such path."""
+        """The methods of a path; empty where there is no such path."""
         return sorted({name for pattern, route in self._patterns if pattern.match(path) for name in route.methods})
 
     def error_body_of(self, path: str) -> ErrorBody:

@@ -93,7 +93,7 @@ class TokenizerRoutes:
 
     async def _tokens_of_prompt(self, fields: dict[str, Any]) -> tuple[bool, list[list[int]]]:
         """(is it a list of prompts, the tokens of each)."""
-        refuse_unserved(fields, ("prompt", "add_special_tokens", "model"), {}, (), where="")
+        refuse_unserved(fields, ("prompt", "add_special_tokens", "model"))
         check_model(fields.get("model"), self._args.required_model_name)
         prompt = fields.get("prompt")
         is_list = isinstance(prompt, list)
@@ -105,7 +105,7 @@ class TokenizerRoutes:
 
     async def _tokens_of_chat(self, fields: dict[str, Any]) -> list[int]:
         """The tokens of the prompt that /v1/chat/completions would make of these messages."""
-        refuse_unserved(fields, _CHAT_FIELDS, _CHAT_OFF, (), where="")
+        refuse_unserved(fields, _CHAT_FIELDS, _CHAT_OFF)
         if fields.pop("prompt", None) is not None:
             raise RequestRefused("prompt and messages are both given; give one of them", param="prompt")
         fields.pop("add_special_tokens", None)  # the template writes them
@@ -127,7 +127,7 @@ class TokenizerRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
-            refuse_unserved(fields, ("tokens", "skip_special_tokens", "model"), {}, (), where="")
+            refuse_unserved(fields, ("tokens", "skip_special_tokens", "model"))
             check_model(fields.get("model"), self._args.required_model_name)
             tokens = fields.get("tokens")
             if not isinstance(tokens, list):

@@ -1,4 +1,4 @@
-"""What ``/generate`` takes and answers, as ``/openapi.json`` describes it."""
+"""Fields and answers of ``/generate``, as ``/openapi.json`` describes them."""
 
 from __future__ import annotations
 

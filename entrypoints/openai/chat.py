@@ -77,18 +77,21 @@ def parse_chat(
     stream = typed(fields.get("stream", False), bool, "stream")
     usage = include_usage(fields.get("stream_options"), stream, ignored)
     _check_format(fields.get("response_format"))
-    logprobs, token_ids, of_prompt = _logprobs(fields), wants_token_ids(fields), read_prompt_logprobs(fields)
-    parallel = fields.get("parallel_tool_calls")
-    tools, choice = read_tools(fields.get("tools"), fields.get("tool_choice"), parallel, ignored)
+    logprobs = _logprobs(fields)
+    prompt_logprobs = read_prompt_logprobs(fields)
+    token_ids = wants_token_ids(fields)
+    tools, choice = read_tools(
+        fields.get("tools"), fields.get("tool_choice"), fields.get("parallel_tool_calls"), ignored
+    )
     conversation = _conversation(fields, tools, choice, ignored)
     given_rid = read_request_rid(fields)
     with CHAT_NAMES.translated():
         asked = LogprobFields(
-            wanted=logprobs is not None or of_prompt is not None,
-            start_len=-1 if of_prompt is None else 0,
+            wanted=logprobs is not None or prompt_logprobs is not None,
+            start_len=-1 if prompt_logprobs is None else 0,
             top=logprobs or 0,
             with_text=True,
-            prompt_top=of_prompt,
+            prompt_top=prompt_logprobs,
         )
         alone = PromptTokens(1, is_batch=False)
         batch = read_prompts(
@@ -110,7 +113,14 @@ def parse_chat(
         choice=choice,
         separate_reasoning=typed(fields.get("separate_reasoning", True), bool, "separate_reasoning"),
     )
-    return ChatRequest(call, fields.get("model"), logprobs, usage, token_ids, of_prompt)
+    return ChatRequest(
+        call=call,
+        model=fields.get("model"),
+        logprobs=logprobs,
+        include_usage=usage,
+        token_ids=token_ids,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +200,7 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice, ign
 
 def _message(given: Any, where: str, arguments: Arguments, ignored: Ignored) -> Message:
     """Keys that messages do not have, or have of another role, are passed over: clients send back what some server has
-    answered. ignored: gets those whose content the model would need."""
+    answered. ignored: gets those with content that the model would need."""
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {shown(given)}; it takes an object with role and content", param=where)
     for name in ("images", "audio", "videos"):

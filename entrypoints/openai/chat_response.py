@@ -29,7 +29,7 @@ class ChatResponse:
         self._newest: dict[int, Output] = {}
         self._begun: set[int] = set()
         self._called: set[int] = set()
-        """Samples whose answer holds a call."""
+        """Samples with a call in their answer."""
 
     def whole(self, updates: list[ChatUpdate]) -> dict:
         """The response to a request that does not stream, from all its outputs; where lists may be long there are
@@ -106,7 +106,7 @@ class ChatResponse:
                 return {"content": piece.text}
 
     def _end(self, output: Output) -> dict[str, Any]:
-        """What a choice says at its end."""
+        """The fields that end a choice."""
         finish = output.finish
         assert finish is not None
         reason = "tool_calls" if finish.type == "stop" and output.sample in self._called else finish.type
@@ -114,7 +114,7 @@ class ChatResponse:
         return {"finish_reason": reason, "matched_stop": finish.matched, "baton": details}
 
     def _of_prompt(self, output: Output, rows: Callable[[Iterable], Any]) -> dict[str, Any]:
-        """What the answer says of its prompt, which all samples have in common."""
+        """Fields about the prompt, which all samples share."""
         told: dict[str, Any] = {}
         if self._request.token_ids:
             told["prompt_token_ids"] = rows(output.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""What several of OpenAI's endpoints take and answer, as ``/openapi.json`` describes it."""
+"""Fields and answers that several of OpenAI's endpoints share, as ``/openapi.json`` describes them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OF_THE_PROMPT: Properties = {
     ),
     "prompt_logprobs": whole("Logprobs of the prompt's tokens, and so many alternatives, up to --max-logprobs.", 0),
 }
-"""What vLLM's clients may ask about the tokens of a prompt."""
+"""Fields of vLLM's about the tokens of a prompt."""
 
 PROMPT_LOGPROBS = list_of(
     nullable(

@@ -87,7 +87,7 @@ class _Choice:
         return choice
 
     def _begin(self, first: Output) -> str:
-        """What stands before the output's text."""
+        """Starts the choice; returns the text before the output's own: the echoed prompt, or none."""
         request, tokenizer = self._request, self._tokenizer
         echo = _prompt_text(self._prompt, first, tokenizer) if request.echo else None
         if request.logprobs is not None:

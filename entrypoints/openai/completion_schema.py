@@ -1,4 +1,4 @@
-"""What ``/v1/completions`` takes and answers, as ``/openapi.json`` describes it."""
+"""Fields and answers of ``/v1/completions``, as ``/openapi.json`` describes them."""
 
 from __future__ import annotations
 

@@ -77,14 +77,15 @@ def parse_completion(
     usage = include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"), ignored)
     if echo and "continuation_of" in fields:
         raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
-    token_ids, of_prompt = wants_token_ids(fields), read_prompt_logprobs(fields)
+    token_ids = wants_token_ids(fields)
+    prompt_logprobs = read_prompt_logprobs(fields)
     truncate_to = read_truncation(fields)
     sampling = with_defaults(_sampling(fields), defaults)
     prompt = _prompt(fields)
     given_rid = read_request_rid(fields)
     with COMPLETION_NAMES.translated():
         tokens = read_tokens(fields | prompt, max_prompts)
-        asked = _logprob_fields(logprobs, echo, of_prompt)
+        asked = _logprob_fields(logprobs, echo, prompt_logprobs)
         batch = read_prompts(
             fields,
             tokens,
@@ -96,7 +97,15 @@ def parse_completion(
             clamps_output="max_tokens" not in fields,
             ignored=ignored,
         )
-    return CompletionRequest(batch, fields.get("model"), echo, logprobs, usage, token_ids, of_prompt)
+    return CompletionRequest(
+        batch=batch,
+        model=fields.get("model"),
+        echo=echo,
+        logprobs=logprobs,
+        include_usage=usage,
+        token_ids=token_ids,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -160,18 +169,18 @@ def _beam_width(fields: dict[str, Any]) -> Any:
     return width
 
 
-def _logprob_fields(logprobs: int | None, echo: bool, of_prompt: int | None) -> LogprobFields:
-    """What is to be computed for ``logprobs``, also of an echoed prompt, and for ``prompt_logprobs``. Raises
+def _logprob_fields(logprobs: int | None, echo: bool, prompt_logprobs: int | None) -> LogprobFields:
+    """The logprobs to compute for ``logprobs``, an echoed prompt included, and for ``prompt_logprobs``. Raises
     RequestRefused."""
-    if logprobs is None and of_prompt is None:
+    if logprobs is None and prompt_logprobs is None:
         return LogprobFields()
     echoed = logprobs if echo else None
     return LogprobFields(
         wanted=True,
-        start_len=-1 if echoed is None and of_prompt is None else 0,
+        start_len=-1 if echoed is None and prompt_logprobs is None else 0,
         top=logprobs or 0,
         with_text=True,
-        prompt_top=None if of_prompt is None else max(of_prompt, echoed or 0),
+        prompt_top=None if prompt_logprobs is None else max(prompt_logprobs, echoed or 0),
     )
 
 

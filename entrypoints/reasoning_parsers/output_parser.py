@@ -15,7 +15,7 @@ class OutputParser:
     def __init__(self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None) -> None:
         self._reasoning, self._tools = reasoning, tools
         self.keeps_special_tokens = any(parser.keeps_special_tokens for parser in (reasoning, tools) if parser)
-        """Whether the text must be decoded with special tokens."""
+        """True if the text must be decoded with special tokens."""
 
     def push_text(self, text: str) -> list[Piece]:
         """Take the next text of the answer; return what is certain now."""

@@ -1,4 +1,4 @@
-"""What the parsers of thoughts have in common."""
+"""The interface of reasoning parsers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReasoningParser(Protocol):
     resumes: ClassVar[str]
     """Text that ends a thought that has begun, up to where the answer begins."""
     is_inside: bool
-    """Whether the answer began inside of a thought."""
+    """True if the answer began inside of a thought."""
 
     def __init__(self, *, begins_inside: bool | None = None) -> None:
         """begins_inside: whether the prompt has opened a thought (see the method); None for what is usual here."""
@@ -33,11 +33,11 @@ class ReasoningParser(Protocol):
 
     @classmethod
     def begins_inside(cls, prompt_text: str) -> bool:
-        """Whether this prompt has opened a thought. Give only what the template wrote after the last message, or what
+        """True if this prompt has opened a thought. Pass only what the template wrote after the last message, or what
         an assistant's message begins with: in a user's words, a tag is none."""
         ...
 
 
 def opens_thought(prompt_text: str, start: str, end: str) -> bool:
-    """Whether the last start tag comes after the last end tag."""
+    """True if the last start tag comes after the last end tag."""
     return prompt_text.rfind(start) > prompt_text.rfind(end)

@@ -27,7 +27,7 @@ MAX_ANSWER = 200_000
 """Characters at the end of an answer that are looked at: a call is the last thing that a model writes."""
 
 MAX_CALLS = 32
-"""Of one answer; its first ones."""
+"""Most calls that are read of one answer; the first ones."""
 
 _MAX_NAMES = 16
 _NAMES = {
@@ -80,7 +80,7 @@ class CallReader:
 
 
 def _ends_thought(parser: type[ReasoningParser], answer: str) -> bool:
-    """Whether it ends a thought that it has not begun."""
+    """True if the answer ends a thought that it has not begun."""
     end = answer.find(parser.end)
     return end >= 0 and parser.start not in answer[:end]
 

@@ -43,7 +43,7 @@ class _Block(NamedTuple):
 
 
 def is_shell(label: str) -> bool:
-    """Whether this is the name of a shell, or of what people write in front of its commands."""
+    """True for the name of a shell, or another label that people give blocks of its commands."""
     return label.lower() in _SHELL_LABELS
 
 

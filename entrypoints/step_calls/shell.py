@@ -24,7 +24,7 @@ MAX_SCRIPT = 100_000
 """Characters of a script that are looked at."""
 
 _MAX_DEPTH = 4
-"""Of scripts in scripts: bash -c "bash -c ...\""""
+"""Scripts within scripts: bash -c "bash -c ...\""""
 
 _KEYWORDS = frozenset({"if", "then", "elif", "else", "while", "until", "do", "!", "{", "}", "fi", "done", "esac", "$"})
 """Words that a command may follow; "$" is the prompt that a copied line begins with."""
@@ -141,7 +141,7 @@ def clean_name(word: str) -> str:
 
 
 def _runs(script: str, depth: int) -> Iterator[_Run]:
-    """What the script runs, in order; the scripts that it hands to a shell read, too."""
+    """The commands that the script runs, in order, those of scripts that it passes to a shell included."""
     for command in split_commands(script):
         inner = _script_of(command.words) if depth else None
         if inner is not None:
@@ -151,7 +151,7 @@ def _runs(script: str, depth: int) -> Iterator[_Run]:
 
 
 def _read(command: Command) -> _Run | None:
-    """What one simple command runs. None if it is no command: a loop's header, a function's name, assignments."""
+    """The command that a simple command runs in the end. None for a loop's header, a function's name, assignments."""
     at = _name_place(command.words) if command.ends_with != "(" else None
     if at is None:
         return None

@@ -40,10 +40,10 @@ class HarmonyParser(StreamParser):
     message_ends: ClassVar[tuple[str, ...]] = (*_ENDS, *_BEGINS)
     """Marks that end a message, or begin the next without an end."""
     thoughts: ClassVar[type[Text] | type[Reasoning]]
-    """What the words on the channel ``analysis`` become."""
+    """The kind of piece that the words on the channel ``analysis`` become."""
 
     is_inside: bool = False
-    """Whether the answer begins inside of a message on the channel ``analysis``."""
+    """True if the answer begins inside of a message on the channel ``analysis``."""
 
     @abstractmethod
     def read_function_call(self, name: str) -> Steps[str]:
@@ -83,7 +83,7 @@ class HarmonyParser(StreamParser):
             yield None
 
     def _read_message(self) -> Steps[str]:
-        """A message whose first mark was kept. Returns the first mark of the next if that ended this one, or ""."""
+        """Read a message; its first mark was kept. Returns the first mark of the next if that ended this one, or ""."""
         reader = self.reader
         mark = ""
         while not mark and not reader.at_end:

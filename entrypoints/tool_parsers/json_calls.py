@@ -17,7 +17,7 @@ _MAY_COME_FIRST = ("name", "type", "id", *_ARGUMENTS)
 def read_call(
     parser: StreamParser, ends: tuple[str, ...] = (), accepts: Callable[[str], bool] | None = None
 ) -> Steps[bool]:
-    """Read a call whose "{" has been read. Returns whether it was one; if not, no piece was given out.
+    """Read a call from behind its "{". Returns whether it was one; if not, no piece was given out.
 
     ends: marks that end the call though brackets are still open. accepts: whether a function of this name may be
     meant, where the object may as well be none.
@@ -66,7 +66,7 @@ class _Call:
         return True
 
     def _read_pair(self) -> Steps[bool]:
-        """A key whose first quote has been read, and its value. False if that is no part of a call."""
+        """Read a key, from behind its first quote, and its value. False if that is no part of a call."""
         reader = self._reader
         key = yield from self._read_string()
         if key is None or (self._accepts and not self._begun and key not in _MAY_COME_FIRST):
@@ -130,7 +130,7 @@ class _Call:
         return isinstance(value, dict)
 
     def _read_string(self) -> Steps[str | None]:
-        """A string whose first quote has been read; None if it does not end, or is none."""
+        """Read a string from behind its first quote; None if it does not end, or is none."""
         raw, complete = yield from read_value(self._reader, '"')
         try:
             return loads(raw) if complete else None
@@ -139,7 +139,7 @@ class _Call:
 
 
 def _unquote_beginning(raw: str) -> str:
-    """What the beginning of a JSON string says; an escape that is cut off is left out."""
+    """The text of the beginning of a JSON string; an escape that is cut off is left out."""
     for end in range(len(raw), max(0, len(raw) - _LONGEST_ESCAPE), -1):
         with contextlib.suppress(ValueError):
             text = loads(raw[:end] + '"')

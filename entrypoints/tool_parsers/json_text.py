@@ -17,7 +17,7 @@ NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 class JsonScanner:
-    """Finds the end of a string or of an object whose first character has been read.
+    """Finds the end of a string or of an object, from behind its first character.
 
     It knows strings, escapes and brackets, no more: all else may be what the model likes. Outside of strings no JSON
     has a "<"; there it stops, as a mark may follow and the model may have left brackets open.

@@ -36,7 +36,7 @@ class MistralParser(StreamParser):
                 following = yield from self._read_calls()
 
     def _read_calls(self) -> Steps[str]:
-        """What follows the mark. Returns the mark if it comes next without words between, or ""."""
+        """Read the text behind the mark. Returns the mark if it comes next without words between, or ""."""
         reader = self.reader
         reader.keep(_MARK)
         yield from reader.space()
@@ -57,7 +57,7 @@ class MistralParser(StreamParser):
         return (yield from self.gap(_MARK))
 
     def _read_list(self) -> Steps[bool]:
-        """A list of calls whose "[" has been read. False if it ends in something else, which is kept."""
+        """Read a list of calls from behind its "[". False if it ends in something else, which is kept."""
         reader = self.reader
         yield from reader.space()
         while (yield from reader.one_of("{")) and (yield from read_call(self)):

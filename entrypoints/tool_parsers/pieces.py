@@ -1,4 +1,4 @@
-"""What a parser makes of a model's text, piece by piece; every chat API dresses the same pieces.
+"""The pieces that a parser splits a model's text into; every chat API formats the same pieces.
 
     'Let me look.\\n<tool_call>\\n{"name": "ls", "arguments": {"path": "/"}}\\n</tool_call>'
     Text("Let me look."), CallBegins(0, "ls"), CallArguments(0, '{"path": "/'), CallArguments(0, '"}')
@@ -22,7 +22,7 @@ class Text:
 
 @dataclass(slots=True, frozen=True)
 class Reasoning:
-    """What the model thinks before it answers."""
+    """Reasoning of the model before its answer."""
 
     text: str
 

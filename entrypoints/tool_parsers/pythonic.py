@@ -22,9 +22,9 @@ class PythonicParser(StreamParser):
     """
     [read_file(path="a.txt", lines=[1, 2]), list_files()]
 
-    A list at the beginning of a line whose first element calls a tool; behind <|python_start|>, any function. Arguments
-    go out one by one, when each is complete: literals as JSON, all else as a string of its source. Arguments without a
-    keyword are those of the tool's schema in order.
+    A list at the beginning of a line, if its first element calls a tool; behind <|python_start|>, any function.
+    Arguments go out one by one, when each is complete: literals as JSON, all else as a string of its source. Arguments
+    without a keyword are those of the tool's schema in order.
     """
 
     keeps_special_tokens: ClassVar[bool] = True

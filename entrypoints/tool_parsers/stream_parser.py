@@ -1,4 +1,4 @@
-"""What every parser of an answer does alike: it takes text, and goes on where it waited."""
+"""The base of all parsers of an answer: takes text, and continues where it waited."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class GenerationRoutes:
 
     async def abort_request(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
-            refuse_unserved(fields, ("rid", "abort_all"), _ABORT_OFF, (), where="")
+            refuse_unserved(fields, ("rid", "abort_all"), _ABORT_OFF)
         rid, abort_all = fields.get("rid"), fields.get("abort_all") or False
         if abort_all not in (True, False) or not isinstance(rid, str | None):
             raise RequestRefused("rid takes a string and abort_all true or false", param="rid")
@@ -105,6 +105,6 @@ class GenerationRoutes:
     async def release(self, request: Request) -> Response:
         """Give up the leases of a finished request. Having none is no error: they may have just expired."""
         async with self._bodies.json_object(request) as fields:
-            refuse_unserved(fields, ("rid",), {}, (), where="")
+            refuse_unserved(fields, ("rid",))
         released = await self._manager.control.release(caller(request), read_rid(fields.get("rid"), "rid"))
         return JSONAnswer({"released": released})

@@ -19,13 +19,13 @@ from ...openai.responses.responses import Responses
 from ..keys import caller
 from ..route import DELETE, GET, POST, Route
 from ..wire.answers import EventFormat, JSONAnswer, client_gone, error_body, named_event, until_disconnect
-from ..wire.query import WHOSE_QUERY, whose
+from ..wire.query import NAMESPACE_QUERY, read_namespace_query
 from .calls import GenerationCalls
 
 _EVENTS = EventFormat(named_event, error_body, b"")
 
 _INCLUDE = ("include", "include[]")
-"""What may be included is in the response if it was asked for when that was made."""
+"""Parameters that change nothing: the response includes what its request asked for."""
 
 _NO_STREAM: dict[str, tuple] = {"stream": ("false",), "starting_after": (), "include_obfuscation": ("false",)}
 _MAX_ITEMS = 100
@@ -45,7 +45,7 @@ _CREATE = Operation(
 _GET = Operation(
     summary="Read a response",
     tag="OpenAI",
-    query=WHOSE_QUERY
+    query=NAMESPACE_QUERY
     | _INCLUDE_QUERY
     | {
         "stream": enum("false", about="A stored response is not streamed."),
@@ -54,12 +54,14 @@ _GET = Operation(
     answer=ANSWER,
     refusals=(404,),
 )
-_DELETE = Operation(summary="Forget a response", tag="OpenAI", query=WHOSE_QUERY, answer=DELETED, refusals=(404, 504))
-_CANCEL = Operation(summary="Stop a response", tag="OpenAI", query=WHOSE_QUERY, answer=ANSWER, refusals=(404,))
+_DELETE = Operation(
+    summary="Forget a response", tag="OpenAI", query=NAMESPACE_QUERY, answer=DELETED, refusals=(404, 504)
+)
+_CANCEL = Operation(summary="Stop a response", tag="OpenAI", query=NAMESPACE_QUERY, answer=ANSWER, refusals=(404,))
 _ITEMS = Operation(
-    summary="What a response was made from",
+    summary="List the input items of a response",
     tag="OpenAI",
-    query=WHOSE_QUERY
+    query=NAMESPACE_QUERY
     | _INCLUDE_QUERY
     | {
         "after": string("The id of an item: list those behind it."),
@@ -100,20 +102,20 @@ class ResponsesRoutes:
         return parse_response(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)
 
     async def get(self, request: Request, response_id: str) -> Response:
-        namespace, _ = whose(request, _INCLUDE, _NO_STREAM)
+        namespace, _ = read_namespace_query(request, _INCLUDE, _NO_STREAM)
         return _json(self._responses.get(caller(request), namespace, response_id))
 
     async def delete(self, request: Request, response_id: str) -> Response:
-        namespace, _ = whose(request)
+        namespace, _ = read_namespace_query(request)
         await self._responses.delete(caller(request), namespace, response_id)
         return JSONAnswer({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request, response_id: str) -> Response:
-        namespace, _ = whose(request)
+        namespace, _ = read_namespace_query(request)
         return _json(await self._responses.cancel(caller(request), namespace, response_id))
 
     async def input_items(self, request: Request, response_id: str) -> Response:
-        namespace, given = whose(request, (*_INCLUDE, "after", "limit", "order"))
+        namespace, given = read_namespace_query(request, (*_INCLUDE, "after", "limit", "order"))
         items = self._responses.input_items(caller(request), namespace, response_id)
         if one_of(given.get("order", "desc"), ("asc", "desc"), "order") == "desc":
             items = items[::-1]

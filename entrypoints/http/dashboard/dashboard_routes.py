@@ -145,7 +145,7 @@ class PageStream(Response):
                 await self._send_piece(send, piece)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
-            logger.debug("a page of the dashboard took nothing for %g s, and is dropped", STALLED_S)
+            logger.debug("dashboard client stalled for %g s; disconnecting", STALLED_S)
             scope["extensions"][ABORT]()
             await send({"type": "http.response.body", "body": b"", "more_body": False})  # returns once it is gone
         finally:

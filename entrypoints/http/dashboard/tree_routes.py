@@ -22,7 +22,7 @@ from ...fields.reading import MAX_INT, shown
 from ..keys import caller
 from ..route import GET, Route
 from ..wire.answers import JSONAnswer
-from ..wire.query import WHOSE_QUERY, whole_number, whose
+from ..wire.query import NAMESPACE_QUERY, read_namespace_query, whole_number
 
 MAX_NODES = 1000
 """On a page."""
@@ -58,7 +58,7 @@ _TREE = Operation(
         "limit": whole("Nodes on a page.", 1, MAX_NODES, default=100),
         "min_tokens": whole("Only nodes with so many tokens in them and below.", 1, default=1),
         "with_text": enum("true", "false", about="The text of first tokens; takes a server with an admin key."),
-        **WHOSE_QUERY,
+        **NAMESPACE_QUERY,
     },
     answer=answered(
         {
@@ -93,7 +93,7 @@ class TreeRoutes:
         self.routes = [Route("/cache/tree", self.tree, GET, "admin", operation=_TREE)]
 
     async def tree(self, request: Request) -> Response:
-        namespace, given = whose(request, ("snapshot", "after", "limit", "min_tokens", "with_text"))
+        namespace, given = read_namespace_query(request, ("snapshot", "after", "limit", "min_tokens", "with_text"))
         asked = _Asked(
             whole_number(given, "after", -1, -1, MAX_INT),
             whole_number(given, "limit", 100, 1, MAX_NODES),

@@ -39,7 +39,7 @@ _PIECE = 5_000
 _SENT_BYTES = 64 * 1024
 
 _MAX_MESSAGE_CHARS = 2_000
-"""Many errors quote a value of the body, which may have megabytes."""
+"""Longer messages are cut: many errors quote a value of the body, which may have megabytes."""
 
 
 class JSONAnswer(Response):

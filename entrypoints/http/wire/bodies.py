@@ -16,7 +16,7 @@ from ...fields.jobs import with_extras
 from .json_body import decode_object
 
 SMALL = 64 * 1024
-"""Bytes. Bodies up to this size wait for nobody."""
+"""Bytes. Bodies up to this size never wait for room."""
 
 _STEP = 2**20
 """Bytes by which a body of unknown length asks for more room."""
@@ -26,15 +26,15 @@ _WAIT_S = 30.0
 
 
 class ClientLeft(Exception):
-    """The connection ended before the body was complete. Nobody is there to be answered."""
+    """The connection ended before the body was complete, so there is no client to answer."""
 
 
 T = TypeVar("T")
 
 
 class Bodies:
-    """Reads the bodies of one server's requests. Large ones share the room of the largest that is allowed: who finds
-    none waits, and is not read meanwhile."""
+    """Reads the bodies of one server's requests. Large ones share the room of the largest that is allowed: a body
+    that finds none waits, unread."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -100,7 +100,7 @@ class Bodies:
 
 
 async def parsed(request: Request, parse: Callable[[], T]) -> T:
-    """What ``parse`` makes of the body of this request: in a thread, unless it is small."""
+    """The result of ``parse``, which reads the body of this request: in a thread, unless the body is small."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) <= SMALL:
         return parse()
@@ -148,7 +148,7 @@ class Room:
 
 
 class _Held:
-    """What one body holds of the room, in bytes."""
+    """The bytes of the room that one body holds."""
 
     def __init__(self, room: Room) -> None:
         self._room = room

@@ -56,8 +56,8 @@ class Connection(HttpToolsProtocol):
         self._has_begun = False
         """Part of a head has been read."""
         self._head_bytes = 0
-        """Of a head that is expected, without its first piece where that came with the end of something else; -1 while
-        none is."""
+        """Bytes read of the head that is expected, without its first piece where that came with the end of something
+        else; -1 while no head is expected."""
         self._is_reading_body = False
         self._body_bytes, self._body_began = 0, 0.0
         self._beside_body = 0

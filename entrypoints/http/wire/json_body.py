@@ -1,4 +1,4 @@
-"""Decodes JSON bodies. Large ones piece by piece, with turns for everybody else in between, and within bounds: an
+"""Decodes JSON bodies: large ones piece by piece, with turns for other requests in between, and within bounds. An
 object in memory is up to sixty times as large as in JSON, and the decoder holds the GIL while it works.
 
 Nothing looks at more than a piece at once. Expressions find as many whole elements as a piece has, the decoder makes
@@ -20,13 +20,13 @@ PIECE_BYTES = 32 * 1024
 turns of the loop, each of which may come after a piece."""
 
 MAX_VALUES = 2_000_000
-"""Of a large body: texts, token ids, names. A value takes up to a hundred bytes, beside its text."""
+"""Values in a large body: texts, token ids, names. A value takes up to a hundred bytes, beside its text."""
 
 _TEXT_BYTES = 50
 """So many bytes of text count as one more value. A text takes four bytes a character once it has one emoji."""
 
 _LIST_WEIGHT = 8
-"""A list or an object counts as so many values: the garbage collector stops everybody while it visits them all."""
+"""A list or an object counts as so many values: the garbage collector stops the process while it visits them all."""
 
 _STEP_BYTES = 128
 """A step of the walk takes as long as so many bytes."""
@@ -147,7 +147,7 @@ class _LargeBody:
                 return "".join(parts)
 
     def _match(self, expression: re.Pattern[bytes]) -> bytes:
-        """What it finds here, which is passed; empty if nothing. Never more than a piece."""
+        """The text that the expression finds here, which is consumed; empty for none. Never more than a piece."""
         start = self._at
         found = expression.match(self._data, start, start + PIECE_BYTES)
         if found is None:
@@ -217,7 +217,7 @@ def _cut(text: bytes) -> int:
 
 
 def _can_be_cut(text: bytes, at: int) -> bool:
-    """Whether no character, escape, or pair of escapes that make one character stands on both sides."""
+    """True if the cut splits no character, escape, or pair of escapes that make one character."""
     if text[at] & 0xC0 == 0x80:
         return False
     before = text.rfind(b"\\", max(0, at - _ESCAPE_BYTES + 1), at)
@@ -229,6 +229,6 @@ def _can_be_cut(text: bytes, at: int) -> bool:
 
 
 def _begins_an_escape(text: bytes, at: int) -> bool:
-    """Whether this backslash is no second half of an escaped one."""
+    """True if this backslash is not the second half of an escaped one."""
     before = text[:at]
     return (at - len(before.rstrip(b"\\"))) % 2 == 0

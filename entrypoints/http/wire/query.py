@@ -1,4 +1,4 @@
-"""What queries of several routes have in common: whose namespace, numbers."""
+"""Query parameters that several routes share: namespace, whole numbers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ...fields.reading import PerPrompt, refuse_unserved, shown
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
-_WHOSE = ("cache_salt", "extra_key")
+_NAMESPACE_FIELDS = ("cache_salt", "extra_key")
 
-WHOSE_QUERY: Properties = dict.fromkeys(
-    _WHOSE, string("Whose cache it was made with, where that was said.", most=MAX_KEY_CHARS)
+NAMESPACE_QUERY: Properties = dict.fromkeys(
+    _NAMESPACE_FIELDS, string("As in the request that made it.", most=MAX_KEY_CHARS)
 )
 
 
-def whose(
+def read_namespace_query(
     request: Request, served: tuple[str, ...] = (), unsupported: dict[str, tuple] | None = None
 ) -> tuple[str, dict[str, Any]]:
     """(the namespace that ``cache_salt`` and ``extra_key`` name, all parameters). Raises RequestRefused."""
     given: dict[str, Any] = dict(request.query_params)
-    refuse_unserved(given, (*_WHOSE, *served), unsupported or {}, (), where="")
-    named = {name: given[name] for name in _WHOSE if name in given}
+    refuse_unserved(given, (*_NAMESPACE_FIELDS, *served), unsupported or {})
+    named = {name: given[name] for name in _NAMESPACE_FIELDS if name in given}
     return read_namespaces(PerPrompt(named, 1, is_batch=False))[0], given
 
 

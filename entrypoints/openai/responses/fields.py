@@ -71,7 +71,7 @@ class ResponseRequest:
 
     @property
     def messages_before(self) -> list[Message]:
-        """What stands before the conversation; it is not inherited."""
+        """The instructions, which precede the conversation and are not inherited."""
         return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
 
 
@@ -92,7 +92,8 @@ def parse_response(
     stream = _flag(fields, "stream", default=False)
     _check_stream_options(fields.get("stream_options"), ignored)
     _check_text(fields.get("text"), ignored)
-    store, background = _flag(fields, "store", default=True), _flag(fields, "background", default=False)
+    store = _flag(fields, "store", default=True)
+    background = _flag(fields, "background", default=False)
     _check_background(background, store, stream)
     effort = _effort(fields.get("reasoning"), ignored)
     offered = read_response_tools(fields, ignored)
@@ -100,16 +101,12 @@ def parse_response(
     if (most := typed(fields.get("max_output_tokens", 1), int, "max_output_tokens")) < 1:
         raise RequestRefused(f"max_output_tokens is {most}; use 1 or more", param="max_output_tokens")
     with RESPONSE_NAMES.translated():
-        alone = PromptTokens(1, is_batch=False)
-        named = rid if given_rid is None else given_rid
-        sampling = with_defaults(_sampling(fields), defaults)
-        asked = [_logprobs(fields)]
         (prompt,) = read_prompts(
             fields,
-            alone,
-            sampling,
-            asked,
-            rid=named,
+            PromptTokens(1, is_batch=False),
+            with_defaults(_sampling(fields), defaults),
+            [_logprobs(fields)],
+            rid=rid if given_rid is None else given_rid,
             clamps_output="max_output_tokens" not in fields,
             ignored=ignored,
         ).prompts
@@ -207,7 +204,7 @@ def _check_stream_options(options: Any, ignored: Ignored) -> None:
         raise RequestRefused(f"stream_options is {shown(options)}; it takes an object", param="stream_options")
     # The last event of a response has the counts anyway.
     off: dict[str, tuple] = {"include_obfuscation": (False,)}
-    refuse_unserved(options, ("include_usage",), off, (), where="stream_options.", ignored=ignored)
+    refuse_unserved(options, ("include_usage",), off, where="stream_options.", ignored=ignored)
 
 
 def _check_text(text: Any, ignored: Ignored) -> None:
@@ -216,7 +213,7 @@ def _check_text(text: Any, ignored: Ignored) -> None:
         return
     if not isinstance(text, dict):
         raise RequestRefused(f"text is {shown(text)}; it takes an object", param="text")
-    refuse_unserved(text, ("format",), {}, ("verbosity",), where="text.", ignored=ignored)
+    refuse_unserved(text, ("format",), without_effect=("verbosity",), where="text.", ignored=ignored)
     form = text.get("format")
     kind = form.get("type") if isinstance(form, dict) else form
     if kind in ("json_object", "json_schema"):
@@ -236,7 +233,9 @@ def _effort(reasoning: Any, ignored: Ignored) -> str | None:
         return None
     if not isinstance(reasoning, dict):
         raise RequestRefused(f"reasoning is {shown(reasoning)}; it takes an object", param="reasoning")
-    refuse_unserved(reasoning, ("effort",), {}, ("summary", "generate_summary"), where="reasoning.", ignored=ignored)
+    refuse_unserved(
+        reasoning, ("effort",), without_effect=("summary", "generate_summary"), where="reasoning.", ignored=ignored
+    )
     effort = reasoning.get("effort")
     return None if effort is None else typed(effort, str, "reasoning.effort")
 

@@ -161,14 +161,16 @@ def _reasoning(messages: _Messages, item: dict, where: str) -> dict:
 
 
 def _function_call(messages: _Messages, item: dict, where: str) -> dict:
-    place, read = _namespace(item, where), _strings(item, ("call_id", "name", "arguments"), where)
+    place = _namespace(item, where)
+    read = _strings(item, ("call_id", "name", "arguments"), where)
     arguments = messages.arguments.read_arguments(read["arguments"], f"{where}.arguments")
     messages.call(_call_of(read["call_id"], qualified(place.get("namespace"), read["name"]), arguments))
     return {"type": "function_call", **read, **place, "status": "completed"}
 
 
 def _custom_tool_call(messages: _Messages, item: dict, where: str) -> dict:
-    place, read = _namespace(item, where), _strings(item, ("call_id", "name", "input"), where)
+    place = _namespace(item, where)
+    read = _strings(item, ("call_id", "name", "input"), where)
     name = qualified(place.get("namespace"), read["name"])
     messages.call(custom_call(read["call_id"], name, read["input"]))
     return {"type": "custom_tool_call", **read, **place, "status": "completed"}
@@ -184,7 +186,7 @@ def _namespace(item: dict, where: str) -> dict[str, str]:
 
 
 def _output(messages: _Messages, item: dict, where: str) -> dict:
-    """Of a function, or of a custom tool."""
+    """The output of a function, or of a custom tool."""
     call_id = typed(item.get("call_id"), str, f"{where}.call_id")
     output = _text(item.get("output"), f"{where}.output")
     messages.add_message({"role": "tool", "tool_call_id": call_id, "content": output})

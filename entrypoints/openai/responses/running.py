@@ -67,7 +67,7 @@ class RunningResponse:
 
     @property
     def items(self) -> list[dict]:
-        """Of its input, and of all that it goes on from."""
+        """The items of its input, and of all responses before it."""
         before = self._before
         return [*(before.items + before.output if before else []), *self.request.input_items]
 
@@ -104,7 +104,7 @@ class RunningResponse:
         """It ends with an error."""
         failed = self._response.failed(error, self._items.ended)
         self.body = msgspec.json.encode(failed)
-        # In the foreground the client has the error; nobody goes on from it.
+        # In the foreground the client has the error, and no request can continue it.
         self._end(self._to_store("failed") if self.request.background else None)
         return failed
 

@@ -11,10 +11,10 @@ from ...chat.conversations import Turn
 from ...chat.messages import Message
 
 MAX_BYTES = 2**27
-"""Of all stored responses."""
+"""Limit for all stored responses together."""
 
 _OBJECT_BYTES = 700
-"""Of an item, and of its message: what Python's objects take beside their texts."""
+"""Estimated size of the Python objects of an item and its message, beside their texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,8 +45,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """By scope and rid (`Client.scope`): nobody reads the responses of another client or namespace,
-    or replaces one."""
+    """By scope and rid (`Client.scope`): a client reads and replaces only responses of its own,
+    in the namespace of the request."""
 
     def __init__(self, max_responses: int, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
@@ -61,8 +61,8 @@ class ResponseStore:
 
     def put(self, response: StoredResponse, client: str = "") -> None:
         """Store it, in place of one of the same rid, and forget others for it. The one that was put last stays, however
-        large it is, and takes no client below an equal share of the room. client: the name of the client whose it
-        is."""
+        large it is, and takes no client below an equal share of the room. client: the name of
+        its client."""
         newest = response.scope, response.rid
         self.pop_response(*newest)
         self._stored[newest] = response

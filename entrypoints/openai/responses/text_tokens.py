@@ -30,7 +30,7 @@ class TextTokens:
         self._waiting: deque[tuple[int, int, LogprobRow | None]] = deque()
         """Tokens that no piece was made of yet: from where to where each goes in the text."""
         self._text = forced
-        """What lies behind the last piece, and where that ended."""
+        """The text behind the last piece, and where that piece ended."""
         self._start = -len(forced)
 
     def add_output(self, output: Output) -> None:

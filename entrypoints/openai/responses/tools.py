@@ -135,7 +135,11 @@ class _Reader:
 
     def _namespace(self, tool: dict[str, Any], where: str) -> tuple[list[dict], dict]:
         refuse_unserved(
-            tool, ("type", "name", "description", "tools"), {}, ("strict",), where=f"{where}.", ignored=self._ignored
+            tool,
+            ("type", "name", "description", "tools"),
+            without_effect=("strict",),
+            where=f"{where}.",
+            ignored=self._ignored,
         )
         name, tools = typed(tool.get("name"), str, f"{where}.name"), tool.get("tools")
         if not isinstance(tools, list):
@@ -186,7 +190,7 @@ class _Reader:
         where = f"{where}.format"
         if not isinstance(form, dict) or form.get("type") != "grammar":
             raise RequestRefused(f"{where} is {shown(form)}; it takes text or a grammar", param=where)
-        refuse_unserved(form, ("type", "syntax", "definition"), {}, (), where=f"{where}.", ignored=self._ignored)
+        refuse_unserved(form, ("type", "syntax", "definition"), where=f"{where}.", ignored=self._ignored)
         syntax, definition = (typed(form.get(name), str, f"{where}.{name}") for name in ("syntax", "definition"))
         self._ignored.add_field(where, "the model is told of the grammar, and not held to it")
         if not isinstance(about, str | None):

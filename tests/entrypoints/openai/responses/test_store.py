@@ -30,10 +30,10 @@ def test_nobody_finds_or_replaces_what_is_another_scopes() -> None:
     store = ResponseStore(8)
     mine, theirs = response("r", "mine"), response("r", "theirs")
     store.put(mine)
-    assert store.get("theirs", "r") is None and store.take("theirs", "r") is None
+    assert store.get("theirs", "r") is None and store.pop_response("theirs", "r") is None
     store.put(theirs)
     assert store.get("mine", "r") is mine and store.get("theirs", "r") is theirs
-    assert store.take("mine", "r") is mine and store.get("mine", "r") is None
+    assert store.pop_response("mine", "r") is mine and store.get("mine", "r") is None
 
 
 def test_the_oldest_go_by_number() -> None:
@@ -60,7 +60,7 @@ def test_the_oldest_go_by_size_and_the_last_stays() -> None:
     store.put(response("b", body=b"x" * 10))
     store.put(response("d", body=b"x" * 500))
     assert len(store) == 3, "what was replaced or taken no longer counts"
-    store.take("", "d")
+    store.pop_response("", "d")
     store.put(response("e", body=b"x" * 500))
     assert len(store) == 3
     store.put(response("large", body=b"x" * 5000))
