@@ -177,7 +177,7 @@ def test_names() -> None:
         ({"logprobs": True}, "logprobs", "whole number"),
         ({"echo": 1}, "echo", "true or false"),
         ({"echo": True, "continuation_of": "p"}, "echo", "leave it out"),
-        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "known fields: include_usage"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false"),
         ({"stream": True, "stream_options": 1}, "stream_options", "an object"),
         ({"stream": "yes"}, "stream", "true or false"),
