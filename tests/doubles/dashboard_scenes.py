@@ -20,7 +20,7 @@ HOSTILE = [
 def hello(**fields: Any) -> dict[str, Any]:
     return {
         "instance": "one",
-        "version": "0.2.0",
+        "version": "0.3.0",
         "model": "examples/toy_model",
         "page_size": 1,
         "total_tokens": 8192,
