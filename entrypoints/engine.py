@@ -107,11 +107,11 @@ class Engine:
 
     def release(self, rid: str) -> bool:
         """Give up the leases (``retain_ttl``) of finished request ``rid``. False if it has none, or none any more."""
-        return self._threads.run(self._manager.control.release(SOLE_CLIENT, read_rid(rid, "rid")))
+        return self._threads.run(self._manager.control.release_leases(SOLE_CLIENT, read_rid(rid, "rid")))
 
     async def async_release(self, rid: str) -> bool:
         """`release` for asyncio."""
-        return await self._threads.there(self._manager.control.release(SOLE_CLIENT, read_rid(rid, "rid")))
+        return await self._threads.there(self._manager.control.release_leases(SOLE_CLIENT, read_rid(rid, "rid")))
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -222,12 +222,12 @@ class Engine:
         return batch
 
     async def _answer(self, batch: PromptBatch) -> dict | list[dict]:
-        with await self._manager.open(SOLE_CLIENT, batch.prompts, stream=False) as answer:
+        with await self._manager.open_answer(SOLE_CLIENT, batch.prompts, stream=False) as answer:
             return whole_response(await answer.outputs(), batch)
 
     async def _stream(self, batch: PromptBatch) -> AsyncGenerator[dict, None]:
         incremental = self.args.server.incremental_streaming_output
-        with await self._manager.open(SOLE_CLIENT, batch.prompts, stream=True) as answer:
+        with await self._manager.open_answer(SOLE_CLIENT, batch.prompts, stream=True) as answer:
             async for output in stream_events(answer, batch, incremental=incremental):
                 yield output
 
@@ -258,7 +258,7 @@ class Engine:
         await self._manager.control.load_item_trie(typed(name, str, "name"), await build_item_trie(items))
 
     async def _abort(self, rid: str | None) -> list[str]:
-        return self._manager.abort(SOLE_CLIENT, None if rid is None else read_rid(rid, "rid"))
+        return self._manager.abort_requests(SOLE_CLIENT, None if rid is None else read_rid(rid, "rid"))
 
 
 async def _next(outputs: AsyncGenerator[dict, None]) -> Any:

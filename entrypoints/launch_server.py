@@ -223,7 +223,7 @@ class _Server:
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
         prompt = Prompt(spec=RequestSpec(rid="server-warm-up", sampling=sampling, retain_ttl=0.0), input_ids=[0])
         try:
-            with await self._manager.open(SOLE_CLIENT, [prompt], stream=False) as answer:
+            with await self._manager.open_answer(SOLE_CLIENT, [prompt], stream=False) as answer:
                 await answer.outputs()
         except RequestRefused as error:
             raise ServerFailure(f"the warm-up request failed: {error.message}") from None

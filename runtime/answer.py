@@ -106,7 +106,7 @@ class Output(msgspec.Struct):
     other fields hold their current values.
 
     position: among the call's outputs. sample: among those of its prompt. prompt_ids: packed int32, with the first
-    update of an output whose spec has ``returns_prompt``. e2e_latency: seconds from the call's arrival. It comes with
+    update of an output with ``returns_prompt`` in its spec. e2e_latency: seconds from the call's arrival. It comes with
     ``finish``, as do ``beam``, ``drafts``, ``continuation`` and ``retained``; the last two only if asked for.
     """
 

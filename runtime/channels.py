@@ -1,4 +1,4 @@
-"""How messages travel between the parts of a server: ZMQ push/pull pairs that carry msgspec structs as msgpack.
+"""ZMQ push/pull pairs that carry msgspec structs as msgpack between the parts of a server.
 
     TokenizerManager ──to_worker──▶ worker ──to_detokenizer──▶ detokenizer ──to_manager──▶ TokenizerManager
 
@@ -7,7 +7,7 @@ do not work) and threads of one process (``inproc://``). Nothing here knows whic
 pickled: a receiver is given the union of message types it accepts, and anything else raises.
 
 Queues are unbounded: the open requests bound what they hold, and a worker that blocked because one client reads slowly
-would stop everybody else.
+would stop all other requests.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Sender:
     """The sending end of a channel. Not shared between threads."""
 
     holds = False
-    """Keep what is sent until `flush`, for a receiver that is a thread of this process: woken, it takes the
-    interpreter's lock from the sender, who chooses when."""
+    """Keep messages until `flush`, for a receiver that is a thread of this process: waking it costs the sender the
+    interpreter's lock, so the sender chooses when."""
 
     def __init__(self, address: str) -> None:
         self._socket = _zmq_socket(zmq.PUSH)
@@ -139,7 +139,7 @@ class Sender:
             self._deliver(frame)
 
     def _deliver(self, frame: bytes) -> None:
-        # Queues are unbounded, so "try again" can only mean that nobody is there (within a process).
+        # Queues are unbounded, so "try again" can only mean that there is no receiver (within a process).
         with contextlib.suppress(zmq.Again):
             self._socket.send(frame, zmq.NOBLOCK)
 
@@ -149,7 +149,7 @@ class Sender:
 
 
 class Waker:
-    """Ends a receiver's poll, from any thread; once closed, nobody's."""
+    """Ends a receiver's poll, from any thread. Does nothing once closed."""
 
     def __init__(self, address: str) -> None:
         self._sender: Sender | None = Sender(address)

@@ -4,7 +4,7 @@
     client alice, rid "step-1"   ──▶   qualified here, stripped here   ──▶      "alice/step-1"
     client bob, rid "step-1"     ──▶                                   ──▶      "bob/step-1"
 
-Everything behind the manager knows only qualified names. It needs no check of whose a request is: no name that one
+Everything behind the manager knows only qualified names. It needs no check of a request's owner: no name that one
 client can say is a name of another's. The name of a client holds no "/", so that a qualified name has one owner,
 whatever a client calls its requests.
 """
@@ -26,7 +26,7 @@ ADMIN_NAME = "admin"
 
 
 def is_client_name(name: str) -> bool:
-    """Whether an operator may call a client so: 1 to 64 letters, digits and ``._@-``, and no name that is the
+    """True if an operator may give a client this name: 1 to 64 letters, digits and ``._@-``, and no name that is the
     server's own."""
     return _NAME.fullmatch(name) is not None and name not in (ANONYMOUS_NAME, ADMIN_NAME)
 
@@ -56,7 +56,8 @@ class Client:
         return qualified.startswith(self.prefix)
 
     def scope(self, namespace: str) -> str:
-        """Whose, and of which namespace, a recorded turn or a stored response is: what else has this scope finds it."""
+        """The client and namespace of a recorded turn or stored response, as one string: only the same scope finds it
+        again."""
         return self.prefix + namespace
 
     def kv_namespace(self, namespace: str) -> str:
@@ -84,7 +85,7 @@ class Client:
         )
 
     def stripped_text(self, text: str, spec: RequestSpec) -> str:
-        """What the worker says of one of its requests, with the names as the client gave them."""
+        """A message of the worker about one of this client's requests, with the names as the client gave them."""
         if not self.name:
             return text
         named = [spec.rid, spec.job_id, None if spec.continuation is None else spec.continuation.parent_rid]
@@ -94,7 +95,7 @@ class Client:
 
 
 SOLE_CLIENT = Client()
-"""Of an Engine, and of a server whose keys tell no clients apart."""
+"""The client of an Engine, and of a server with one key for all clients."""
 
 
 def split_name(qualified: str) -> tuple[str, str]:

@@ -31,8 +31,8 @@ from .prompt import ModelLimits
 
 
 class Availability:
-    """Whether the worker can be asked anything: not before it is ready, and not once the server ends. The
-    TokenizerManager sets it; everything that sends to the worker checks it."""
+    """The worker's readiness: it takes no messages before it is ready, nor once the server ends. The TokenizerManager
+    sets it; every sender checks it."""
 
     def __init__(self) -> None:
         self._ready = asyncio.Event()
@@ -44,7 +44,7 @@ class Availability:
     def is_ready(self) -> bool:
         return self._ready.is_set() and self._closed_because is None
 
-    def check(self) -> ModelLimits:
+    def require_ready(self) -> ModelLimits:
         """Return the served model's limits. Raises RequestRefused if nothing can be asked."""
         if self._closed_because is not None:
             raise self._closed_because
@@ -56,7 +56,7 @@ class Availability:
         """Wait until the worker has said that it can serve."""
         await self._ready.wait()
 
-    def open(self, limits: ModelLimits) -> None:
+    def mark_ready(self, limits: ModelLimits) -> None:
         """The worker is ready."""
         self._limits = limits
         self._ready.set()
@@ -84,14 +84,14 @@ class ControlClient:
 
     # -- what clients name -----------------------------------------------------------------------------------------
 
-    async def release(self, client: Client, rid: str, timeout_s: float = 10.0) -> bool:
+    async def release_leases(self, client: Client, rid: str, timeout_s: float = 10.0) -> bool:
         """Give up the leases of the client's finished request ``rid``. False if it has none (any more)."""
         name = client.qualified(rid)
         reply = await self._ask(lambda call_id: ReleaseRequest(call_id=call_id, rid=name), "release", timeout_s)
         return _payload(reply)
 
     async def job(self, client: Client, namespace: str, job_id: str, timeout_s: float = 10.0) -> dict | None:
-        """What is known of one of the client's jobs. See scheduler/jobs/report.py."""
+        """Report on one of the client's jobs, or None. See scheduler/jobs/report.py."""
         scope, name = client.kv_namespace(namespace), client.qualified(job_id)
         reply = await self._ask(
             lambda call_id: DescribeJobs(call_id=call_id, namespace=scope, job_id=name), "jobs", timeout_s
@@ -99,7 +99,7 @@ class ControlClient:
         return next((_stripped_job(client, job) for job in _payload(reply)), None)
 
     async def jobs(self, client: Client, namespace: str, timeout_s: float = 10.0) -> list[dict]:
-        """What is known of the client's jobs in a namespace; the one that was here last comes last."""
+        """Reports on the client's jobs in a namespace, most recently active last."""
         scope, prefix = client.kv_namespace(namespace), client.prefix
         reply = await self._ask(
             lambda call_id: DescribeJobs(call_id=call_id, namespace=scope, prefix=prefix), "jobs", timeout_s
@@ -107,7 +107,7 @@ class ControlClient:
         return [_stripped_job(client, job) for job in _payload(reply)]
 
     async def jobs_of_all_clients(self, timeout_s: float = 10.0) -> list[dict]:
-        """What is known of all jobs, each with the ``client`` it belongs to. The server must tell clients apart."""
+        """Reports on all jobs, each with its ``client``. Only for servers with a key per client."""
         reply = await self._ask(lambda call_id: DescribeJobs(call_id=call_id, namespace=None), "jobs", timeout_s)
         jobs = []
         for job in _payload(reply):
@@ -172,14 +172,14 @@ class ControlClient:
         return _payload(reply)
 
     async def tiers(self, timeout_s: float = 10.0) -> dict:
-        """What the tiers of the KV cache hold and have done; see tiers/report.py."""
+        """Contents and counters of the KV cache's tiers; see kv_transfer/tier_report.py."""
         reply = await self._ask_verb("tiers", timeout_s)
         if not reply.ok:
             raise RequestRefused(_reason(reply), code="worker_error")
         return _payload(reply)
 
     async def cache_statistics(self, timeout_s: float = 10.0) -> dict:
-        """What the prefix cache was asked for and what it found and let go, since the start or the last reset; see
+        """Lookups, hits and evictions of the prefix cache since the start or the last reset; see
         scheduler/cache_statistics/cache_stats.py."""
         return _payload(await self._ask_verb("statistics", timeout_s))
 
@@ -223,14 +223,14 @@ class ControlClient:
 
     # -- what the manager calls ------------------------------------------------------------------------------------
 
-    def take(self, reply: ControlReply) -> None:
-        """Hand a reply to its waiter; drop it if nobody waits any more."""
+    def take_reply(self, reply: ControlReply) -> None:
+        """Hand a reply to its waiting call; drop it if the call has timed out."""
         future = self._waiting.get(reply.call_id)
         if future is not None and not future.done():
             future.set_result(reply)
 
     def fail_all(self, error: RequestRefused) -> None:
-        """Raise ``error`` in everybody who waits."""
+        """Raise ``error`` in every waiting call."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
@@ -249,7 +249,7 @@ class ControlClient:
     ) -> ControlReply:
         """Send a question, made from its call id, and wait for the reply. Raises RequestRefused for a name that no
         message can hold."""
-        self._availability.check()
+        self._availability.require_ready()
         call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
         try:
             frame = self._sender.packed(question(call_id))

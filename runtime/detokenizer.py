@@ -41,8 +41,8 @@ class OutputText:
     """The text of one sample as its client sees it: whole characters, no stop string, no text retracted once sent.
 
         text = OutputText(tokenizer, skip_special_tokens=…, stop=…, no_stop_trim=…)
-        text.push(new_ids)            -> the new text; a tail that may become a stop string is held back
-        text.push(new_ids, finish)    -> the rest, up to the stop that was matched
+        text.push_ids(new_ids)            -> the new text; a tail that may become a stop string is held back
+        text.push_ids(new_ids, finish)    -> the rest, up to the stop that was matched
 
     Parameters as in SamplingParams; ``no_stop_trim``: the stop, and the rest of its token, stay in the text.
     """
@@ -78,7 +78,7 @@ class OutputText:
         self._waiting = ""
         """Decoded, not yet returned."""
 
-    def push(self, token_ids: Iterable[int], finish: FinishReason | None = None) -> str:
+    def push_ids(self, token_ids: Iterable[int], finish: FinishReason | None = None) -> str:
         """The new text. ``finish`` ends the sample: nothing may be pushed after it."""
         ids = list(token_ids)
         matched = None if finish is None or finish.type != "stop" or self._no_stop_trim else finish.matched
@@ -88,7 +88,7 @@ class OutputText:
             self._ids += ids
         if isinstance(matched, str) and self._is_stop_string(matched):
             return self._text_before(matched)[self._sent :]
-        text = self._waiting + self._decoder.push(ids)
+        text = self._waiting + self._decoder.push_ids(ids)
         if finish is not None:
             return text + self._decoder.flush()
         hold = held_back(text, self._stop) if self._stop else 0
@@ -168,7 +168,7 @@ class Detokenizer:
         ids = unpack_ids(output.new_ids).tolist()
         text = ""
         if sample.stream or output.finish is not None:
-            text = sample.text.push(sample.unshown + ids, output.finish)
+            text = sample.text.push_ids(sample.unshown + ids, output.finish)
         else:
             sample.unshown += ids
         if output.finish is not None:

@@ -186,7 +186,7 @@ class EventLoop:
     def order(self, now: float) -> None:
         """Hand on what the tiers want done before the step that was formed is launched."""
         if self._tier_io is not None:
-            self._tier_io.order(self._scheduler.take_transfer_orders(now))
+            self._tier_io.submit_orders(self._scheduler.take_transfer_orders(now))
 
     def launch(self, batch: ScheduleBatch, failure: Exception | None = None) -> None:
         """Launch a step. If that raises, the exception takes the step's place and is committed when its turn comes.
@@ -356,7 +356,7 @@ class EventLoop:
         self._watch.added(requests, now)
         self._suffixes.take_name(spec.rid)
         if spec.continuation is not None:
-            self._suffixes.open(spec.rid, spec.continuation, spec.token_ids)
+            self._suffixes.open_suffix(spec.rid, spec.continuation, spec.token_ids)
 
     def end_job(self, message: EndJob, now: float) -> None:
         """End a job, and tell the clients of its open requests."""

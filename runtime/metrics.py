@@ -41,12 +41,12 @@ _WORKER_COUNTERS = {
     "spec_accepted_tokens": ("drafts.accepted", "Guessed tokens that are part of an output."),
     "leases_granted": ("leases_granted", "Leases on the KV of finished requests."),
     "leases_handed_off": ("leases_handed_off", "Leases that a continuation took over."),
-    "leases_expired": ("leases_expired", "Leases that nobody came for in time."),
+    "leases_expired": ("leases_expired", "Leases that no continuation claimed in time."),
     "leases_broken": ("leases_broken", "Leases ended early because memory was needed more."),
     "num_failed": ("failed_requests", "Requests ended because the server failed while handling them."),
     "num_nonfinite": ("nonfinite_requests", "Requests ended because the model's logits were NaN or infinite."),
     "leaked_tokens": ("leaked_tokens", "KV slots that nothing named and that were reclaimed."),
-    "pins": ("jobs.pins", "Steps of jobs whose KV was pinned for the job's next step."),
+    "pins": ("jobs.pins", "Steps of jobs with KV pinned for the job's next step."),
     "pin_hits": ("jobs.hits", "Pins that the job's next step took over."),
     "pins_expired": ("jobs.expired", "Pins that ended before the job was back."),
     "pins_broken": ("jobs.broken", "Pins ended early because memory was needed more."),
@@ -82,7 +82,7 @@ _WORKER_GAUGES = {
 _TIER_GAUGES = {
     "tier_total_tokens": ("total_tokens", "Tokens that the tier has room for."),
     "tier_used_tokens": ("used_tokens", "Tokens of prefixes that have a copy there, or are being stored."),
-    "tier_free_tokens": ("free_tokens", "Tokens of room that nobody uses."),
+    "tier_free_tokens": ("free_tokens", "Unused room, in tokens."),
     "tier_total_bytes": ("total_bytes", "Bytes that the disk may take; of the disk only."),
     "tier_used_bytes": ("used_bytes", "Bytes that blocks take there, with headers; of the disk only."),
     "tier_quarantined_tokens": ("quarantined_tokens", "Tokens given up there while a copy still touches them."),
@@ -95,13 +95,13 @@ _TIER_COUNTERS = {
 _COPY_COUNTERS = {
     "tier_copied_tokens": ("tokens", "Tokens copied to the tier (store) and from it (load)."),
     "tier_copy_seconds": ("seconds", "Seconds that these copies took themselves."),
-    "tier_failed_tokens": ("failed_tokens", "Tokens whose copy failed."),
+    "tier_failed_tokens": ("failed_tokens", "Tokens of failed copies."),
 }
 _DIRECTIONS = {"store": "stores", "load": "loads"}
 
 
 class TierMetrics:
-    """Of the tiers of the KV cache, by ``tier`` and, of copies, by ``direction``."""
+    """Metrics of the KV cache's tiers, by ``tier``; those of copies also by ``direction``."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._model_name = model_name
@@ -159,11 +159,11 @@ class TierMetrics:
 # Metric name -> (field of CacheTotals, help).
 _COUNTERS = {
     "prefix_cache_prompts": ("prompts", "Prompts looked up in the prefix cache; each of n samples is one."),
-    "prefix_cache_stored_tokens": ("stored_tokens", "Tokens whose KV was put into the prefix cache on the device."),
+    "prefix_cache_stored_tokens": ("stored_tokens", "Tokens added to the prefix cache on the device."),
     "evicted_nodes": ("evicted_nodes", "Nodes of the prefix cache's tree that were evicted from the device."),
     "evicted_retired_tokens": (
         "retired_tokens",
-        "Of the evicted tokens: those that nobody was to come back for, as their job or request had said.",
+        "Evicted tokens that their job or request had marked as not reusable.",
     ),
     "evicted_to_host_tokens": ("to_host_tokens", "Of the evicted tokens: those that have a copy on the host."),
     "evicted_sampled_tokens": (
@@ -184,7 +184,7 @@ _HISTOGRAMS = {
         "Prompt tokens found in the prefix cache, by their position in the prompt.",
     ),
     "evicted_lifetime_seconds": ("lifetime", SECONDS, "Evicted tokens, by how long they had been in the cache."),
-    "evicted_idle_seconds": ("idle_time", SECONDS, "Evicted tokens, by how long nobody had used them."),
+    "evicted_idle_seconds": ("idle_time", SECONDS, "Evicted tokens, by the time since their last use."),
     "prefix_cache_reuse_gap_seconds": (
         "reuse_gap",
         SECONDS,
@@ -310,7 +310,7 @@ class ServerMetrics:
         self._refused.labels(self._model_name, str(status)).inc()
 
     def worker_reported(self, stats: SchedulerStats) -> None:
-        """Update the metrics from the worker's stats, whose totals only grow."""
+        """Update the metrics from the worker's stats. Their totals only grow."""
         for field, metric in self._counters.items():
             value = attrgetter(field)
             metric.inc(max(0, value(stats) - value(self._last)))
@@ -344,7 +344,7 @@ class RequestMeter:
         """Sample -> when its last token came; streamed requests only."""
 
     def caller_left(self) -> None:
-        """Nobody waits any more: record no latency from arrival from now on."""
+        """The caller has left: record no more latencies that count from arrival."""
         self._started = None
 
     def count(self, output: TokenOutput, now: float) -> None:

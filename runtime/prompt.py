@@ -18,7 +18,7 @@ class Prompt:
     group: the caller's name for the call that this prompt belongs to; aborting it aborts every prompt of the call.
     return_text_in_logprobs: logprobs include the text of each token.
     truncate_to: at most so many tokens are used, the last ones; -1: as many as leave room for the output. Not with a
-    continuation, whose beginning is there already.
+    continuation: its beginning is there already.
     forced: what the answer was made to begin with: the end of the prompt, and no part of the output.
     """
 
@@ -60,7 +60,7 @@ class ModelLimits:
 
 
 def truncated(prompt: Prompt, ids: list[int], context_length: int) -> list[int]:
-    """What `Prompt.truncate_to` leaves of the prompt's ids."""
+    """The prompt's ids cut to `Prompt.truncate_to`."""
     most = prompt.truncate_to
     if most == -1:
         sampling = prompt.sampling

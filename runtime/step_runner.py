@@ -155,11 +155,11 @@ class StepRunner:
         output.result.forbidden_rows = self._forbidden_rows(step, counts, said, chosen)
         if (outputs := step.output_logprobs) is not None:
             ids = np.split(sampled[outputs.sampled].astype(np.int32), np.cumsum(outputs.scores.lengths)[:-1])
-            chunks = outputs.scores.read(arrays[: len(outputs.scores.tensors)], ids)
+            chunks = outputs.scores.read_logprobs(arrays[: len(outputs.scores.tensors)], ids)
             output.output_logprobs = {row: each.first(counts[row]) for row, each in zip(outputs.rows, chunks)}
         if step.input_logprobs is not None:
             targets = step.batch.logprob_targets
-            chunks = step.input_logprobs.read(arrays[-len(step.input_logprobs.tensors) :], targets)
+            chunks = step.input_logprobs.read_logprobs(arrays[-len(step.input_logprobs.tensors) :], targets)
             rows = _logprob_rows(step.batch)
             failed += [row for row, chunk in zip(rows.tolist(), chunks, strict=True) if np.isnan(chunk.values).any()]
             output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
@@ -180,7 +180,7 @@ class StepRunner:
         return tuple(rows)
 
     def _open_and_close(self, batch: ScheduleBatch) -> None:
-        self._sequences.update(batch.opened, batch.closed)
+        self._sequences.update_sequences(batch.opened, batch.closed)
         if self._stop_strings is not None:
             for serial in batch.closed:
                 self._stop_strings.drop(serial)
@@ -200,7 +200,7 @@ class StepRunner:
                 continue
             if sequence.has_stops:
                 try:
-                    found = self._stop_string_checker().check(
+                    found = self._stop_string_checker().check_tokens(
                         sequence.info.serial, sequence.sampling, sequence.output_ids, tokens_of[row]
                     )
                 except Exception:

@@ -121,25 +121,27 @@ class TokenizerManager:
 
     @property
     def limits(self) -> ModelLimits:
-        """Of the served model. Raises RequestRefused while there is none, or no longer one."""
-        return self._availability.check()
+        """Limits of the served model. Raises RequestRefused before the worker is ready and after the server has
+        ended."""
+        return self._availability.require_ready()
 
     async def wait_ready(self) -> None:
         """Wait until the worker has said that it can serve."""
         await self._availability.wait_ready()
 
-    async def open(self, client: Client, prompts: list[Prompt], *, stream: bool) -> Answer:
-        """Start a call of a client. All its prompts are checked before the first is sent. Raises RequestRefused.
+    async def open_answer(self, client: Client, prompts: list[Prompt], *, stream: bool) -> Answer:
+        """Send a client's prompts and return their answer. All are checked before the first is sent. Raises
+        RequestRefused.
 
-        A continuation never overtakes a parent whose call was opened before it, however long the parent's text is.
+        A continuation never overtakes a parent that was opened before it, however long the parent's text is.
         """
         started = time.monotonic()
-        limits = self._availability.check()
+        limits = self._availability.require_ready()
         async with self._prompt_tokenizer.tokenized(prompts, limits.context_length) as tokenized:
             specs = await _checked_specs(prompts, tokenized, limits, stream, self.tokenizer)
             return self._register(client, prompts, specs, started)
 
-    def abort(self, client: Client, rid: str | None) -> list[str]:
+    def abort_requests(self, client: Client, rid: str | None) -> list[str]:
         """End the client's request ``rid``, every prompt of its call ``rid``, or all its requests (None). Returns the
         open rids.
 
@@ -172,7 +174,7 @@ class TokenizerManager:
     ) -> list[list[int]]:
         """Token ids of each text. goes_on: they go on from others. Raises RequestRefused for text that UTF-8 cannot
         encode (lone surrogates), and for a text that is longer than the context, unless it is truncated afterwards."""
-        most = tokens_to_read(self._availability.check().context_length, is_truncated=is_truncated)
+        most = tokens_to_read(self._availability.require_ready().context_length, is_truncated=is_truncated)
         return await self._prompt_tokenizer.encode(
             texts, most, add_special_tokens=add_special_tokens, goes_on=goes_on, param=param
         )
@@ -209,7 +211,7 @@ class TokenizerManager:
 
     def _register(self, client: Client, prompts: list[Prompt], specs: list[RequestSpec], started: float) -> Answer:
         # No await in here: between the checks and the registration nothing else may run.
-        self._availability.check()
+        self._availability.require_ready()
         specs = list(map(client.qualified_spec, specs))
         rids = set()
         for prompt, spec in zip(prompts, specs, strict=True):
@@ -287,14 +289,14 @@ class TokenizerManager:
             case SchedulerStats():
                 self.metrics.worker_reported(message)
             case ControlReply():
-                self.control.take(message)
+                self.control.take_reply(message)
             case WatchReport() | TreeRows():
-                self.watch.take(message)
+                self.watch.take_message(message)
             case WorkerReady():
                 self.watch.began()
                 self.worker_info = msgspec.json.decode(message.info)
                 context, vocab = self.worker_info["context_length"], self.worker_info["vocab_size"]
-                self._availability.open(ModelLimits(context_length=context, vocab_size=vocab))
+                self._availability.mark_ready(ModelLimits(context_length=context, vocab_size=vocab))
 
     def _take_output(self, update: TextOutput) -> None:
         output = update.output
@@ -304,9 +306,9 @@ class TokenizerManager:
             return
         now = self._heard_at
         request.meter.count(output, now)
-        self._step_reader.take(request.prompt, update)
+        self._step_reader.add_output(request.prompt, update)
         if self._recorder is not None:
-            self._recorder.take(output)
+            self._recorder.record_output(output)
         if output.beam is not None and output.index == 0:
             first, found = request.first, output.beam.num_results
             missing = range(first + found, first + request.prompt.sampling.n)
@@ -335,9 +337,9 @@ class TokenizerManager:
 
     def _forget(self, rid: str) -> None:
         del self._open[rid]
-        self._step_reader.forget(rid)
+        self._step_reader.forget_request(rid)
         if self._recorder is not None:
-            self._recorder.forget(rid)
+            self._recorder.forget_request(rid)
         if not self._open:
             self._emptied.set()
 
@@ -351,8 +353,8 @@ def _qualified(client: Client, prompt: Prompt) -> Prompt:
 async def _checked_specs(
     prompts: list[Prompt], tokenized: list[TokenizedPrompt], limits: ModelLimits, stream: bool, tokenizer: Tokenizer
 ) -> list[RequestSpec]:
-    """What the worker gets for each prompt. Checking and packing ids takes a millisecond for some ten thousand, so
-    others get their turn. Raises RequestRefused for what the model cannot serve."""
+    """The specs to send to the worker, one per prompt. Checking and packing ten thousand ids takes a millisecond, so
+    the loop yields in between. Raises RequestRefused for what the model cannot serve."""
     specs, ids_since_turn = [], 0
     banned: dict[int, tuple[tuple[int, ...], ...]] = {}  # by the identity of sampling parameters that prompts share
     for prompt, tokens in zip(prompts, tokenized, strict=True):

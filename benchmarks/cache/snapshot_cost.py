@@ -243,7 +243,7 @@ def measure_picture(nodes: int, rounds: int) -> dict[str, Any]:
         return made
 
     for _ in range(rounds):
-        snapshot = timed("rows", lambda: SnapshotBuilder().add(message))
+        snapshot = timed("rows", lambda: SnapshotBuilder().add_rows(message))
         timed("sums", lambda: (snapshot.subtree_tokens, snapshot.uses, snapshot.idle))  # noqa: B023
         spans = timed("icicle", lambda: icicle(snapshot, lambda ids: "text"))  # noqa: B023
         size = len(timed("JSON", lambda: msgspec.json.encode(spans)))  # noqa: B023

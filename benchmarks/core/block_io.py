@@ -109,11 +109,11 @@ class Case:
             os.close(fd)
 
     def store(self) -> None:
-        assert all(self.io.store(key, pages, key) for key, pages in zip(self.keys, self.pages))
+        assert all(self.io.store_block(key, pages, key) for key, pages in zip(self.keys, self.pages))
         self._wait(self.blocks)
 
     def load(self) -> None:
-        assert self.io.load(self.keys, self.pages, "load", float("inf"))
+        assert self.io.load_blocks(self.keys, self.pages, "load", float("inf"))
         assert self._wait(1) == self.blocks
 
     def memcpy(self) -> None:

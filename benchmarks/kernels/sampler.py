@@ -89,12 +89,12 @@ def text_table(repeat: int) -> None:
     def decode() -> None:
         decoder = IncrementalDecoder(token_bytes, skip_special_tokens=True)
         for token_id in ids:
-            decoder.push((token_id,))
+            decoder.push_ids((token_id,))
 
     def match() -> None:
         matcher = StopStringMatcher(token_bytes, ("</think>", "\nObservation:"))
         for token_id in ids:
-            matcher.push(token_id)
+            matcher.push_id(token_id)
 
     print(f"\nmicroseconds per token, {len(ids)} tokens one by one")
     print(f"{'incremental decode':34s}{1e6 * best_of(repeat, decode) / len(ids):14.2f}")

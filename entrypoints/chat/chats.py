@@ -1,6 +1,6 @@
 """Opens chats: renders them, goes on from a turn they had, sends them, and records what was said.
 
-call ─▶ Renderer ─▶ Conversations.find_turn ─▶ tokenise the rest ─▶ manager.open ─▶ ChatAnswer ─▶ Conversations.record
+Renderer ─▶ Conversations.find_turn ─▶ tokenise the rest ─▶ manager.open_answer ─▶ ChatAnswer ─▶ Conversations.record
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Chats:
         known = await beside_others(size, lambda: self._known(call, rendered + forced, scope))
         prompt = await self._prompt(call, rendered + forced, known, make_parser().keeps_special_tokens)
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
-        answer = await self._manager.open(client, [prompt], stream=call.stream)
+        answer = await self._manager.open_answer(client, [prompt], stream=call.stream)
 
         turn = _Asked(
             prompt=prompt,
@@ -280,8 +280,8 @@ def kept_tokens(token_bytes: TokenBytes, ids: list[int], visible: str | None, sk
     texts: list[str] = []
     length = kept = 0
     for number, token_id in enumerate(ids, 1):
-        texts.append(whole.push((token_id,)))
-        length += len(shown.push((token_id,)))
+        texts.append(whole.push_ids((token_id,)))
+        length += len(shown.push_ids((token_id,)))
         if visible is not None and length > len(visible):
             break
         if not whole.has_pending_bytes:

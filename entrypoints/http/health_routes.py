@@ -75,7 +75,7 @@ class HealthRoutes:
         asked = time.monotonic()
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
         prompt = Prompt(spec=RequestSpec(rid=f"health-{uuid4().hex}", sampling=sampling, retain_ttl=0.0), input_ids=[0])
-        with await self._manager.open(SOLE_CLIENT, [prompt], stream=False) as answer:
+        with await self._manager.open_answer(SOLE_CLIENT, [prompt], stream=False) as answer:
             while not answer.finished and self._manager.last_output_at < asked:
                 if time.monotonic() - asked > _HEALTH_GENERATE_TIMEOUT_S:
                     message = f"no token was generated within {_HEALTH_GENERATE_TIMEOUT_S:g} s"

@@ -134,7 +134,7 @@ class LogprobsBuilder:
         offsets = self._prompt_offsets([token.id for token in prompt]) if prompt else []
         for token in new:
             offsets.append(self._position)
-            self._position += len(self._decoder.push((token.id,)))
+            self._position += len(self._decoder.push_ids((token.id,)))
         return {
             "tokens": [token.text for token in prompt + new],
             "token_logprobs": [token.logprob for token in prompt + new],
@@ -149,7 +149,7 @@ class LogprobsBuilder:
         offsets, position = [], -max(0, added)
         for token_id in ids:
             offsets.append(max(0, position))
-            position += len(decoder.push((token_id,)))
+            position += len(decoder.push_ids((token_id,)))
         return offsets
 
     def _alternatives(self, token: TokenLogprob) -> dict[str | None, float | None] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-"""Of weights that torch.save has written: loading one may run any code, so none is loaded."""
+"""File suffixes of weights written by torch.save. Loading one may run any code, so they are refused."""
 
 _SAFETENSORS = "Baton reads Hugging Face folders: config.json, tokenizer.json and *.safetensors"
 
@@ -47,7 +47,7 @@ def resolve_model_folder(model_path: str) -> Path:
 
 
 def foreign_weights(folder: Path) -> str | None:
-    """What a folder without *.safetensors holds instead, and what to do; None if it has such a file, or no weights."""
+    """Error text for a folder with weights but no *.safetensors: its weight files and the remedy. None otherwise."""
     files = sorted(file for file in folder.iterdir() if file.is_file())
     if any(file.suffix == ".safetensors" for file in files):
         return None

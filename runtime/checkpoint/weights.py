@@ -60,7 +60,7 @@ def mapped_tensor(folder: Path, name: str) -> torch.Tensor | None:
 
 
 def fill_dummy(views: dict[str, torch.Tensor], *, seed: int = 0) -> None:
-    """Seeded random weights, for benchmarks of shapes whose checkpoint is not at hand. Norm weights are one."""
+    """Seeded random weights, for benchmarks of shapes without a checkpoint at hand. Norm weights are one."""
     generator: torch.Generator | None = None
     for name, view in views.items():
         if name.endswith("norm.weight"):

@@ -11,7 +11,7 @@ import numpy as np
 from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 
 _MAX_DIMENSIONS, _MAX_SIZE = 32, 2**48
-"""Of any array that is read. Beyond 64 dimensions or 63 bits numpy raises errors of its own."""
+"""Limits of an array to read. Beyond 64 dimensions or 63 bits numpy raises errors of its own."""
 
 
 def read_item_trie(data: bytes) -> ItemTrie:

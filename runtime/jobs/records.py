@@ -1,4 +1,4 @@
-"""What a worker writes down of jobs: how long tools took (``--tool-history``), and every event (``--scheduler-trace``).
+"""A worker's records of jobs: tool durations (``--tool-history``) and every event (``--scheduler-trace``).
 
 Neither may stop the server: a file that cannot be written is reported once, and left.
 """

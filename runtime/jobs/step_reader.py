@@ -1,6 +1,6 @@
 """Reads what a job's steps called when they end, and tells the worker, which then knows how long the tool may take.
 
-It hears of an end before the step's client does: so the calls are on their way before the job's next request can be.
+It processes a step's end before the client gets it, so the calls reach the worker before the job's next request.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class StepReader:
     """Holds the text of the open steps of jobs, by rid and index."""
 
     def __init__(self, sender: Sender, read: ReadCalls | None) -> None:
-        """read: None where nobody can: then nothing is told, and a step's KV stays pinned for a moment only."""
+        """read: None without a tool-call parser; then nothing is sent, and a step's KV stays pinned only briefly."""
         self._sender = sender
         self._read = read
         self._texts: dict[str, dict[int, list[str]]] = {}
 
-    def take(self, prompt: Prompt, update: TextOutput) -> None:
+    def add_output(self, prompt: Prompt, update: TextOutput) -> None:
         """An output of a request has grown or ended. Only those of steps with others behind them count."""
         spec, output = prompt.spec, update.output
         if self._read is None or spec.job_id is None or spec.is_last_step or prompt.sampling.beam_width is not None:
@@ -36,6 +36,6 @@ class StepReader:
             calls = self._read("".join(texts.pop(output.index)))
             self._sender.send(StepCalls(rid=spec.rid, index=output.index, calls=calls))
 
-    def forget(self, rid: str) -> None:
+    def forget_request(self, rid: str) -> None:
         """A request has ended, well or not."""
         self._texts.pop(rid, None)

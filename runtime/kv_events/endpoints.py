@@ -1,4 +1,4 @@
-"""Where events are published: addresses of ZMQ, which ones are taken, and that nobody else is there."""
+"""ZMQ addresses for publishing events: which are accepted, and the check that they are free."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def event_block_tokens(config: KVEventConfig, page_size: int) -> int:
 
 
 def refusal(config: KVEventConfig, page_size: int, *, cached: bool) -> str | None:
-    """What is wrong with these settings, and what to change; None if nothing is. cached: is there a radix cache?"""
+    """Error text for contradictory settings, with what to change; None if they are fine. cached: is there a radix
+    cache?"""
     if not config.kv_events_endpoint:
         return _refusal_without_endpoint(config)
     if not cached:
@@ -70,7 +71,7 @@ def _is_address(address: str) -> bool:
 
 
 def is_private(address: str) -> bool:
-    """Can nobody reach it but processes of this machine?"""
+    """True if only processes of this machine can reach it."""
     if address.startswith("ipc://"):
         return True
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
@@ -94,8 +95,8 @@ def bind(zmq_socket: zmq.Socket, address: str, flag: str) -> str:
         raise
     if not is_private(address):
         logger.warning(
-            "%s %s is not an address of this machine alone: whoever reaches it reads the token ids of all prompts and "
-            "outputs, without a key",
+            "%s %s can be reached from other machines: any process that connects reads the token ids of all prompts "
+            "and outputs, without a key",
             flag,
             address,
         )

@@ -107,9 +107,9 @@ class PastBatches:
         self._last = -1
         self._known = KnownBlocks(block_tokens)
         self._snapshot: Batch | None = None
-        """What was there after that batch; used again as long as all later ones are kept."""
+        """The state after that batch; reused as long as all later ones are kept."""
 
-    def add(self, number: int, payload: bytes, events: Sequence[BlockEvent]) -> None:
+    def add_batch(self, number: int, payload: bytes, events: Sequence[BlockEvent]) -> None:
         with self._lock:
             for event in events:
                 self._known.apply(event)

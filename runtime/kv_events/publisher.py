@@ -1,13 +1,13 @@
-"""Publishes what happens to blocks of KV, for routers and whoever else follows this server's cache.
+"""Publishes changes of KV blocks for routers and other followers of this server's cache.
 
     tree ──BlockAnnouncer──▶ events of one turn ──▶ batch n ──PUB──▶ followers
-                                                      └──▶ PastBatches ◀──ROUTER── who has missed some
+                                                      └──▶ PastBatches ◀──ROUTER── followers that missed some
 
 It all happens in the worker's thread, between two steps: ZMQ's own thread does the sending, and drops what a follower
-leaves unread, so that one who never reads holds up nobody.
+leaves unread, so that a follower that never reads delays no others.
 
-The first batch of a start has the time as its number, in milliseconds since 1970. So whoever followed an earlier server
-at these addresses wants a batch from before all that are kept, and gets everything that is there, without what was.
+The first batch of a start has the time as its number, in milliseconds since 1970. So a follower of an earlier server at
+these addresses asks for a batch older than all that are kept, and gets a full snapshot.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class KVEventPublisher:
             router = self._bind_replay(config)
             max_bytes = config.kv_events_buffer_mb * 2**20
             self._past = PastBatches(self._packer, self.block_tokens, max_bytes, wall_clock)
-        self._send([AllCleared()])  # whoever followed an earlier server forgets it
+        self._send([AllCleared()])  # a follower of an earlier server forgets that one
         if router is not None and self._past is not None:  # from now on there is something to answer with
             self._replay = ReplayServer(router, self._past, self._answer_topic())
 
@@ -93,7 +93,7 @@ class KVEventPublisher:
         payload = self._packer.payload(events, self._wall_clock())
         number, self._next = self._next, self._next + 1
         if self._past is not None:
-            self._past.add(number, payload, events)
+            self._past.add_batch(number, payload, events)
         self._socket.send_multipart([self._topic, sequence_frame(number), payload], zmq.NOBLOCK)
 
     def describe(self) -> dict:

@@ -1,5 +1,4 @@
-"""Answers followers that ask for batches they have missed, on a thread of its own: a slow one holds nobody else up but
-other askers.
+"""Sends followers the batches they missed, on a thread of its own: a slow follower delays only other replays.
 
 A request is the first sequence number wanted, 8 bytes; the answer is one message for each batch, and one to end it.
 REQ and DEALER sockets both may ask: an empty frame before the request comes back before each answer. With events as
@@ -34,7 +33,7 @@ ANSWER_S = 10.0
 
 
 def replay_socket() -> zmq.Socket:
-    """To be bound by whoever makes a `ReplayServer` of it."""
+    """A socket for `ReplayServer`, not bound yet."""
     router = zmq.Context.instance().socket(zmq.ROUTER)
     router.setsockopt(zmq.SNDHWM, MAX_UNREAD)
     router.setsockopt(zmq.RCVHWM, MAX_UNREAD)

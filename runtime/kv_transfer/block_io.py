@@ -1,4 +1,4 @@
-"""The thread that reads and writes a store of blocks, so that a slow disk or network holds nobody else up.
+"""A thread that reads and writes a store of blocks, so that a slow disk or network delays no step.
 
     scheduler's thread      store, load, find, touch ─▶ [queues] ─▶ thread ─▶ BlockStore
                             poll ◀───────────────────── [done] ◀──────┘   ◀─▶ pages of the host pool
@@ -30,7 +30,7 @@ from ...memory_pool.stores.block_store import BlockStore
 logger = logging.getLogger(__name__)
 
 _TOUCH_BYTES = 64
-"""What a queued key counts as."""
+"""Bytes that a queued key counts as."""
 
 
 class Finished(NamedTuple):
@@ -41,11 +41,11 @@ class Finished(NamedTuple):
     """A load: how many leading blocks are in their pages; the other pages hold nothing of use. A find: how many leading
     blocks are there. A store: 1 if the block is in the store, or 0."""
     seconds: float
-    """What it took by itself, without waiting for its turn; of stores that went together, each has its share."""
+    """Seconds of I/O, without time in the queue; stores written together share their time."""
 
 
 class Stored(enum.Enum):
-    """What `BlockIO.store` did. True, as a condition, if there will be a completion."""
+    """Result of `BlockIO.store_block`. True, as a condition, if there will be a completion."""
 
     QUEUED = "queued"
     PRESENT = "present"
@@ -152,7 +152,7 @@ class BlockIO:
         with self._changed:
             return self._queued_bytes
 
-    def store(self, key: bytes, pages: np.ndarray, tag: Any) -> Stored:
+    def store_block(self, key: bytes, pages: np.ndarray, tag: Any) -> Stored:
         """Store a block. Only if this is true will there be a completion.
 
         pages: int [pages per block], the host pages of the block in order; what is in them stays as it is until the
@@ -163,28 +163,28 @@ class BlockIO:
             return Stored.PRESENT
         return Stored.QUEUED if self._enqueue(_Store(key, numbers, tag, self._pool.block_bytes)) else Stored.DROPPED
 
-    def load(self, keys: Sequence[bytes], pages: np.ndarray, tag: Any, deadline: float) -> bool:
+    def load_blocks(self, keys: Sequence[bytes], pages: np.ndarray, tag: Any, deadline: float) -> bool:
         """Read consecutive blocks of one sequence, up to the first that is not there. False: nothing will be read, and
         there will be no completion.
 
         pages: int [len(keys), pages per block], where each block goes, no page twice.
-        deadline: on the clock; no block is begun after it. A disk that hangs within a block is waited for: whoever
-            needs an answer keeps the deadline itself, and leaves the pages alone until the load comes back.
+        deadline: on the clock; no block is begun after it. A disk that hangs within a block is waited for: the caller
+            enforces the deadline itself, and leaves the pages alone until the load completes.
         """
         return self._ask(_Load(keys, self._pages.numbers(pages, len(keys)), tag, deadline))
 
-    def find(self, keys: Sequence[bytes], tag: Any, deadline: float) -> bool:
-        """How many leading blocks could be loaded: for a store whose `contains` knows only of a part. Goes with loads,
-        and comes back like one."""
+    def find_blocks(self, keys: Sequence[bytes], tag: Any, deadline: float) -> bool:
+        """Count the leading blocks that could be loaded, for a store that knows only part of its contents locally.
+        Queued and completed like a load."""
         return self._ask(_Load(keys, None, tag, deadline))
 
-    def touch(self, keys: Sequence[bytes]) -> bool:
+    def touch_blocks(self, keys: Sequence[bytes]) -> bool:
         """Mark the blocks of a sequence as used, from its first block on, once the stores before it are done. Worth
         doing after a sequence's last store: see `DiskPool.touch_blocks`. No completion; False: it was dropped."""
         return self._enqueue(_Touch(keys))
 
     def poll(self) -> list[Finished]:
-        """What has finished since the last call, in order."""
+        """Completions since the last call, in order."""
         with self._changed:
             finished, self._finished = self._finished, []
             self._pending -= len(finished)
@@ -193,8 +193,8 @@ class BlockIO:
     def close(self, timeout: float) -> bool:
         """Accept nothing more, give up loads, and go on storing for up to ``timeout`` seconds, then give up the rest.
 
-        Whether the thread has ended. If not, the store hangs: what is in the thread's hands has not come back, its
-        pages must stay, and so must the store. May be called again.
+        True if the thread has ended. If not, the store hangs: the pages of its current request, and the store itself,
+        must stay. May be called again.
         """
         with self._changed:
             self._closing = True
@@ -312,7 +312,7 @@ class BlockIO:
         return count
 
     def _write(self, stores: list[_Store], now: float) -> list[int]:
-        """What has come into the store meanwhile is not looked at."""
+        """Skips blocks that have reached the store meanwhile."""
         there = [self._pool.contains(store.key) for store in stores]
         wanted = [store for store, known in zip(stores, there) if not known]
         sound = wanted

@@ -84,7 +84,7 @@ def _as_tokens(plane: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def copies_exactly(copies: CopyPages, device_pool: MHAKVPool) -> bool:
-    """Whether pages of random bytes reach host memory and come back, a layer at a time. Pools of the trial's own."""
+    """True if pages of random bytes reach host memory and come back, a layer at a time. Uses pools of its own."""
     page_size, device = device_pool.page_size, device_pool.device
     heads, head_dim = device_pool.k[0].shape[1:]
     small = MHAKVPool(

@@ -31,7 +31,7 @@ GB = 2**30
 
 @dataclass(frozen=True)
 class Stores:
-    """What is behind the host, the fastest first, and how blocks are named there."""
+    """The stores behind the host, fastest first, and the fingerprint and size of their blocks."""
 
     by_name: dict[str, BlockStore]
     fingerprint: bytes
@@ -92,8 +92,8 @@ def _open_remote(config: TierConfig, block_bytes: int, fingerprint: bytes) -> Re
 
 
 def model_fingerprint(folder: Path, config: ModelConfig, *, dummy_device: str = "") -> bytes:
-    """What must be equal for two servers' KV to be the same, but for its layout: every byte of the weights, and how
-    they are used. Reads all weight files, at the speed of memory where they have just been loaded.
+    """Hash of everything that determines the KV except its layout: every byte of the weights, and how they are used.
+    Reads all weight files, at the speed of memory where they have just been loaded.
 
     dummy_device: the device that drew random weights; then the files do not count.
     """

@@ -6,8 +6,8 @@
     down                        └─▶ store ─▶ event ─▶ poll
 
 Everything is queued at the time of the order, and streams wait for each other on the device. A copy begins after the
-steps that were launched before it: they may have read what a load overwrites, and written what a store reads. Nobody is
-woken when a copy ends; whoever has copies under way and nothing else to do looks from time to time.
+steps that were launched before it: they may have read what a load overwrites, and written what a store reads. The end
+of a copy wakes nothing; an idle event loop with copies under way polls from time to time.
 
 Loads of one order are queued layer by layer. `layers_at_once` says how many layers are one piece: a copy without a
 kernel of its own (`copy_pages_torch`) makes two transfers per page where it takes a single layer, and one per run of
@@ -81,7 +81,7 @@ class StreamTransfers:
         return self._under_way
 
     @torch.inference_mode()  # the pools may have been made in it; torch then writes to them in no other
-    def order(self, copies: Sequence[TierCopy]) -> None:
+    def order_copies(self, copies: Sequence[TierCopy]) -> None:
         self._under_way += len(copies)
         if self._closed:
             for copy in copies:
@@ -109,7 +109,7 @@ class StreamTransfers:
         return ended
 
     def close(self, timeout: float) -> bool:
-        """What has been queued is not given up; it is waited for, whatever the timeout."""
+        """Waits for queued copies, whatever the timeout: none can be cancelled."""
         self._closed = True
         for stream in (self._up, self._down):
             stream.synchronize()

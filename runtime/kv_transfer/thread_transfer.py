@@ -1,9 +1,9 @@
 """Copies between the KV pool of a CPU and the host's pool, by a thread of its own.
 
-    order ─▶ [groups of loads], [stores] ─▶ thread: a layer of the first group, else a piece of the first store ─▶ poll
+    order_copies ─▶ [groups of loads], [stores] ─▶ thread: a layer of the first group, else a piece of a store ─▶ poll
 
-Loads go before stores: a step waits for a load, nobody for a store. A store is made in pieces, so that a load waits for
-one of them at most; it ends as a whole.
+Loads go before stores: steps wait for loads, and nothing waits for stores. A store is made in pieces, so that a load
+waits for one of them at most; it ends as a whole.
 
 A step on a CPU is over when its launch returns, and orders come from the same thread. So whatever a copy reads was
 written before it was ordered, and nothing that it writes is still being read. Copies never meet each other either:
@@ -27,7 +27,7 @@ from .transfer import Ended, check_loads, describe
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**22
-"""Of a store, at a time: about half a millisecond."""
+"""Bytes of a store copied at a time: about half a millisecond."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class ThreadTransfers:
         self._groups: deque[_Group] = deque()
         self._stores: deque[_Copy] = deque()
         self._in_hand: _Group | _Copy | None = None
-        """What the thread works on; the first of its queue."""
+        """The copy in progress; the first of its queue."""
         self._failed: dict[int, str] = {}
         """Loads that failed and have not been polled: fence -> why."""
         self._ended: list[Ended] = []
@@ -84,7 +84,7 @@ class ThreadTransfers:
     def under_way(self) -> int:
         return self._under_way
 
-    def order(self, copies: Sequence[TierCopy]) -> None:
+    def order_copies(self, copies: Sequence[TierCopy]) -> None:
         if not copies:
             return
         loads = [_Copy(copy) for copy in copies if not copy.to_host]

@@ -1,7 +1,7 @@
 """Carries out the orders of the scheduler's tiers: copies between device and host, blocks to and from stores.
 
-Scheduler.take_transfer_orders ─▶ order ─┬▶ Transfers (thread, streams) ─▶ poll ─▶ Scheduler.finish_copy
-                                          └▶ BlockIO (thread) ─────────────▶ poll ─▶ Scheduler.finish_block_order
+Scheduler.take_transfer_orders ─▶ submit_orders ─┬▶ Transfers (thread, streams) ─▶ poll ─▶ Scheduler.finish_copy
+                                                 └▶ BlockIO (thread) ─────────────▶ poll ─▶ Scheduler.finish_block_order
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class BlocksEnded(NamedTuple):
 
     fence: int
     blocks: int
-    """Of a read: how many leading blocks are in their slots; of a find: how many are there. Of a write: 1 if the block
-    is there now, else 0."""
+    """Read: leading blocks now in their slots. Find: leading blocks in the store. Write: 1 if the block is in the store
+    now, else 0."""
     seconds: float
-    """How long it took itself, without its time in the queue."""
+    """Duration without its time in the queue."""
 
 
 class TierIO:
@@ -54,13 +54,13 @@ class TierIO:
         self._blocks_under_way = 0
         """Orders for stores that have not been polled."""
         self._at_once: list[BlocksEnded] = []
-        """Those that were over as soon as they were given."""
+        """Orders that ended as soon as they were submitted."""
 
-    def order(self, orders: Sequence[TierCopy | BlockOrder]) -> None:
-        """Have these done. Steps that are launched from now on wait for the loads among them, layer by layer."""
+    def submit_orders(self, orders: Sequence[TierCopy | BlockOrder]) -> None:
+        """Start these orders. Steps launched from now on wait for their loads, layer by layer."""
         if not orders:
             return
-        self.transfers.order([order for order in orders if isinstance(order, TierCopy)])
+        self.transfers.order_copies([order for order in orders if isinstance(order, TierCopy)])
         for order in orders:
             if not isinstance(order, TierCopy):
                 self._order_blocks(order)
@@ -69,15 +69,15 @@ class TierIO:
         store, blocks = self._stores[order.store], 0
         match order:
             case BlockTouch(keys=keys):
-                store.touch(keys)  # no harm if it is dropped: what is in use is used again
+                store.touch_blocks(keys)  # no harm if it is dropped: what is in use is used again
                 return
             case BlockFind(keys=keys):
-                accepted = store.find(keys, order.fence, self._clock() + order.timeout)
+                accepted = store.find_blocks(keys, order.fence, self._clock() + order.timeout)
             case BlockRead(keys=keys):
                 pages = self._pages(order.host_slots).reshape(len(keys), -1)
-                accepted = store.load(keys, pages, order.fence, self._clock() + order.timeout)
+                accepted = store.load_blocks(keys, pages, order.fence, self._clock() + order.timeout)
             case BlockWrite(key=key):
-                stored = store.store(key, self._pages(order.host_slots), order.fence)
+                stored = store.store_block(key, self._pages(order.host_slots), order.fence)
                 accepted, blocks = bool(stored), int(stored is Stored.PRESENT)
         self._blocks_under_way += 1
         if not accepted:
@@ -92,7 +92,7 @@ class TierIO:
         return self.transfers.under_way + self._blocks_under_way
 
     def poll(self) -> list[Ended | BlocksEnded]:
-        """What is over since the last call, each order once."""
+        """Orders that ended since the last call, each once."""
         over: list[Ended | BlocksEnded] = list(self.transfers.poll())
         if self._blocks_under_way:
             blocks, self._at_once = self._at_once, []

@@ -1,4 +1,4 @@
-"""What GET /cache/tiers answers: the tiers of the KV cache, from the worker's stats and settings."""
+"""Answer of GET /cache/tiers: the tiers of the KV cache, from the worker's stats and settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ...scheduler.stats import SchedulerStats, TierStats
 
 TIERS = ("host", "disk", "remote")
-"""Those below the device."""
+"""Tiers below the device."""
 
 
 def report_tiers(stats: SchedulerStats, settings: dict[str, Any]) -> dict[str, Any]:

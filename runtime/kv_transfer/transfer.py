@@ -1,6 +1,6 @@
-"""Who makes the copies between the device's KV pool and the host's, in the background: the interface.
+"""Interface of the background copies between the device's KV pool and the host's.
 
-    scheduler's thread      order ──▶ copies, made one after the other ──▶ poll
+    scheduler's thread      order_copies ──▶ copies, made one after the other ──▶ poll
     the model               wait_layer, before it reads a layer
 
 A thread does it for a CPU (thread_transfer.py), streams for a GPU (stream_transfer.py); `make_transfers` has the right
@@ -19,10 +19,10 @@ class Ended(NamedTuple):
     """A copy that is over: its slots are neither read nor written any more."""
 
     fence: int
-    """Of its TierCopy."""
+    """The fence of its TierCopy."""
     ok: bool
     seconds: float
-    """How long it took itself, without its time in the queue."""
+    """Duration without its time in the queue."""
 
 
 class TransferError(RuntimeError):
@@ -32,8 +32,8 @@ class TransferError(RuntimeError):
 class Transfers(Protocol):
     """All of it is called from the scheduler's thread, which launches the steps. Nothing but `wait_layer` raises."""
 
-    def order(self, copies: Sequence[TierCopy]) -> None:
-        """Have these copies made, in any order among each other. Does not wait for them.
+    def order_copies(self, copies: Sequence[TierCopy]) -> None:
+        """Queue these copies; their order among each other is free. Does not wait.
 
         The loads of one call go layer by layer, all together. Steps that are launched from now on wait for them.
         """
@@ -43,8 +43,8 @@ class Transfers(Protocol):
         """The model is about to use a layer's K and V: return once all loads ordered so far have brought this layer,
         and those before it. (On a GPU the current stream waits, not the caller.)
 
-        Raises TransferError if one of them failed, until `poll` has reported it: whose fault it is concerns the steps
-        that were launched while nobody knew.
+        Raises TransferError if one of them failed and `poll` has not reported it yet: the steps launched meanwhile must
+        fail.
         """
         ...
 
@@ -60,7 +60,7 @@ class Transfers(Protocol):
         ...
 
     def poll(self) -> list[Ended]:
-        """What has ended since the last call. Each copy comes back once, whatever became of it. Does not wait."""
+        """Copies that ended since the last call, each once, successful or not. Does not wait."""
         ...
 
     def close(self, timeout: float) -> bool:

@@ -40,7 +40,7 @@ _GRACE_S = 5.0
 """A child that hangs must not outlive its server by more than this."""
 
 _MAX_REASON_BYTES = 4096
-"""A pipe takes this much at once, even if nobody reads it."""
+"""Bytes that a pipe takes without a reader."""
 
 _OPERATOR_ERRORS = (ModelLoadError, TokenizerError, ItemTrieError, RecordsError)
 """Errors that the operator has to fix: the message is enough, and a stack trace would hide it."""
@@ -70,8 +70,8 @@ def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threa
     """Read the config from standard input and call ``run(config, stop)``; returns the exit status.
 
     ``stop`` is set when the launcher closes the lifeline, or dies; ``run`` returns soon after. Signals are the
-    launcher's: service managers and terminals send them to everybody, and a child that obeyed would end the requests
-    that the launcher lets finish.
+    launcher's: service managers and terminals send them to the whole group, and a child that obeyed would end
+    the requests that the launcher lets finish.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """Starts a server's child processes, reports when and why one ends, and stops them. Leaves nothing behind.
 
 Plain subprocesses, not multiprocessing: a child gets its config as a line of JSON and everything else as messages;
-nothing is pickled or forked. The sockets live in a directory, mode 0700, that is removed as soon as everybody is
+nothing is pickled or forked. The sockets live in a directory, mode 0700, that is removed as soon as every process is
 connected: what is not there cannot be left behind.
 """
 

@@ -26,7 +26,7 @@ WORTH_IT = 0.8
 NO_LOSS = 1.1
 """And at none of them more than this."""
 LAYERS = 4
-"""Of weights, each of which is multiplied in turn: more than a second cache holds, in either type."""
+"""Number of weights multiplied in turn: together more than a level-2 cache holds, in either type."""
 
 CPU = torch.device("cpu")
 FLOAT, BRAIN = torch.float32, torch.bfloat16
@@ -63,7 +63,7 @@ def is_worth_it(brain: Mapping[int, float], plain: Mapping[int, float]) -> bool:
 
 
 def _product_bytes(config: ModelConfig) -> int:
-    """Of all products but the head's, in bfloat16."""
+    """Bytes of the layers' weights (all but the head's), in bfloat16."""
     attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     return 2 * config.num_layers * config.hidden_size * (attention + 3 * config.intermediate_size)
 

@@ -50,7 +50,7 @@ class Embedding:
 
 
 class LMHead:
-    """Hidden states -> logits. ``tied_to``: an embedding whose matrix it shares, instead of having its own."""
+    """Hidden states -> logits. ``tied_to``: an embedding that shares its matrix with this head."""
 
     product: LogitsProduct | None = None
     """Computes the logits, if it is set, from a plain weight."""

@@ -25,7 +25,7 @@ class Linear:
         device: torch.device,
         shared: torch.Tensor | None = None,
     ) -> None:
-        """shared: [out, in], a weight that somebody else has and fills."""
+        """shared: [out, in], a weight that another layer owns and fills."""
         self.parts = parts
         out_features = sum(parts.values())
         weight = torch.empty(out_features, in_features, dtype=dtype, device=device) if shared is None else shared

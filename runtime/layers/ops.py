@@ -85,7 +85,7 @@ class CopyKVOp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One implementation of each operation. Whoever computes a model calls them from one thread."""
+    """One implementation of each operation. All calls for a model come from one thread."""
 
     rms_norm: RMSNormOp
     add_rms_norm: AddRMSNormOp

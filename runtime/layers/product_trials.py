@@ -43,7 +43,7 @@ from .products import (
 logger = logging.getLogger(__name__)
 
 Shape = tuple[int, int]
-"""Of a weight: (out, in)."""
+"""Shape of a weight: (out, in)."""
 
 SMALL_MODEL_BYTES = 16 << 20
 """Products of smaller models take microseconds, whatever their form: they are not tried."""
@@ -76,8 +76,8 @@ def choose_products(
     """Give every layer its product. form: one for all, or "auto" for the fastest, found by trial on a CPU. Weights of a
     dtype for which the processor has no arithmetic are not tried: they are multiplied as float32.
 
-    kept: layers whose weight others read too, so that it cannot be repacked. Where NUMBA is asked for and has no kernel
-    for a shape, that is ONEDNN's. Returns what is still to be tried, if anything. Raises UnusableFormError.
+    kept: layers that share their weight with others, so that it cannot be repacked. Where NUMBA is asked for and has no
+    kernel for a shape, that is ONEDNN's. Returns what is still to be tried, if anything. Raises UnusableFormError.
     """
     late: LateTrials | None = None
     if form != "auto":
@@ -163,7 +163,7 @@ class LateTrials:
         kernel: BlockKernel | None = None,
         timer: Timer | None = None,
     ) -> None:
-        """groups: layers whose weights have one shape. usable, kept, kernel: see `try_products`."""
+        """groups: layers with weights of one shape. usable, kept, kernel: see `try_products`."""
         self._layers = [layer for group in groups for layer in group]
         self.has_switched = False
         """Does any layer compute in another form than before?"""
@@ -220,7 +220,7 @@ T = TypeVar("T")
 
 
 def _finished(run: Generator[bool, None, T]) -> T:
-    """What it returns in the end."""
+    """Run a generator to its end and return its result."""
     while True:
         try:
             next(run)

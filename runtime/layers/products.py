@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from ...attention import processor
 
 ROW_COUNTS = (1, 8, 32, 512)
-"""What serving sees: one sequence, a few, a full batch, a prompt."""
+"""Row counts typical of serving: one sequence, a few, a full batch, a prompt."""
 
 _MOST_ROWS = (7, 16, 48)
 """Up to so many rows the choice for the first, second, third of ROW_COUNTS holds."""
@@ -62,7 +62,7 @@ def reorder(weight: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Source:
-    """What products are made of: weight [out, in] and bias [out], which must not change any more."""
+    """Operands of a product: weight [out, in] and bias [out], which must not change any more."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -107,7 +107,7 @@ def onednn_product(source: Source) -> Product:
 
 
 WIDENED_BYTES = 4 << 20
-"""Of the part of a weight that is widened at once: it stays in a cache until it has been multiplied."""
+"""Bytes of a weight widened at a time, few enough to stay in a cache until they are multiplied."""
 
 
 def widened_product(source: Source) -> Product:
@@ -180,7 +180,7 @@ class ProductChoice:
         return multiply
 
     def form(self, rows: int) -> str:
-        """What multiplies so many rows."""
+        """The product for this many rows."""
         return self.forms[bisect_left(_MOST_ROWS, rows)]
 
     def __str__(self) -> str:

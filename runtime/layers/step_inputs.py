@@ -1,4 +1,4 @@
-"""What the layers read of a step: integers for every new token, and whether KV is still on its way."""
+"""Per-token inputs of the layers, and the pending KV loads they must wait for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepInputs:
     out_cache_loc: torch.Tensor
     """The slot for its K and V."""
     arrivals: Arrivals | None = None
-    """What each layer waits for before it touches the pool; None: nothing. Graphs cannot wait."""
+    """Wait called by each layer before it touches the pool; None for no wait. Graphs cannot wait."""
 
     @classmethod
     def zeros(cls, tokens: int, device: torch.device) -> StepInputs:

@@ -1,8 +1,8 @@
-"""What a log of requests has of one: plain data, and the line of JSON that it becomes.
+"""A recorded request: plain data, and the line of JSON that it becomes.
 
-Texts are never among it, nor names that clients gave: rids, jobs and namespaces are keyed digests, and so are blocks
-of token ids where ids are not wanted. Keys are drawn when a log is opened and kept nowhere, so that nobody can try a
-guess against a digest.
+It never holds texts, nor names that clients gave: rids, jobs and namespaces are keyed digests, and so are blocks of
+token ids where ids are not to be recorded. Keys are drawn when a log is opened and stored nowhere, so that no reader
+can test a guess against a digest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADER = "baton_request_log"
 
 VERSION = 1
 BLOCK_TOKENS = 16
-"""Of a block that has one hash."""
+"""Tokens per hashed block."""
 
 HASH_BYTES = 8
 
@@ -28,7 +28,7 @@ _ID_BYTES = 4
 _OBJECT_BYTES = 1024
 _IDS_AT_ONCE = 8192
 _BLOCKS_AT_ONCE = 64
-"""After so many the other threads get their turn, whose answers are waited for."""
+"""Blocks hashed before the other threads, which serve requests, get a turn."""
 
 Breathe = Callable[[], None]
 

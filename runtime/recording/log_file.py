@@ -77,7 +77,7 @@ class LogFile:
             with contextlib.suppress(OSError):
                 fresh.unlink()
             raise OSError(getattr(error, "errno", 0), str(error)) from None
-        with contextlib.suppress(FileNotFoundError):  # somebody has moved it
+        with contextlib.suppress(FileNotFoundError):  # it has been moved
             os.replace(self._path, self._path.with_name(self._path.name + ".1"))
         os.replace(fresh, self._path)
         os.close(self._fd)

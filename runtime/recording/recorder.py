@@ -29,7 +29,7 @@ class _Open:
 
 
 class RequestRecorder:
-    """One for a TokenizerManager, which tells it of every request that it opens, and of its outputs and its end."""
+    """Collects each request of a TokenizerManager until it ends, then logs it."""
 
     def __init__(self, log: RequestLog) -> None:
         self._log = log
@@ -37,17 +37,18 @@ class RequestRecorder:
 
     @staticmethod
     def asking(spec: RequestSpec) -> RequestSpec:
-        """What is sent to the worker in place of ``spec``: only it knows the whole prompt of a continuation."""
+        """The spec to send in place of ``spec``: it asks for the whole prompt of a continuation, which only the worker
+        has."""
         return spec if spec.continuation is None else msgspec.structs.replace(spec, returns_prompt=True)
 
     def opened(self, prompt: Prompt, spec: RequestSpec) -> None:
-        """It has been sent. The server's own probes, which belong to no call, are not recorded."""
+        """Start recording a request that was sent. The server's own probes, which belong to no call, are skipped."""
         if prompt.group:
             known = spec.input_ids if spec.continuation is None else b""
             self._open[spec.rid] = _Open(spec, time.time(), time.monotonic(), known)
 
-    def take(self, output: TokenOutput) -> None:
-        """An output has grown or ended."""
+    def record_output(self, output: TokenOutput) -> None:
+        """Add new tokens, or the end, of an output."""
         request = self._open.get(output.rid)
         if request is None:
             return
@@ -60,8 +61,8 @@ class RequestRecorder:
                 request.cached_tokens = output.found.total
 
     def ended(self, rid: str) -> None:
-        """All its outputs have. One that was aborted before its first token is not recorded: it may have waited for its
-        parent, so that nobody knew its prompt."""
+        """All outputs have ended: log the request. One aborted before its first token is skipped: its prompt may be
+        unknown, as it may have waited for its parent."""
         request = self._open.pop(rid, None)
         if (
             request is None
@@ -85,8 +86,8 @@ class RequestRecorder:
         )
         self._log.put(recorded)
 
-    def forget(self, rid: str) -> None:
-        """It was refused, or failed."""
+    def forget_request(self, rid: str) -> None:
+        """Drop a request that was refused or failed."""
         self._open.pop(rid, None)
 
     def close(self) -> None:

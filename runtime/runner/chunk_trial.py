@@ -1,7 +1,7 @@
 """Finds out, on a CPU, how many prompt tokens a step should compute: as few as are computed about as fast as more.
 
-Large steps pay on a GPU, whose products fill up with rows. A CPU's are as fast with some hundred rows as with
-thousands; what grows with the step is the time for which everybody else waits. Of 32 short prompts that arrive together
+Large steps pay on a GPU, where more rows fill the products. A CPU's are as fast with some hundred rows as with
+thousands; what grows with the step is the wait of all other requests. Of 32 short prompts that arrive together
 half have their first token in a third of the time where a step has 256 tokens and not 2,048, and the last as early.
 """
 
@@ -14,7 +14,7 @@ SMALLEST = 256
 GAIN = 0.95
 """Twice as many tokens must take less than this share of twice the time, or they are not worth the wait."""
 LONG_S = 0.5
-"""Nobody waits for longer, whatever it gains."""
+"""Longest step, in seconds, whatever a longer one would gain."""
 ROUNDS = 3
 """The best time of so many counts."""
 

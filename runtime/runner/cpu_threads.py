@@ -1,7 +1,7 @@
 """Threads of matrix products that survive a neighbour on the cores.
 
 OpenMP's threads spin where they wait for each other. On a quiet machine that is right: waking a sleeping thread takes
-tens of microseconds, and a step has hundreds of products. Beside somebody else's process it is ruinous: a thread spins
+tens of microseconds, and a step has hundreds of products. Beside another busy process it is ruinous: a thread spins
 away its share of a core while the one it waits for has none. So the worker watches the *run delay* of its threads, the
 time for which they were ready to run and did not:
 
@@ -76,7 +76,8 @@ def read_usage(proc: Path = Path("/proc")) -> Usage | None:
 
 
 def _busy_ticks(stat: str, cpus: set[int]) -> int:
-    """Of /proc/stat: user, nice, system, irq and softirq; neither idle nor waiting for a disk, nor stolen by a host."""
+    """Busy ticks of these CPUs in /proc/stat: user, nice, system, irq and softirq, without idle time, disk waits and
+    time stolen by a host."""
     total = 0
     for line in stat.splitlines():
         name, *fields = line.split()
@@ -87,7 +88,7 @@ def _busy_ticks(stat: str, cpus: set[int]) -> int:
 
 
 class Crew(Protocol):
-    """What is decided about the threads."""
+    """The threads of matrix products, as `CpuThreads` controls and times them."""
 
     def use(self, threads: int, *, spin: bool) -> None: ...
 
@@ -225,7 +226,7 @@ class CpuThreads:
 
 
 def watch_cpu_threads(device: str) -> Callable[[float], None]:
-    """What is to be called between steps: does nothing where no threads could get into each other's way."""
+    """The function to call between steps; it does nothing where threads cannot compete."""
     threads = torch.get_num_threads()
     if device != "cpu" or threads == 1:
         return lambda now: None

@@ -37,7 +37,7 @@ class Recorder(Protocol):
     """Captures a computation on tensors that stay where they are."""
 
     name: ClassVar[str]
-    """What it makes, for the log."""
+    """Name of its graphs, for the log."""
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         """-> (the output, a function that recomputes it from the current contents of the inputs)."""
@@ -102,17 +102,17 @@ class GraphRunner:
         finally:
             gc.enable()
 
-    def find(self, batch: AttentionBatch) -> GraphShape | None:
+    def find_shape(self, batch: AttentionBatch) -> GraphShape | None:
         """The shape that this step (not padded) runs in, if any."""
         kind = self._attention.graph_kind(batch)
         # Beams may also run as a plain decode, in which each reads its prefix by itself.
         for possible in (kind, GraphKind.DECODE) if kind is GraphKind.SHARED else (kind,):
-            shape = self._shapes.find(possible, int(batch.extend_lens.sum()), len(batch.host_rows))
+            shape = self._shapes.find_shape(possible, int(batch.extend_lens.sum()), len(batch.host_rows))
             if shape is not None and self._attention.fits_graph(batch, shape):
                 return shape
         return None
 
-    def plan(self, shape: GraphShape, batch: ForwardBatch) -> None:
+    def plan_replay(self, shape: GraphShape, batch: ForwardBatch) -> None:
         """Prepare a replay for ``batch``, which has been padded to the shape."""
         graph = self._graphs[shape]
         graph.attention.plan(batch.attention)
@@ -124,7 +124,7 @@ class GraphRunner:
         graph.replay()
         return graph.hidden
 
-    def check(self, forward: Forward, attention: AttentionBackend, req_to_token: torch.Tensor) -> None:
+    def check_graphs(self, forward: Forward, attention: AttentionBackend, req_to_token: torch.Tensor) -> None:
         """Compare the smallest and the largest with ``forward``, on padding. Raises RuntimeError where they differ."""
         shapes = self._shapes.largest_first
         for shape in (shapes[-1], shapes[0]):

@@ -129,7 +129,7 @@ def _on_a_cpu(
 
 
 def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsProduct | None:
-    """What keeps them from being rounded to the model's dtype, whoever computes attention."""
+    """The reason against rounding them to the model's dtype, for any attention backend."""
     if is_small and dtype != torch.float32:
         return widened_product
     if dtype != torch.bfloat16:  # float32 is not rounded; float16 has 11 bits, and no kernel

@@ -95,7 +95,7 @@ class HostCopy:
         if self._copied is None:
             return [tensor.numpy() for tensor in self._tensors]
         self._copied.synchronize()
-        return [tensor.numpy().copy() for tensor in self._tensors]  # frees the pinned memory, whoever keeps an array
+        return [tensor.numpy().copy() for tensor in self._tensors]  # frees the pinned memory even if an array is kept
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> HostCopy:

@@ -31,7 +31,7 @@ class ForwardBatch:
     sample_indices: torch.Tensor
     """Device int64 [sampled tokens]: the new tokens that are sampled after, batch.sampled_counts of each row."""
     logprob_indices: torch.Tensor | None
-    """Device int64 [n]: the new tokens whose input logprobs are wanted; None for none."""
+    """Device int64 [n]: the new tokens that need input logprobs; None for none."""
     copies: tuple[torch.Tensor, torch.Tensor] | None
     """(source, target), device int64 [n] each: slots to copy before the step computes anything; None for none."""
 
@@ -145,7 +145,7 @@ def last_of_each(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def shared_prefixes(batch: ScheduleBatch) -> list[SharedPrefix]:
-    """One group per search whose beams share slots and compute one token each."""
+    """One group per search with beams that share slots and compute one token each."""
     return [
         SharedPrefix(step.start, step.stop - step.start, step.shared_len)
         for step in batch.beams

@@ -73,7 +73,7 @@ class GraphCatalog:
         largest = {kind: shapes[-1] for kind, shapes in self._of_kind.items() if shapes}
         return [shape for shape in self.largest_first if shape is largest[shape.kind]]
 
-    def find(self, kind: GraphKind, tokens: int, sequences: int) -> GraphShape | None:
+    def find_shape(self, kind: GraphKind, tokens: int, sequences: int) -> GraphShape | None:
         """The smallest shape that holds such a step, or None."""
         for shape in self._of_kind[kind]:
             padding = 1 if kind is GraphKind.EXTEND and tokens < shape.tokens else 0

@@ -59,8 +59,8 @@ class ForwardOutput:
     """The results of a step."""
 
     logits: torch.Tensor
-    """float32 [sampled tokens, vocab_size]: for the batch rows where batch.samples is true, in order; several of a row
-    whose guesses are verified (batch.sampled_counts)."""
+    """float32 [sampled tokens, vocab_size]: for the batch rows where batch.samples is true, in order; several for a row
+    that verifies guesses (batch.sampled_counts)."""
     logprob_hidden: torch.Tensor | None
     """[n, hidden_size]: hidden states of the new tokens at or after their row's logprob_start, concatenated in row
     order; `ModelRunner.compute_logits` turns them into logits. None if no row asks for them."""
@@ -69,7 +69,7 @@ class ForwardOutput:
 class ModelRunner:
     """Runs forward steps of one model on one device. Not thread-safe: one step at a time.
 
-    transfers: who brings KV from the host, set by the owner where there is a host tier; steps wait for it.
+    transfers: the copies of KV from the host, set by the owner where there is a host tier; steps wait for them.
     """
 
     transfers: Transfers | None = None
@@ -194,8 +194,8 @@ class ModelRunner:
         return False
 
     def sound_tokens(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, int]:
-        """For these rows of a step that has been computed: how many first tokens come before the one whose K or V is
-        not finite; 0 if all are finite. Waits for the device."""
+        """For these rows of a step that has been computed: how many first tokens come before the first with K or V that
+        is not finite; 0 if all are finite. Waits for the device."""
         lengths = batch.seq_lens
         slots = {row: self._mirror[int(batch.req_pool_indices[row]), : int(lengths[row])] for row in rows}
         found = {row: self.kv_pool.first_not_finite(of_row) for row, of_row in slots.items()}
@@ -206,7 +206,7 @@ class ModelRunner:
     ) -> ForwardOutput:
         arrivals = self.transfers if self.transfers is not None and self.transfers.loading else None
         attention = attention_batch(batch, self._mirror)
-        shape = self._graphs.find(attention) if self._graphs is not None and arrivals is None else None
+        shape = self._graphs.find_shape(attention) if self._graphs is not None and arrivals is None else None
         step = build_forward_batch(batch, attention, previous_ids, shape)
         step.inputs.arrivals = arrivals
         if step.copies is not None:
@@ -215,7 +215,7 @@ class ModelRunner:
             disjoint = are_disjoint(batch.copies.source, batch.copies.target)
             self.kv_pool.copy(*step.copies, disjoint=disjoint)
         if self._graphs is not None and shape is not None:
-            self._graphs.plan(shape, step)
+            self._graphs.plan_replay(shape, step)
             self.profiler.lap("plan")
             prepared()
             hidden = self._graphs.replay(shape)
@@ -265,7 +265,7 @@ class ModelRunner:
         return model
 
     def _choose_chunk(self, backends: DeviceBackends) -> int:
-        """Prompt tokens of a step, where nobody has said how many."""
+        """Default prompt tokens per step."""
         largest = min(DEFAULT_CHUNK, self.config.context_length)
         if self.device.type != "cpu" or self._weight_bytes < SMALL_MODEL_BYTES or largest < SMALLEST:
             return DEFAULT_CHUNK
@@ -351,7 +351,7 @@ class ModelRunner:
         try:
             graphs = GraphRunner(self._layers, self.attention, shapes, recorder, self._mirror)
             if backends.any_tokens:
-                graphs.check(self._layers, self.attention, self._mirror)
+                graphs.check_graphs(self._layers, self.attention, self._mirror)
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "capture", self._settings) from error
         except Exception as error:  # kernels that work one by one may fail in a graph on some cards

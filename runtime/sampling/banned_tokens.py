@@ -26,7 +26,7 @@ NO_TOKEN = -1
 
 
 class BannedTokens:
-    """What one sequence may not say, and the end of what it has said."""
+    """Banned token sequences of one request, and the tail of its output."""
 
     __slots__ = ("_lengths", "_longer", "_tail", "pairs", "singles")
 
@@ -57,8 +57,8 @@ class BannedTokens:
         return self._tail[-1] if self._tail else NO_TOKEN
 
     def reached(self, is_late: bool) -> list[tuple[int, int]]:
-        """The (p, t) of sequences of three and more tokens whose start stands before the newest output token, which is
-        one that this has not got yet if ``is_late``."""
+        """The (p, t) of sequences of three and more tokens with a start that directly precedes the newest output token.
+        is_late: that token is in flight, so the tail does not hold it yet."""
         if not self._lengths:
             return []
         before = tuple(self._tail) if is_late else tuple(self._tail)[:-1]
@@ -72,7 +72,7 @@ class BannedTokens:
 
 @dataclass(slots=True)
 class BanPlan:
-    """The rows of a batch whose bans depend on what was said."""
+    """The rows of a batch with bans that depend on the output so far."""
 
     rows: np.ndarray
     """int64 [n]: of the logits."""

@@ -34,12 +34,12 @@ class TokenLogprobs:
     top_values: np.ndarray
     """float32 [m, k]"""
     ranks: np.ndarray | None = None
-    """int32 [m]: one more than the tokens that are likelier; None where nobody wants to know."""
+    """int32 [m]: rank from 1, the number of likelier tokens plus one; None where not requested."""
     named_values: np.ndarray | None = None
     """float32 [m, named tokens]; None if the request names none."""
 
     def first(self, count: int) -> TokenLogprobs:
-        """Those of the first ``count`` tokens."""
+        """The logprobs of the first ``count`` tokens."""
         if count == len(self.ids):
             return self
         ranks = None if self.ranks is None else self.ranks[:count]
@@ -66,7 +66,7 @@ class LogprobsInFlight:
     named: Sequence[int] = ()
     """How many tokens each sequence names; empty if none does."""
 
-    def read(self, arrays: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> list[TokenLogprobs]:
+    def read_logprobs(self, arrays: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> list[TokenLogprobs]:
         """One TokenLogprobs for each sequence. arrays: ``tensors`` on the host; ids: int32 [length] each, the
         tokens."""
         values, top_ids, top_values, *rest = arrays

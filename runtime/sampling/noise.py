@@ -38,6 +38,6 @@ def exponential_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tens
     h ^= (h >> 13) & 0x7FFFF
     h *= -1028477387  # 0xc2b2ae35
     h ^= (h >> 16) & 0xFFFF
-    # A uniform of 31 bits in (0, 1); small values keep full float precision, and those decide who wins.
+    # A uniform of 31 bits in (0, 1); small values keep full float precision, and those decide the draw.
     uniform = (h & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_()

@@ -67,7 +67,7 @@ def probe(device: torch.device, vocab_size: int, providers: dict[str, Provider])
                 troubles.append(f"{name} of {provider}: {_first_line(error)}")
             else:
                 ops, chosen[name] = candidate, provider
-    logger.info("sampling: %s", ", ".join(f"{name} by {who}" for name, who in chosen.items()))
+    logger.info("sampling: %s", ", ".join(f"{name} by {provider}" for name, provider in chosen.items()))
     if troubles:
         advice = "pip install -e '.[cuda]' and a CUDA toolkit (nvcc) bring what is missing"
         logger.warning("slower sampling in use: %s; %s", "; ".join(troubles), advice)
@@ -153,7 +153,9 @@ def _probe_draw_nucleus(ops: SamplingOps, device: torch.device, vocab_size: int)
         found = ops.draw_nucleus(logits, filters, keys)
         _mostly_same(found, draw_nucleus_by_sort(logits, filters, keys), logits)
         last = torch.tensor([rows - 1], device=device)
-        _same(ops.draw_nucleus(logits[last], filters.take(last), keys[last]), found[last], "draws of a row alone")
+        _same(
+            ops.draw_nucleus(logits[last], filters.select_rows(last), keys[last]), found[last], "draws of a row alone"
+        )
 
 
 def _probe_survey(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:

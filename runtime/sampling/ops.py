@@ -41,13 +41,13 @@ class Filters:
     log_min_p: torch.Tensor
     """float32; -inf where off."""
 
-    def take(self, rows: torch.Tensor) -> Filters:
+    def select_rows(self, rows: torch.Tensor) -> Filters:
         return Filters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.log_min_p[rows])
 
 
 def weigh(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """float32 [m, vocab]: each token's probability relative to the likeliest. (Not to the sum of all, whose last bits
-    could differ from batch to batch.)"""
+    """float32 [m, vocab]: each token's probability relative to the likeliest. (Relative to the sum of all, the last
+    bits could differ from batch to batch.)"""
     return _scaled(logits, logits.amax(dim=-1, keepdim=True), filters).exp_()
 
 
@@ -94,7 +94,7 @@ def draw_nucleus_at_second_look(logits: torch.Tensor, filters: Filters, keys: to
     if not inside.all():
         wide = (~inside).nonzero().view(-1)
         ranked = top_tokens(logits[wide], logits.shape[-1])
-        next_ids[wide], _ = _draw_ranked(*ranked, total[wide], filters.take(wide), keys[wide])
+        next_ids[wide], _ = _draw_ranked(*ranked, total[wide], filters.select_rows(wide), keys[wide])
     return next_ids
 
 

@@ -24,7 +24,7 @@ from ...scheduler.sampling_params import SamplingParams
 from ..runner.device_copy import upload
 
 LARGEST = 1e30
-"""Of a logit with penalties, but for those that were -inf before."""
+"""Bound of a penalised logit; a logit of -inf stays -inf."""
 
 
 class SeenTokens:

@@ -4,7 +4,7 @@
 depend on what else is in the batch. Here logit and id are packed into one int64, so no two keys are equal.
 
 Most of a vocabulary is far from the k best, so that packing and selecting among all of it is work for nothing. The k
-best tokens lie in the k chunks whose best tokens rank first: one pass over the logits finds the best of each chunk, and
+best tokens lie in the k chunks with the best first tokens: one pass over the logits finds the best of each chunk, and
 two small selections do the rest, with the same answer.
 """
 

@@ -90,11 +90,11 @@ class _Plan:
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
     """row, token id, value of each logit_bias entry; minus infinity for a token that is always banned."""
     bans: BanPlan | None
-    """Of the rows with tokens that are banned after others."""
+    """Plan for the rows with bans that depend on their output."""
     min_new_rows: list[int]
     penalty_rows: list[int]
     seen: list[SeenTokens]
-    """Of the penalty rows."""
+    """Tokens seen by the penalty rows, one entry for each."""
 
 
 class Sampler:

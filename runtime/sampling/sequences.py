@@ -1,4 +1,4 @@
-"""The step runner's record of each sequence: what it was told when the sequence opened, and its tokens since.
+"""The step runner's record of each sequence: its parameters from when it opened, and its tokens since.
 
 So a batch need not repeat this, and the runner needs none of the scheduler's live requests.
 """
@@ -27,7 +27,7 @@ class SequenceState:
         self.seen = SeenTokens(info.prompt_ids) if info.sampling.has_penalties else None
         """For penalties; None without."""
         self.banned = BannedTokens(info.banned) if info.banned else None
-        """What it may not say; None for nothing."""
+        """Banned token sequences; None without."""
         self.has_stops = bool(info.sampling.stop or info.sampling.stop_regex)
         """True if its text is searched for stop strings or regexes."""
         self._output = TokenBuffer(np.empty(0, dtype=np.int32)) if self.has_stops else None
@@ -66,12 +66,12 @@ class SequenceTable:
     def __init__(self) -> None:
         self._open: dict[int, SequenceState] = {}
         self._recording: dict[int, SequenceState] = {}
-        """Those of them that need to know their tokens."""
+        """The open sequences that record their tokens."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def update(self, opened: Iterable[SequenceInfo], closed: Iterable[int]) -> None:
+    def update_sequences(self, opened: Iterable[SequenceInfo], closed: Iterable[int]) -> None:
         """Close and open sequences as a batch says. A closed one may never have been opened here (its step failed)."""
         for serial in closed:
             self._open.pop(serial, None)

@@ -273,7 +273,7 @@ def _cut_nucleus(weights, top_p, vocab_size: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def _mass_from(weights, least, vocab_size: tl.constexpr, block: tl.constexpr):
-    """Sum of the weights whose bits are at least ``least``, float64."""
+    """Sum of the weights with bits of at least ``least``, float64."""
     mass = tl.zeros([block], tl.float64)
     for start in range(0, vocab_size, block):
         token = start + tl.arange(0, block)

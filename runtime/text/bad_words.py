@@ -9,7 +9,7 @@ from ...scheduler.sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
 MAX_BANNED_TOKENS = 4096
-"""Of all sequences of a request together."""
+"""Limit for all sequences of a request together."""
 
 
 def banned_sequences(tokenizer: Tokenizer, sampling: SamplingParams, vocab_size: int) -> tuple[tuple[int, ...], ...]:

@@ -44,7 +44,7 @@ class ContinuationSuffixes:
         self._tails.setdefault(rid, {})[index] = tail
 
     def prune(self, is_on_record: Callable[[str], bool]) -> None:
-        """Forget the tails of parents that nobody can name any more, once there are many."""
+        """Drop the tails of parents that no request can continue any more, once there are many."""
         if len(self._tails) > 2 * self._max_tails:
             self._tails = {rid: tails for rid, tails in self._tails.items() if is_on_record(rid)}
 
@@ -52,7 +52,7 @@ class ContinuationSuffixes:
         """Forget the tails of an earlier request with this rid: a new one has it now."""
         self._tails.pop(rid, None)
 
-    def open(self, rid: str, continuation: ContinuationSpec, ids: np.ndarray) -> None:
+    def open_suffix(self, rid: str, continuation: ContinuationSpec, ids: np.ndarray) -> None:
         """Keep the suffix of an accepted child; ``ids`` is int32 [n]."""
         self._open[rid] = _Suffix(continuation, ids)
 

@@ -30,7 +30,7 @@ class IncrementalDecoder:
         self._skipped = token_bytes.special_ids if skip_special_tokens else frozenset()
         self._utf8 = _UTF8(token_bytes.errors)
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push_ids(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; Python ints, one or many."""
         token_bytes, skipped = self._token_bytes, self._skipped
         return self._utf8.decode(b"".join([token_bytes[i] for i in token_ids if i not in skipped]))
@@ -56,4 +56,4 @@ class IncrementalDecoder:
 def decode_all(token_bytes: TokenBytes, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
     """The text of a whole sequence of generated tokens: the same as pushing them one by one and a flush."""
     decoder = IncrementalDecoder(token_bytes, skip_special_tokens=skip_special_tokens)
-    return decoder.push(token_ids) + decoder.flush()
+    return decoder.push_ids(token_ids) + decoder.flush()

@@ -20,7 +20,7 @@ _INLINE_CHARS = 2_000
 """Longer texts are tokenised in a thread, so that the loop goes on serving the others (the tokenizer drops the GIL)."""
 
 MAX_TOKENS_OF_CALL = 2_000_000
-"""Of all texts of a call: ids take some 36 bytes each here."""
+"""Limit for all texts of a call: ids take some 36 bytes each here."""
 
 _GENEROUS = 4
 """A tokenizer may drop characters. No text fits that has more than so many times the characters of the longest token
@@ -41,10 +41,10 @@ class PromptTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # One: the model needs the other cores, and who comes later waits for pieces, not for whole texts.
+        # One: the model needs the other cores, and later calls wait for pieces, not for whole texts.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._in_progress: dict[str, asyncio.Future[None]] = {}
-        """Rids whose prompts are being tokenised. A future is done when its caller has taken them over, or failed."""
+        """Rids of prompts being tokenised. A future is done when its caller has taken them over, or failed."""
 
     @property
     def num_in_progress(self) -> int:
@@ -227,7 +227,7 @@ SLICE_CHARS = 65_536
 
 
 class Encoding(Protocol):
-    """What is used of the library's class: a token's id, its word (None for none), and its place in characters."""
+    """The used part of the library's class: each token's id, word (None for none) and place in characters."""
 
     @property
     def ids(self) -> list[int]: ...

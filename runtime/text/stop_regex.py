@@ -114,9 +114,9 @@ class StopRegexMatcher:
         self.num_tokens = 0
         """Tokens seen."""
 
-    def push(self, token_id: int) -> StopMatch | None:
+    def push_id(self, token_id: int) -> StopMatch | None:
         """Take the next token; return the match that its text completes, if any."""
-        new = self._decoder.push((token_id,)).encode()
+        new = self._decoder.push_ids((token_id,)).encode()
         old_length = len(self._tail)
         self._tail += new
         self.num_tokens += 1

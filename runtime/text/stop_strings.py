@@ -57,10 +57,10 @@ class StopStringMatcher:
         other.num_tokens = self.num_tokens
         return other
 
-    def push(self, token_id: int) -> StopMatch | None:
+    def push_id(self, token_id: int) -> StopMatch | None:
         """Take the next token; return the match its text completes, if any."""
         old_length = len(self._text)
-        self._text += self._decoder.push((token_id,))
+        self._text += self._decoder.push_ids((token_id,))
         self.num_tokens += 1
         found = self._search(old_length) if self.num_tokens > self._min_new_tokens else None
         if found is None:
@@ -104,11 +104,11 @@ class StringsAndRegexes:
         self.num_tokens = 0
         """Tokens seen."""
 
-    def push(self, token_id: int) -> StopMatch | None:
+    def push_id(self, token_id: int) -> StopMatch | None:
         """Take the next token; return the match its text completes, if any."""
         self.num_tokens += 1
-        string = self._strings.push(token_id) if self._strings is not None else None
-        regex = self._regexes.push(token_id)
+        string = self._strings.push_id(token_id) if self._strings is not None else None
+        regex = self._regexes.push_id(token_id)
         return string or regex
 
 
@@ -122,7 +122,7 @@ class StopStringChecker:
         self._beams: dict[int, dict[bytes, StopStringMatcher]] = {}
         """For each search, the matchers of its live beams at the last check, by the beam's tokens (int32 bytes)."""
 
-    def check(
+    def check_tokens(
         self, serial: int, sampling: SamplingParams, output_ids: np.ndarray, new_ids: Sequence[int]
     ) -> StopMatch | None:
         """The first match that one of the new tokens of a sequence completes.
@@ -131,7 +131,7 @@ class StopStringChecker:
         """
         matcher = self._matcher(serial, sampling, output_ids)
         for place, token_id in enumerate(new_ids):
-            found = matcher.push(token_id)
+            found = matcher.push_id(token_id)
             if found is not None:
                 ids = np.concatenate([output_ids, np.array(new_ids[: place + 1], dtype=np.int32)])
                 return replace(self._as_seen(sampling, ids, found), token=place)
@@ -147,7 +147,7 @@ class StopStringChecker:
         matchers = self._beam_matchers(serial, sampling, sequences)
         matches: dict[int, StopMatch] = {}
         for candidate, (parent, token_id) in enumerate(zip(parents.tolist(), tokens.tolist())):
-            found = matchers[parent].copy().push(token_id)
+            found = matchers[parent].copy().push_id(token_id)
             if found is not None:
                 ids = np.append(sequences[parent], np.int32(token_id))
                 matches[candidate] = self._as_seen(sampling, ids, found)
@@ -173,7 +173,7 @@ class StopStringChecker:
                 parent = known.get(ids[:-1].tobytes()) if len(ids) else None
                 matcher = parent.copy() if parent is not None else self._new_matcher(sampling)
                 for token_id in ids[matcher.num_tokens :].tolist():
-                    matcher.push(token_id)
+                    matcher.push_id(token_id)
             matchers[name] = matcher
         self._beams[serial] = matchers
         return [matchers[ids.tobytes()] for ids in sequences]
@@ -194,7 +194,7 @@ class StopStringChecker:
             assert matcher is not None, "only sequences with stops are checked"
             self._matchers[serial] = matcher
             for token_id in output_ids.tolist():
-                matcher.push(token_id)
+                matcher.push_id(token_id)
         return matcher
 
     def drop(self, serial: int) -> None:
@@ -211,7 +211,7 @@ def find_final_stop(token_bytes: TokenBytes, token_ids: Sequence[int], stop: str
     matcher = StopStringMatcher(token_bytes, (stop,), min_new_tokens=len(token_ids) - 1)
     found = None
     for token_id in token_ids:
-        found = matcher.push(token_id)
+        found = matcher.push_id(token_id)
     return found
 
 

@@ -26,7 +26,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class UnsupportedDecoder(ValueError):
-    """tokenizer.json uses a decoder whose tokens are not fixed runs of bytes."""
+    """tokenizer.json uses a decoder that maps tokens to no fixed runs of bytes."""
 
 
 def _byte_level_alphabet() -> dict[str, int]:

@@ -112,12 +112,12 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_piece(self, piece: str) -> tokenizers.Encoding:
-        """Of a part of a text, with the place of each token: for `encode_slices`. Drops the GIL."""
+        """Encode a part of a text, with the place of each token, for `encode_slices`. Releases the GIL."""
         return self._backend.encode_batch([piece], add_special_tokens=False)[0]
 
     @functools.cached_property
     def special_ids_around(self) -> tuple[list[int], list[int]] | None:
-        """What `encode` puts before and after the ids of a text; None where it does more than that."""
+        """The ids that `encode` puts before and after those of a text; None if it does more than that."""
         plain, whole = self.encode("x", False), self.encode("x")
         for start in range(len(whole) - len(plain) + 1):
             if whole[start : start + len(plain)] == plain:
@@ -133,7 +133,7 @@ class Tokenizer:
         """Ids of a text that goes on from another: no special tokens around it, and no space before it.
 
         SentencePiece tokenizers (Llama 2, Mistral) put a space before the first word of a text; in mid-text it would
-        split a word. So they get the text after an anchor, whose ids are then cut off.
+        split a word. So they get the text after an anchor, and the anchor's ids are cut off.
         """
         if not self._puts_space_first:
             return self.encode(text, False)

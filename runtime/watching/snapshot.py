@@ -1,4 +1,4 @@
-"""What the tree held, in the HTTP process: the rows of a walk, and what follows from them, in arrays."""
+"""Snapshots of the tree in the HTTP process: the rows of a walk, and derived columns, in arrays."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ called so: they are digests."""
 
 @dataclass(eq=False)
 class Snapshot:
-    """Of one walk. What is computed from it takes some 10 ms for 100,000 nodes when it is first asked for."""
+    """The nodes of one walk. Derived columns are computed at first use, some 10 ms for 100,000 nodes."""
 
     id: str
     rows: np.ndarray
     """`ROW` [nodes], in preorder: what is below a node follows it."""
     heads: np.ndarray
-    """int32: the first ids of each node; empty if nobody asked for them."""
+    """int32: the first ids of each node; empty unless requested."""
     names: list[str]
-    """Of namespaces, by number."""
+    """Names of namespaces, by number."""
     end: WalkEnd
 
     @property
@@ -56,7 +56,7 @@ class Snapshot:
 
     @cached_property
     def uses(self) -> np.ndarray:
-        """int64 [nodes]: sequences that began with each node; whoever began with a child began with its parent."""
+        """int64 [nodes]: sequences that began with each node; those of a child count for its parent too."""
         return self._sums(self.rows["uses"])
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ class Snapshot:
         return np.cumsum(np.minimum(self.rows["tokens"], HEAD_TOKENS), dtype=np.int64)
 
     def head(self, row: int) -> np.ndarray:
-        """int32: the first token ids of a node; empty if nobody asked for them."""
+        """int32: the first token ids of a node; empty unless requested."""
         if not len(self.heads):
             return self.heads
         end = self._head_ends[row]
@@ -104,7 +104,7 @@ class SnapshotBuilder:
         self._heads: list[bytes] = []
         self._names: list[str] = []
 
-    def add(self, message: TreeRows) -> Snapshot | None:
+    def add_rows(self, message: TreeRows) -> Snapshot | None:
         """The snapshot, with the last rows of a walk."""
         if message.is_first:
             self.__init__()

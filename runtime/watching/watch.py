@@ -1,9 +1,9 @@
-"""The worker's side of whoever watches it: reports twice a second, and walks over the tree, a little in each turn.
+"""The worker's side of watching: reports twice a second, and walks over the tree in slices, one per turn.
 
-    WatchRequests ──▶ until its deadline: lives are recorded, reports are sent in parts     (renewed by who goes on)
+    WatchRequests ──▶ until its deadline: lives are recorded, reports are sent in parts     (renewed while watched)
     WalkTree ──────▶ a walk, if none is under way; its rows are sent in chunks
 
-A turn sends one part of a report, or walks as far as the budget allows. While nobody asks, a turn costs one look.
+A turn sends one part of a report, or walks as far as the budget allows. Unwatched, a turn costs one comparison.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ QUIET_S = 5.0
 
 LIVES_IN_PART = 32
 PARTS_WITH_LIVES = 2 * MAX_LIVES // LIVES_IN_PART + 1
-"""Of a report, at most; what is left goes with the next."""
+"""Most parts of a report with lives; the rest goes with the next report."""
 
 ROWS_IN_CHUNK = 1000
 
 LEAST_STEPS, MOST_STEPS = 16, 1024
-"""Of a walk, in one turn."""
+"""Bounds of a walk's steps in one turn."""
 
 SHARE = 0.005
 """Average share of a core for walks. Reports, and turns of a loop that would have slept, come on top: together under
@@ -67,7 +67,7 @@ class Budget:
         return self._is_spending
 
     def spend(self, seconds: float) -> None:
-        """May go below nothing: then there is a longer wait."""
+        """The balance may go negative, which lengthens the wait."""
         self._saved -= max(0.0, seconds)
 
     def wait(self) -> float:
@@ -99,12 +99,12 @@ class Watch:
         self._is_quiet = False
         """Nothing has happened since the last report."""
         self._is_new = False
-        """What is recorded has never been reported."""
+        """No report of this recording has been sent yet."""
         self._walk: TreeWalk | None = None
         self._walk_began = 0.0
         self._rows_sent = 0
         self._step_s = 1.5e-6
-        """What a step of a walk took lately."""
+        """Moving average of a walk step's CPU time."""
         self._now = self._began
 
     # -- what the loop tells ------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Overview:
     def __init__(self) -> None:
         self.version = 0
         self.t = 0.0
-        """Of the last report, in seconds since the worker started."""
+        """Time of the last report, in seconds since the worker started."""
         self.load: LoadNow | None = None
         self.running: list[RunningNow] = []
         self.waiting: list[WaitingNow] = []
@@ -58,17 +58,17 @@ class Overview:
         del self._lives[next(ended, next(iter(self._lives)))]
 
     def lives_since(self, version: int) -> list[Life]:
-        """Those that are new, or have changed, since ``version``."""
+        """Lives that are new, or have changed, since ``version``."""
         return [life for life, brought in self._lives.values() if brought > version]
 
 
 def is_open(life: Life) -> bool:
-    """Something of it goes on."""
+    """True if the life, or a phase of it, has not ended."""
     return life.end is None or any(end is None for _, _, end, _ in life.phases)
 
 
 WATCH_S = 4.0
-"""For so long the worker reports, if nobody asks again. `RENEW_S` leaves room for a loop that is late."""
+"""The worker stops reporting after this long without a renewal. `RENEW_S` leaves room for a loop that is late."""
 
 RENEW_S = 1.0
 
@@ -95,7 +95,7 @@ class WatchClient:
 
     def watch(self) -> None:
         """Have the worker report for `WATCH_S` from now on. Raises RequestRefused."""
-        self._availability.check()
+        self._availability.require_ready()
         self._sender.send(WatchRequests(seconds=WATCH_S))
 
     async def reported(self) -> None:
@@ -108,8 +108,8 @@ class WatchClient:
         await self._availability.wait_closed()
 
     async def walk(self, *, with_heads: bool) -> Snapshot:
-        """What the tree holds, of the walk that is under way or of a new one. Raises RequestRefused."""
-        self._availability.check()
+        """A snapshot of the tree, from the walk under way or a new one. Raises RequestRefused."""
+        self._availability.require_ready()
         if self._walk is None:
             self._walk = asyncio.get_running_loop().create_future()
         self._sender.send(WalkTree(with_heads=with_heads))  # the worker takes no notice while it walks
@@ -126,20 +126,20 @@ class WatchClient:
         """The worker has just started."""
         self._heard_at = time.monotonic()
 
-    def take(self, message: WatchReport | TreeRows) -> None:
+    def take_message(self, message: WatchReport | TreeRows) -> None:
         if isinstance(message, WatchReport):
             self.overview.merge(message)
             self._heard_at = time.monotonic()
             if message.is_last:
                 self._reported.set()
-        elif (snapshot := self._builder.add(message)) is not None:
+        elif (snapshot := self._builder.add_rows(message)) is not None:
             walk, self._walk = self._walk, None
             if walk is not None and not walk.done():
                 walk.set_result(snapshot)
 
     def fail_all(self, error: RequestRefused) -> None:
-        """Raise ``error`` in everybody who waits for a walk."""
+        """Raise ``error`` in every call that waits for a walk."""
         walk, self._walk = self._walk, None
         if walk is not None and not walk.done():
             walk.set_exception(error)
-            walk.exception()  # if nobody waits any more, nobody need hear of it
+            walk.exception()  # marks it as retrieved: the waiting call may be gone

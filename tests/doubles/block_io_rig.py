@@ -65,7 +65,7 @@ def store(io: BlockIO, memory: np.ndarray, number: int, tag: object = None) -> S
     """Store block ``number`` from its place in memory."""
     (numbers,) = pages(number % 11)
     memory[numbers] = payload_of(key_of(number)).reshape(-1, PAGE)
-    return io.store(key_of(number), numbers, number if tag is None else tag)
+    return io.store_block(key_of(number), numbers, number if tag is None else tag)
 
 
 def keys(*numbers: int) -> list[bytes]:

@@ -79,7 +79,7 @@ class SlowCopies:
         self.fails = False
         self._polls = 0
 
-    def order(self, orders: list[Any]) -> None:
+    def submit_orders(self, orders: list[Any]) -> None:
         self.tiers.order(orders)
         self.tiers.load_all()
 

@@ -79,7 +79,7 @@ class LocalWorker:
         """Wait for all that the tiers have ordered."""
         assert self.tier_io is not None
         while True:
-            self.tier_io.order(self.scheduler.take_transfer_orders(0.0))
+            self.tier_io.submit_orders(self.scheduler.take_transfer_orders(0.0))
             if not self.tier_io.under_way:
                 return
             self._end_orders()
@@ -126,7 +126,7 @@ class LocalWorker:
             self._end_orders()
             batch = self.scheduler.next_batch(0.0)
             if self.tier_io is not None:
-                self.tier_io.order(self.scheduler.take_transfer_orders(0.0))
+                self.tier_io.submit_orders(self.scheduler.take_transfer_orders(0.0))
             if batch is not None:
                 in_flight.append(self.step_runner.launch(batch, in_flight[-1] if in_flight else None))
                 if self.overlap and len(in_flight) == 1 and not batch.beams:

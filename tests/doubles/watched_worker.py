@@ -20,7 +20,7 @@ class WatchedWorker:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.availability = Availability()
-        self.availability.open(ModelLimits(context_length=100, vocab_size=100))
+        self.availability.mark_ready(ModelLimits(context_length=100, vocab_size=100))
         self.client = WatchClient(self, self.availability)  # type: ignore[arg-type]
 
     def send(self, message: Any) -> None:
@@ -40,15 +40,15 @@ class WatchedWorker:
     def report(self, t: float, *lives: Life, queries: int = 0) -> None:
         """A whole report."""
         load = LoadNow(*[queries] * len(LoadNow.__struct_fields__))
-        self.client.take(WatchReport(t=t, load=load, running=[], waiting=[], leases=[], jobs=[]))
-        self.client.take(WatchReport(t=t, lives=[*lives]))
-        self.client.take(WatchReport(t=t, is_last=True))
+        self.client.take_message(WatchReport(t=t, load=load, running=[], waiting=[], leases=[], jobs=[]))
+        self.client.take_message(WatchReport(t=t, lives=[*lives]))
+        self.client.take_message(WatchReport(t=t, is_last=True))
 
     def walked(self, nodes: int) -> None:
         """A walk ends that has seen so many nodes."""
         snapshot = snapshot_of([-1] * nodes)
         heads = snapshot.heads.astype(np.int32).tobytes()
-        self.client.take(
+        self.client.take_message(
             TreeRows(is_first=True, rows=snapshot.rows.tobytes(), heads=heads, names=("",), end=snapshot.end)
         )
 

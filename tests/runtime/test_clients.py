@@ -62,14 +62,14 @@ def test_a_name_that_no_client_may_have(name: str) -> None:
 def test_two_clients_use_one_rid_at_the_same_time(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
-        hers = await manager.open(ALICE, [prompt("same")], stream=False)
-        his = await manager.open(BOB, [prompt("same", group="call")], stream=False)
+        hers = await manager.open_answer(ALICE, [prompt("same")], stream=False)
+        his = await manager.open_answer(BOB, [prompt("same", group="call")], stream=False)
         with pytest.raises(RequestRefused) as refused:
-            await manager.open(ALICE, [prompt("same")], stream=False)
+            await manager.open_answer(ALICE, [prompt("same")], stream=False)
         assert status_of(refused.value) == 409 and "'same'" in refused.value.message
         assert [spec.rid for spec in backend.received() if isinstance(spec, RequestSpec)] == ["alice/same", "bob/same"]
-        assert manager.abort(BOB, "alice/same") == [] == manager.abort(ALICE, "call")
-        assert manager.abort(BOB, "call") == ["same"]
+        assert manager.abort_requests(BOB, "alice/same") == [] == manager.abort_requests(ALICE, "call")
+        assert manager.abort_requests(BOB, "call") == ["same"]
         assert backend.received() == [AbortRequest(rid="bob/same")]
         await backend.output("alice/same", "x", FinishReason("stop"))
         await backend.output("bob/same", "y", FinishReason("abort"))
@@ -81,7 +81,7 @@ def test_two_clients_use_one_rid_at_the_same_time(tokenizer: Tokenizer) -> None:
 
 def test_what_the_worker_says_has_the_names_that_were_given(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        opened = await backend.manager.open(ALICE, [child("c", "alice/p", text="ab")], stream=False)
+        opened = await backend.manager.open_answer(ALICE, [child("c", "alice/p", text="ab")], stream=False)
         (spec,) = backend.received()
         assert isinstance(spec, RequestSpec) and spec.continuation is not None
         assert spec.continuation.parent_rid == "alice/alice/p"
@@ -97,7 +97,7 @@ def test_what_the_worker_says_has_the_names_that_were_given(tokenizer: Tokenizer
 def test_a_caller_who_leaves_ends_only_its_own(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
-        hers, his = [await manager.open(client, [prompt("same")], stream=True) for client in (ALICE, BOB)]
+        hers, his = [await manager.open_answer(client, [prompt("same")], stream=True) for client in (ALICE, BOB)]
         backend.received()
         his.close()
         assert backend.received() == [AbortRequest(rid="bob/same")] and not hers.finished

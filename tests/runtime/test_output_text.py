@@ -22,11 +22,11 @@ def encode(text: str) -> list[int]:
 
 def streamed(ids: list[int], finish: FinishReason, **options) -> list[str]:
     text = OutputText(TOKENIZER, **options)
-    return [text.push([i], finish if n == len(ids) else None) for n, i in enumerate(ids, start=1)]
+    return [text.push_ids([i], finish if n == len(ids) else None) for n, i in enumerate(ids, start=1)]
 
 
 def at_once(ids: list[int], finish: FinishReason, **options) -> str:
-    return OutputText(TOKENIZER, **options).push(ids, finish)
+    return OutputText(TOKENIZER, **options).push_ids(ids, finish)
 
 
 @given(
@@ -39,7 +39,7 @@ def test_streamed_and_whole_text_are_equal_and_hold_no_stop_string(text, stop):
     if stop:
         matcher = StopStringMatcher(TOKENIZER.token_bytes, stop)
         for n, token_id in enumerate(ids, start=1):
-            if (found := matcher.push(token_id)) is not None:
+            if (found := matcher.push_id(token_id)) is not None:
                 ids, matched_at = ids[:n], stop[found.stop_index]
                 finish = FinishReason(type="stop", matched=matched_at)
                 break
@@ -55,10 +55,10 @@ def test_streamed_and_whole_text_are_equal_and_hold_no_stop_string(text, stop):
 
 def test_a_tail_that_may_become_a_stop_string_waits():
     text = OutputText(TOKENIZER, stop=["###"])
-    assert text.push(encode("a#")) == "a"
-    assert text.push(encode("#")) == ""
-    assert text.push(encode("b")) == "##b"
-    assert text.push(encode("#"), LENGTH) == "#"
+    assert text.push_ids(encode("a#")) == "a"
+    assert text.push_ids(encode("#")) == ""
+    assert text.push_ids(encode("b")) == "##b"
+    assert text.push_ids(encode("#"), LENGTH) == "#"
 
 
 def test_a_stop_string_may_name_a_special_token_that_is_not_shown():

@@ -141,14 +141,14 @@ def test_a_stop_check_that_raises_fails_its_row_alone(monkeypatch: pytest.Monkey
     bad, good, search = greedy(stop=("he",)), greedy(stop=("he",)), make_search(2, stop=("he",))
     step_runner = make_step_runner(logits)
     checker = step_runner._stop_string_checker()
-    check = checker.check
+    check = checker.check_tokens
 
     def raise_for_one(serial: int, *args: Any) -> Any:
         if serial == bad.serial:
             raise RuntimeError("cannot be looked at")
         return check(serial, *args)
 
-    monkeypatch.setattr(checker, "check", raise_for_one)
+    monkeypatch.setattr(checker, "check_tokens", raise_for_one)
     monkeypatch.setattr(checker, "check_beams", Mock(side_effect=RuntimeError))
     steps = [make_step(search, 2, 3, 2, BeamGroup(search.sampling, 100, None, 1).sequences())]
     result = step_runner.run(make_batch([bad, good, search], beams=steps)).result

@@ -33,7 +33,9 @@ LENGTH = FinishReason("length")
 def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         sampling = SamplingParams(max_new_tokens=7)
-        with await backend.manager.open(SOLE_CLIENT, [prompt(sampling=sampling, namespace="n")], stream=True) as call:
+        with await backend.manager.open_answer(
+            SOLE_CLIENT, [prompt(sampling=sampling, namespace="n")], stream=True
+        ) as call:
             (request,) = backend.received()
             assert isinstance(request, RequestSpec)
             assert unpack_ids(request.input_ids).tolist() == [97, 98]
@@ -51,7 +53,9 @@ def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
 
 def test_readers_that_fall_behind_find_the_newest_state(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        with await backend.manager.open(SOLE_CLIENT, [prompt(sampling=SamplingParams(n=2))], stream=True) as call:
+        with await backend.manager.open_answer(
+            SOLE_CLIENT, [prompt(sampling=SamplingParams(n=2))], stream=True
+        ) as call:
             updates = call.updates()
             await backend.output("r", "a")
             assert (await anext(updates)).text == "a"
@@ -68,7 +72,7 @@ def test_incremental_updates_add_up(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         ids, value = pack_ids([97]), struct.pack("<f", -0.5)
         chunk = LogprobChunk(ids=ids, values=value)
-        with await backend.manager.open(
+        with await backend.manager.open_answer(
             SOLE_CLIENT, [prompt(return_logprob=True, logprob_start_len=0)], stream=True
         ) as call:
             updates = call.updates()
@@ -90,16 +94,16 @@ def test_incremental_updates_add_up(tokenizer: Tokenizer) -> None:
 
 def test_a_reader_that_leaves_aborts_and_its_rid_stays_taken_until_the_end(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        with await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False):
+        with await backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=False):
             pass
         assert [type(message) for message in backend.received()] == [RequestSpec, AbortRequest]
         with pytest.raises(RequestRefused) as caught:
-            await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False)
+            await backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=False)
         assert status_of(caught.value) == 409
         # What the first still says is not taken for the second.
         await backend.output("r", "old", FinishReason("abort"))
         assert backend.manager.num_open == 0
-        with await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False) as call:
+        with await backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=False) as call:
             await backend.output("r", "new", LENGTH)
             assert (await call.outputs())[0].text == "new"
 
@@ -110,16 +114,16 @@ def test_abort_by_rid_by_group_and_of_all(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
         calls = [
-            await manager.open(SOLE_CLIENT, [prompt("a")], stream=False),
-            await manager.open(SOLE_CLIENT, [prompt("b_0", group="b"), prompt("b_1", group="b")], stream=False),
-            await manager.open(SOLE_CLIENT, [prompt("c")], stream=False),
+            await manager.open_answer(SOLE_CLIENT, [prompt("a")], stream=False),
+            await manager.open_answer(SOLE_CLIENT, [prompt("b_0", group="b"), prompt("b_1", group="b")], stream=False),
+            await manager.open_answer(SOLE_CLIENT, [prompt("c")], stream=False),
         ]
         backend.received()
-        assert manager.abort(SOLE_CLIENT, "nobody") == []
-        assert manager.abort(SOLE_CLIENT, "a") == ["a"]
-        assert manager.abort(SOLE_CLIENT, "b") == ["b_0", "b_1"]
+        assert manager.abort_requests(SOLE_CLIENT, "nobody") == []
+        assert manager.abort_requests(SOLE_CLIENT, "a") == ["a"]
+        assert manager.abort_requests(SOLE_CLIENT, "b") == ["b_0", "b_1"]
         assert [m.rid for m in backend.received() if isinstance(m, AbortRequest)] == ["a", "b_0", "b_1"]
-        assert manager.abort(SOLE_CLIENT, None) == ["a", "b_0", "b_1", "c"]
+        assert manager.abort_requests(SOLE_CLIENT, None) == ["a", "b_0", "b_1", "c"]
         assert [m.rid for m in backend.received() if isinstance(m, AbortRequest)] == ["c"], "each is aborted once"
         for rid in ("a", "b_0", "b_1", "c"):
             await backend.output(rid, "part", FinishReason("abort", message="why"))
@@ -133,7 +137,7 @@ def test_abort_by_rid_by_group_and_of_all(tokenizer: Tokenizer) -> None:
 
 def test_an_error_of_one_prompt_fails_its_call_and_aborts_the_rest(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        with await backend.manager.open(SOLE_CLIENT, [prompt("x"), prompt("y")], stream=False) as call:
+        with await backend.manager.open_answer(SOLE_CLIENT, [prompt("x"), prompt("y")], stream=False) as call:
             await backend.send(RequestError(rid="x", message="too large", code="kv_pool_exceeded", param="text"))
             with pytest.raises(RequestRefused) as caught:
                 await call.outputs()
@@ -148,7 +152,7 @@ def test_nothing_is_sent_when_one_prompt_is_bad(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         for bad in (prompt("y", ""), prompt("x"), prompt("y", "a" * 501), prompt("y", "\ud800")):
             with pytest.raises(RequestRefused):
-                await backend.manager.open(SOLE_CLIENT, [prompt("x"), bad], stream=False)
+                await backend.manager.open_answer(SOLE_CLIENT, [prompt("x"), bad], stream=False)
         assert backend.received() == [] and backend.manager.num_open == 0
 
     check(tokenizer, body)
@@ -159,9 +163,9 @@ def test_nothing_stays_open_of_a_call_that_no_message_can_hold(tokenizer: Tokeni
 
     async def body(backend: Backend) -> None:
         with pytest.raises(RequestRefused, match="not valid Unicode"):
-            await backend.manager.open(SOLE_CLIENT, [prompt("a"), prompt("\ud800")], stream=False)
+            await backend.manager.open_answer(SOLE_CLIENT, [prompt("a"), prompt("\ud800")], stream=False)
         assert backend.manager.num_open == 0 and backend.received() == []
-        with await backend.manager.open(SOLE_CLIENT, [prompt("a")], stream=False):
+        with await backend.manager.open_answer(SOLE_CLIENT, [prompt("a")], stream=False):
             await backend.output("a", "x", LENGTH)
 
     check(tokenizer, body)
@@ -170,7 +174,7 @@ def test_nothing_stays_open_of_a_call_that_no_message_can_hold(tokenizer: Tokeni
 def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         for work in (
-            backend.manager.open(SOLE_CLIENT, [prompt()], stream=False),
+            backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=False),
             backend.manager.control.flush_cache(),
         ):
             with pytest.raises(RequestRefused) as caught:
@@ -184,7 +188,7 @@ def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
 def test_fail_all_ends_what_is_open_and_what_comes(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
-        call = await manager.open(SOLE_CLIENT, [prompt()], stream=True)
+        call = await manager.open_answer(SOLE_CLIENT, [prompt()], stream=True)
         flushing = asyncio.create_task(manager.control.flush_cache())
         await asyncio.sleep(0)
         error = RequestRefused("the worker died")
@@ -193,7 +197,7 @@ def test_fail_all_ends_what_is_open_and_what_comes(tokenizer: Tokenizer) -> None
             call.outputs(),
             anext(call.updates()),
             flushing,
-            manager.open(SOLE_CLIENT, [prompt("s")], stream=False),
+            manager.open_answer(SOLE_CLIENT, [prompt("s")], stream=False),
         ):
             with pytest.raises(RequestRefused, match="the worker died"):
                 await work
@@ -208,7 +212,7 @@ def test_fail_all_ends_what_is_open_and_what_comes(tokenizer: Tokenizer) -> None
 def test_wait_empty(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         await backend.manager.wait_empty()
-        call = await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False)
+        call = await backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=False)
         waiting = asyncio.create_task(backend.manager.wait_empty())
         await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -229,10 +233,10 @@ def test_release(tokenizer: Tokenizer) -> None:
             backend.outbox.send(ControlReply(call_id=request.call_id, payload=payload))
 
         for payload, released in ((b"true", True), (b"false", False)):
-            got, _ = await asyncio.gather(backend.manager.control.release(SOLE_CLIENT, "p"), reply(payload))
+            got, _ = await asyncio.gather(backend.manager.control.release_leases(SOLE_CLIENT, "p"), reply(payload))
             assert got is released
         with pytest.raises(RequestRefused, match=r"did not answer release within 0.05 s"):
-            await backend.manager.control.release(SOLE_CLIENT, "p", timeout_s=0.05)
+            await backend.manager.control.release_leases(SOLE_CLIENT, "p", timeout_s=0.05)
 
     check(tokenizer, body)
 
@@ -274,14 +278,14 @@ def test_control_calls(tokenizer: Tokenizer) -> None:
 
 def test_metrics_follow_the_calls(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
-        with await backend.manager.open(SOLE_CLIENT, [prompt()], stream=True) as call:
+        with await backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=True) as call:
             await backend.output("r", "x")
             await backend.output("r", "yz", LENGTH, found=FoundTokens(1))
             await call.outputs()
-        with await backend.manager.open(SOLE_CLIENT, [prompt()], stream=False):
+        with await backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=False):
             pass
         with pytest.raises(RequestRefused):
-            await backend.manager.open(SOLE_CLIENT, [prompt("e", "")], stream=False)
+            await backend.manager.open_answer(SOLE_CLIENT, [prompt("e", "")], stream=False)
         for total in (5, 7):
             stats = SchedulerStats(steps=total, total_tokens=10, free_tokens=4, evictable_tokens=1, leased_tokens=3)
             leases = {"leases_granted": total, "leases_handed_off": 3, "leases_expired": 2, "leases_broken": 1}

@@ -35,7 +35,7 @@ def search_end(rid: str, texts: list[str], shortfall: str | None = None) -> Text
 def test_a_search_answers_with_its_results(tokenizer: Tokenizer, stream: bool) -> None:
     async def body(backend: Backend) -> None:
         search = SamplingParams(beam_width=4, n=3)
-        with await backend.manager.open(
+        with await backend.manager.open_answer(
             SOLE_CLIENT, [prompt("s", sampling=search), prompt("t")], stream=stream
         ) as call:
             first, second = backend.received()
@@ -59,7 +59,7 @@ def test_a_search_may_have_fewer_results_than_asked_for(tokenizer: Tokenizer, st
     async def body(backend: Backend) -> None:
         sampling = SamplingParams(beam_width=4, n=4)
         prompts = [prompt(rid, sampling=sampling) for rid in "st"]
-        with await backend.manager.open(SOLE_CLIENT, prompts, stream=stream) as call:
+        with await backend.manager.open_answer(SOLE_CLIENT, prompts, stream=stream) as call:
             await backend.send(search_end("s", ["a", "b"], "2 of 4 sequences: no more"))
             assert backend.manager.num_open == 1 and not call.finished
             await backend.send(search_end("t", ["x", "y", "z"], "3 of 4 sequences: no more"))
@@ -76,13 +76,13 @@ def test_a_search_may_have_fewer_results_than_asked_for(tokenizer: Tokenizer, st
 def test_a_search_whose_caller_has_gone(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         sampling = SamplingParams(beam_width=4, n=4)
-        with await backend.manager.open(SOLE_CLIENT, [prompt("s", sampling=sampling)], stream=False):
+        with await backend.manager.open_answer(SOLE_CLIENT, [prompt("s", sampling=sampling)], stream=False):
             pass
         assert [type(message) for message in backend.received()] == [RequestSpec, AbortRequest]
         await backend.send(search_end("s", ["a", "b"], "no more"))
         assert backend.manager.num_open == 0
-        with await backend.manager.open(SOLE_CLIENT, [prompt("s", sampling=sampling)], stream=False) as call:
-            assert backend.manager.abort(SOLE_CLIENT, "s") == ["s"]
+        with await backend.manager.open_answer(SOLE_CLIENT, [prompt("s", sampling=sampling)], stream=False) as call:
+            assert backend.manager.abort_requests(SOLE_CLIENT, "s") == ["s"]
             aborted = FinishReason("abort", message="why")
             for index in range(4):
                 await backend.output("s", finish=aborted, index=index)
@@ -95,7 +95,7 @@ def test_a_search_whose_caller_has_gone(tokenizer: Tokenizer) -> None:
 def test_a_search_counts_once_its_tokens_all(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         sampling = SamplingParams(beam_width=4, n=4)
-        with await backend.manager.open(SOLE_CLIENT, [prompt("s", sampling=sampling)], stream=True) as call:
+        with await backend.manager.open_answer(SOLE_CLIENT, [prompt("s", sampling=sampling)], stream=True) as call:
             await backend.send(search_end("s", ["a", "bc", "def"], "no more"))
             await call.outputs()
         metrics = backend.manager.metrics.render().decode()

@@ -35,7 +35,7 @@ def test_long_texts_do_not_stop_the_loop(tokenizer: Tokenizer) -> None:
         assert ticks > 5
         ticks = 0
         with pytest.raises(RequestRefused, match="Use max_new_tokens <= 49"):
-            await backend.manager.open(SOLE_CLIENT, [child("c", suffix_text=text)], stream=False)
+            await backend.manager.open_answer(SOLE_CLIENT, [child("c", suffix_text=text)], stream=False)
         assert ticks > 5
         ticking.cancel()
 
@@ -54,7 +54,7 @@ def test_logprobs_are_unpacked_by_their_reader(tokenizer: Tokenizer, monkeypatch
 
     async def body(backend: Backend) -> None:
         asked = prompt("a", return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True)
-        with await backend.manager.open(SOLE_CLIENT, [asked], stream=False) as call:
+        with await backend.manager.open_answer(SOLE_CLIENT, [asked], stream=False) as call:
             came = chunk((97, -1.0), (98, -2.0), top=[(99, -0.5), (97, -1.0), (100, -0.5), (98, -2.0)])
             await backend.output("a", "", LENGTH, input_logprobs=came)
             (output,) = await call.outputs()
@@ -81,7 +81,7 @@ def test_the_ids_of_many_prompts_are_checked_in_turns(tokenizer: Tokenizer) -> N
         counting = asyncio.create_task(others())
         await asyncio.sleep(0)
         asked = [make_prompt(rid=f"p{number}", input_ids=[97] * 1_000) for number in range(500)]
-        with await backend.manager.open(SOLE_CLIENT, asked, stream=False):
+        with await backend.manager.open_answer(SOLE_CLIENT, asked, stream=False):
             assert 8 <= turns <= 20
         counting.cancel()
 
@@ -97,12 +97,12 @@ def test_a_text_that_can_never_fit_is_not_tokenised(tokenizer: Tokenizer, monkey
     async def body(backend: Backend) -> None:
         for opened in ([prompt("p", "x" * 3_000_000)], [child("g", "c", suffix_text="x" * 3_000_000)]):
             with pytest.raises(RequestRefused, match="at least 100001 tokens") as caught:
-                await backend.manager.open(SOLE_CLIENT, opened, stream=False)
+                await backend.manager.open_answer(SOLE_CLIENT, opened, stream=False)
             assert caught.value.code == "context_length_exceeded"
         assert not pieces
         # This one could fit by its length, and is given up as soon as it shows that it does not.
         with pytest.raises(RequestRefused, match="at least 100001 tokens"):
-            await backend.manager.open(SOLE_CLIENT, [prompt("p", "xy " * 600_000)], stream=False)
+            await backend.manager.open_answer(SOLE_CLIENT, [prompt("p", "xy " * 600_000)], stream=False)
         assert 2 <= len(pieces) <= 8
 
     check(tokenizer, body, context_length=100_000)

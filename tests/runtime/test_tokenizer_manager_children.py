@@ -36,7 +36,7 @@ def test_a_continuation_sends_its_suffix_and_its_own_prompt(tokenizer: Tokenizer
             child("c", input_ids=[5]),
             prompt("d"),
         ]
-        call = await backend.manager.open(SOLE_CLIENT, prompts, stream=True)
+        call = await backend.manager.open_answer(SOLE_CLIENT, prompts, stream=True)
         got = [message for message in backend.received() if isinstance(message, RequestSpec)]
         # Special tokens that the text spells out are taken; none is added.
         assert [unpack_ids(m.input_ids).tolist() for m in got] == [[195, 169, 256], [1, 2], [], [97, 98]]
@@ -60,7 +60,7 @@ def test_no_special_token_is_added_to_a_suffix(tmp_path: Path) -> None:
     adding = Tokenizer.load(write_folder(tmp_path, trained, CONFIG))
 
     async def body(backend: Backend) -> None:
-        call = await backend.manager.open(SOLE_CLIENT, [child(suffix_text="fox", text="fox")], stream=False)
+        call = await backend.manager.open_answer(SOLE_CLIENT, [child(suffix_text="fox", text="fox")], stream=False)
         (message,) = backend.received()
         assert isinstance(message, RequestSpec) and message.continuation is not None
         plain = adding.encode("fox", add_special_tokens=False)
@@ -75,12 +75,12 @@ def test_no_special_token_is_added_to_a_suffix(tmp_path: Path) -> None:
 def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
-        backend.manager._availability.open(ModelLimits(context_length=10**7, vocab_size=257))
+        backend.manager._availability.mark_ready(ModelLimits(context_length=10**7, vocab_size=257))
         calls = await asyncio.gather(
-            manager.open(SOLE_CLIENT, [prompt("p", "word " * 200_000)], stream=False),
-            manager.open(SOLE_CLIENT, [child("c", "p")], stream=False),
-            manager.open(SOLE_CLIENT, [child("g", "c", suffix_text="x" * 30_000)], stream=False),
-            manager.open(SOLE_CLIENT, [prompt("other")], stream=False),
+            manager.open_answer(SOLE_CLIENT, [prompt("p", "word " * 200_000)], stream=False),
+            manager.open_answer(SOLE_CLIENT, [child("c", "p")], stream=False),
+            manager.open_answer(SOLE_CLIENT, [child("g", "c", suffix_text="x" * 30_000)], stream=False),
+            manager.open_answer(SOLE_CLIENT, [prompt("other")], stream=False),
         )
         rids = [message.rid for message in backend.received() if isinstance(message, RequestSpec)]
         assert sorted(rids) == ["c", "g", "other", "p"]
@@ -99,8 +99,8 @@ def test_a_parent_that_is_refused_leaves_nobody_waiting(tokenizer: Tokenizer) ->
     async def body(backend: Backend) -> None:
         manager = backend.manager
         refused, opened = await asyncio.gather(
-            manager.open(SOLE_CLIENT, [prompt("p", "word " * 200_000)], stream=False),
-            manager.open(SOLE_CLIENT, [child("c", "p")], stream=False),
+            manager.open_answer(SOLE_CLIENT, [prompt("p", "word " * 200_000)], stream=False),
+            manager.open_answer(SOLE_CLIENT, [child("c", "p")], stream=False),
             return_exceptions=True,
         )
         assert isinstance(refused, RequestRefused) and not isinstance(opened, BaseException)
@@ -125,7 +125,7 @@ def test_a_refusal_by_the_worker_names_the_field_the_ids_came_from(tokenizer: To
             (make_prompt(rid="r", input_ids=[1]), "input_ids"),
         ]
         for asked, param in cases:
-            call = await backend.manager.open(SOLE_CLIENT, [asked], stream=True)
+            call = await backend.manager.open_answer(SOLE_CLIENT, [asked], stream=True)
             await backend.send(RequestError(rid="r", message="too long", param="input_ids"))
             with pytest.raises(RequestRefused) as caught:
                 await anext(call.updates())
@@ -138,7 +138,7 @@ def test_what_was_inherited_and_what_is_retained_comes_with_the_end(tokenizer: T
     inherited = ContinuationOutput(path="handoff", inherited_tokens=9, recomputed_tokens=1, trimmed_tokens=0)
 
     async def ended(backend: Backend, retained: RetainedOutput | None) -> Output:
-        with await backend.manager.open(SOLE_CLIENT, [child(retain_ttl=5.0)], stream=False) as call:
+        with await backend.manager.open_answer(SOLE_CLIENT, [child(retain_ttl=5.0)], stream=False) as call:
             await backend.output("c", "x", LENGTH, prompt_tokens=10, continuation=inherited, retained=retained)
             return (await call.outputs())[0]
 

@@ -71,7 +71,7 @@ class GenerationRoutes:
 
     async def generate(self, request: Request) -> Response:
         async with self._calls.read_call(request, self._parse_generate) as (batch, ignored):
-            answer = await self._manager.open(caller(request), batch.prompts, stream=batch.stream)
+            answer = await self._manager.open_answer(caller(request), batch.prompts, stream=batch.stream)
         headers = self._calls.answer_headers(batch.rid, ignored)
         if batch.stream:
             events = stream_events(answer, batch, incremental=self._streams_increments)
@@ -95,7 +95,7 @@ class GenerationRoutes:
             raise RequestRefused('say what to abort: {"rid": "..."} or {"abort_all": true}', param="rid")
         if abort_all and sees_all(request):
             return JSONAnswer({"aborted": self._manager.abort_all()})
-        aborted = self._manager.abort(caller(request), None if abort_all else read_rid(rid, "rid"))
+        aborted = self._manager.abort_requests(caller(request), None if abort_all else read_rid(rid, "rid"))
         if rid and not aborted:
             raise RequestRefused(
                 f"no open request has rid {rid!r}; it may have finished", code="not_found", param="rid"
@@ -106,5 +106,5 @@ class GenerationRoutes:
         """Give up the leases of a finished request. Having none is no error: they may have just expired."""
         async with self._bodies.json_object(request) as fields:
             refuse_unserved(fields, ("rid",))
-        released = await self._manager.control.release(caller(request), read_rid(fields.get("rid"), "rid"))
+        released = await self._manager.control.release_leases(caller(request), read_rid(fields.get("rid"), "rid"))
         return JSONAnswer({"released": released})

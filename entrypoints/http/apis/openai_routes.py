@@ -115,7 +115,7 @@ class OpenAIRoutes:
             batch, headers = call.batch, self._calls.answer_headers(call.batch.rid, ignored)
             response = CompletionResponse(call, self._calls.model, self._manager.tokenizer)
             with COMPLETION_NAMES.translated():
-                answer = await self._manager.open(caller(request), batch.prompts, stream=batch.stream)
+                answer = await self._manager.open_answer(caller(request), batch.prompts, stream=batch.stream)
         if batch.stream:
             return self._calls.stream_answer(answer, response.chunks(answer.updates()), headers)
         with COMPLETION_NAMES.translated(), answer:

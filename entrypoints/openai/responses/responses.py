@@ -138,7 +138,7 @@ class Responses:
         """Abort it; returns its JSON, once it has ended."""
         found = self._find(client.scope(namespace), name, unstored=True)
         if isinstance(found, RunningResponse):
-            self._manager.abort(client, found.request.call.rid)
+            self._manager.abort_requests(client, found.request.call.rid)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(found.ended.wait(), _CANCEL_S)
         elif not found.background:
@@ -155,10 +155,10 @@ class Responses:
         rid = _rid_of(name)
         if isinstance(found, RunningResponse):
             found.stored = False
-            self._manager.abort(client, rid)
+            self._manager.abort_requests(client, rid)
             return
         self._store.pop_response(found.scope, rid)
-        await self._manager.control.release(client, rid)
+        await self._manager.control.release_leases(client, rid)
 
     def _find(self, scope: str, name: str, *, unstored: bool = False) -> RunningResponse | StoredResponse:
         """unstored: also one that runs and will not be stored."""

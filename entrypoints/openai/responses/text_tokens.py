@@ -42,7 +42,7 @@ class TextTokens:
         rows: Iterable[TokenLogprob | None] = output.output_logprobs if len(output.output_logprobs) else repeat(None)
         for token_id, row in zip(output.token_ids, rows, strict=False):
             start = self._decoded
-            self._decoded += len(self._decoder.push((token_id,)))
+            self._decoded += len(self._decoder.push_ids((token_id,)))
             # One within a character has a part in it, though it completes none.
             stop = self._decoded + self._decoder.has_pending_bytes
             self._waiting.append((start, stop, None if row is None else self._encoded(row)))

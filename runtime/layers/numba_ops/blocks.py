@@ -4,8 +4,8 @@ For few rows a product is a matter of reading the weight once. torch's call of o
 that, and looks ahead only as far as the processor does by itself; this kernel reads the same blocks, so that no other
 copy of the weight is needed, and is called like all others here.
 
-How the blocks lie is oneDNN's own affair. So it is found out, not assumed: a weight whose numbers tell their places is
-packed and looked at. If they lie in another way, there is no such product.
+How the blocks lie is oneDNN's own affair. So it is found out, not assumed: a weight of numbers that encode their places
+is packed and looked at. If they lie in another way, there is no such product.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEXT, COUNT, ROWS, STEPS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP = 
 ARGUMENTS = 11
 
 TILES = (12, 8, 4, 2, 1) if HAS_512_BITS else (6, 4, 2, 1, 1)
-"""Rows whose sums stay in registers: of the first two for half of a block's outputs, of the others for all."""
+"""Row counts with sums that stay in registers: the first two for half of a block's outputs, the others for all."""
 
 WIDTHS = (64, 32)
 """Outputs of a block that the kernel knows."""
@@ -88,7 +88,7 @@ def block_kernel(width: int, kind: str) -> Any:
 
 
 class BlockProducts:
-    """Makes products of weights of one dtype. Whoever computes a model calls them from one thread."""
+    """Makes products of weights of one dtype. All calls come from one thread."""
 
     def __init__(self, team: Team, dtype: torch.dtype) -> None:
         """Raises UnknownBlocksError, and whatever compiling raises."""

@@ -25,7 +25,7 @@ NEXT, OUTS, ROWS, X, X_STEP, WEIGHT, TARGET, TARGET_STEP = range(8)
 ARGUMENTS = 8
 
 TILE = 4
-"""Rows, and outputs, whose sums stay in registers."""
+"""Tile of rows and outputs with sums that stay in registers."""
 AT_ONCE = 64
 """Outputs that a thread takes: their weights stay in a core's second cache while all rows pass."""
 
@@ -73,7 +73,7 @@ def logits_kernel(size: int) -> Any:
 
 
 class ExactLogits:
-    """x · Wᵀ of a weight in bfloat16. Whoever computes a model calls it from one thread."""
+    """x · Wᵀ of a weight in bfloat16. All calls come from one thread."""
 
     def __init__(self, size: int) -> None:
         """size: numbers of a row, even. Raises NoTeamError, WrongNumbers, and whatever compiling raises."""

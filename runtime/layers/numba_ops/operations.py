@@ -39,7 +39,7 @@ ONE_THREAD = 1 << 16
 
 
 def load(shape: OpShape, dtype: torch.dtype, team: Team) -> dict[str, Any]:
-    """Name in ops.Ops -> operation, for a model of this shape and dtype. Whoever gets them calls them from one thread
+    """Name in ops.Ops -> operation, for a model of this shape and dtype. All calls come from one thread
     at a time. Raises whatever compiling raises."""
     kind = str(dtype).removeprefix("torch.")
     if kind not in KINDS:

@@ -102,7 +102,7 @@ def gate_row(_context: Any, size: Any, kind: Any, _gate: Any, _up: Any, _target:
 def turn_head(
     _context: Any, size: Any, kind: Any, norms: Any, _x: Any, _angles: Any, _weight: Any, _eps: Any, _target: Any
 ) -> Any:
-    """Rotate a head, whose halves turn together (see rotary.py); norms: 1 if it is normed first. angles: cosines, then
+    """Rotate a head: its halves turn together (see rotary.py); norms: 1 if it is normed first. angles: cosines, then
     sines. target may be x."""
     length, name, has_norm = sized(size), KINDS[sized(kind)], bool(sized(norms))
     item, half = _item(name), length // 2

@@ -40,7 +40,7 @@ def dot_tile(
     """target[row, out] = x[row] · weight[out], in float32.
 
     weight: bfloat16 [outs, size]. x: float32 rows of ``size`` numbers, those of even index first: two neighbours of
-    bfloat16 are one word of 32 bits, whose halves become two vectors of float32 by a shift and a mask.
+    bfloat16 are one word of 32 bits; its halves become two vectors of float32 by a shift and a mask.
     """
     length, num_rows, num_outs = sized(size), sized(rows), sized(outs)
     if length % 2:

@@ -44,7 +44,7 @@ class Manager:
         encode = self.tokenizer.encode_continuation if goes_on else lambda text: self.tokenizer.encode(text, False)
         return [encode(text) for text in texts]
 
-    async def open(self, client: Client, prompts: list[Prompt], *, stream: bool) -> Manager:
+    async def open_answer(self, client: Client, prompts: list[Prompt], *, stream: bool) -> Manager:
         self.prompts += prompts
         return self
 

@@ -41,26 +41,26 @@ def output(text: str, finish: FinishReason | None = None, index: int = 0) -> Tex
 
 def test_the_whole_text_is_read_at_the_end() -> None:
     steps, sent = reader()
-    steps.take(prompt("<tool>"), output("l"))
-    steps.take(prompt("<tool>"), output("never", index=1))
+    steps.add_output(prompt("<tool>"), output("l"))
+    steps.add_output(prompt("<tool>"), output("never", index=1))
     assert not sent.messages
-    steps.take(prompt("<tool>"), output("s", STOP))
+    steps.add_output(prompt("<tool>"), output("s", STOP))
     assert sent.messages == [StepCalls(rid="r", index=0, calls=(ToolCall("<tool>ls"),))]
 
 
 def test_who_has_nothing_behind_it_is_not_read() -> None:
     steps, sent = reader()
     for each in (prompt(job_id=None), prompt(is_last_step=True), prompt(sampling=SamplingParams(beam_width=2))):
-        steps.take(each, output("ls", STOP))
-    steps.take(prompt(), output("ls", FinishReason(type="abort")))
+        steps.add_output(each, output("ls", STOP))
+    steps.add_output(prompt(), output("ls", FinishReason(type="abort")))
     nobody: Any = Sent()
-    StepReader(nobody, None).take(prompt(), output("ls", STOP))
+    StepReader(nobody, None).add_output(prompt(), output("ls", STOP))
     assert not sent.messages and not nobody.messages
 
 
 def test_a_request_that_is_gone_leaves_nothing_behind() -> None:
     steps, _ = reader()
-    steps.take(prompt(), output("l"))
-    steps.forget("r")
-    steps.forget("r")
+    steps.add_output(prompt(), output("l"))
+    steps.forget_request("r")
+    steps.forget_request("r")
     assert not steps._texts

@@ -53,7 +53,7 @@ def test_every_answer_leads_to_what_is_there(seed: int, max_bytes: int) -> None:
                 followers += [(number, mirror), (0, BlockMirror(2))][: 1 if len(followers) > 4 else 2]
         if events := announcer.take_events():
             now.apply(events)
-            past.add(number, packer.payload(events, 0.0), events)
+            past.add_batch(number, packer.payload(events, 0.0), events)
             number += 1
 
 
@@ -62,7 +62,7 @@ def test_what_is_kept_is_bounded() -> None:
     past = PastBatches(packer, 1, 1000, lambda: 0.0)
     for number in range(500):
         events = [BlocksStored("GPU", [number + 1], None, b"abcd"), BlocksRemoved("GPU", [number + 1])]
-        past.add(number, packer.payload(events, 0.0), events)
+        past.add_batch(number, packer.payload(events, 0.0), events)
     kept = past.since(492)
     assert [number for number, _ in kept] == list(range(492, 500)) and past._bytes <= 1000
     assert past.since(500) == past.since(2**64 - 1) == []
@@ -74,12 +74,12 @@ def test_what_is_there_is_put_together_once_for_all_askers() -> None:
     packer = Packer(1, "arrays")
     past = PastBatches(packer, 1, 400, lambda: 0.0)
     for number in range(50):
-        past.add(number, packer.payload([], 0.0), [BlocksStored("GPU", [number + 1], None, b"abcd")])
+        past.add_batch(number, packer.payload([], 0.0), [BlocksStored("GPU", [number + 1], None, b"abcd")])
     [first] = past.since(0)
-    past.add(50, b"next", [BlocksStored("GPU", [99], None, b"abcd")])
+    past.add_batch(50, b"next", [BlocksStored("GPU", [99], None, b"abcd")])
     assert past.since(0) == [first, (50, b"next")]
     for number in range(51, 100):
-        past.add(number, packer.payload([], 0.0), [])
+        past.add_batch(number, packer.payload([], 0.0), [])
     [later] = past.since(0)
     assert later[0] == 99 and len(later[1]) > len(first[1])
 
@@ -89,7 +89,7 @@ def test_a_follower_of_an_earlier_server_gets_all_that_is_there() -> None:
     past = PastBatches(packer, 1, 1 << 20, lambda: 0.0)
     for number in range(5000, 5003):
         events = [BlocksStored("GPU", [number], None, b"abcd")]
-        past.add(number, packer.payload(events, 0.0), events)
+        past.add_batch(number, packer.payload(events, 0.0), events)
     for first in (0, 262, 4999):
         [(number, payload)] = past.since(first)
         cleared, *stored = read_batch(payload, 1)

@@ -21,7 +21,7 @@ def test_what_was_stored_is_loaded(io: BlockIO, pool: DiskPool, memory: np.ndarr
     assert all(store(io, memory, number) for number in (1, 2, 3))
     assert collect(io, 3) == [(1, 1), (2, 1), (3, 1)]
     memory[:] = 7
-    assert io.load(keys(1, 2, 3), pages(4, 0, 8), "load", NEVER)
+    assert io.load_blocks(keys(1, 2, 3), pages(4, 0, 8), "load", NEVER)
     assert collect(io, 1) == [("load", 3)]
     for key, numbers in zip(keys(1, 2, 3), pages(4, 0, 8)):
         assert np.array_equal(payload_in(memory, numbers), payload_of(key))
@@ -39,8 +39,8 @@ def test_blocks_in_one_piece_are_not_copied(pool: DiskPool, page: int, monkeypat
     io = BlockIO(pool, memory, BLOCK)
     for number, place in zip((1, 2), places):
         memory[place] = payload_of(key_of(number)).reshape(-1, page)
-        assert io.store(key_of(number), place, number) and collect(io, 1) == [(number, 1)]
-    assert io.load(keys(2, 1), places[1:], "load", NEVER) and collect(io, 1) == [("load", 2)]
+        assert io.store_block(key_of(number), place, number) and collect(io, 1) == [(number, 1)]
+    assert io.load_blocks(keys(2, 1), places[1:], "load", NEVER) and collect(io, 1) == [("load", 2)]
     assert [bytes(payload_in(memory, place)) for place in places[1:]] == [bytes(payload_of(key)) for key in keys(2, 1)]
     assert io._pages._scratch is None and io.close(60)
 
@@ -49,17 +49,19 @@ def test_pages_in_the_wrong_order_are_not_one_piece(pool: DiskPool) -> None:
     memory = np.zeros((4, BLOCK // 2), dtype=np.uint8)
     fill(pool, [1])
     io = BlockIO(pool, memory, BLOCK)
-    assert io.load(keys(1), np.array([[3, 2]]), "load", NEVER) and collect(io, 1) == [("load", 1)]
+    assert io.load_blocks(keys(1), np.array([[3, 2]]), "load", NEVER) and collect(io, 1) == [("load", 1)]
     assert np.array_equal(memory[[3, 2]].reshape(-1), payload_of(key_of(1)))
-    assert io.store(key_of(2), np.array([3, 2]), "store") and collect(io, 1) == [("store", 1)]
+    assert io.store_block(key_of(2), np.array([3, 2]), "store") and collect(io, 1) == [("store", 1)]
     into = np.zeros(BLOCK, dtype=np.uint8)
     assert pool.read_block(key_of(2), into, 0.0) and np.array_equal(into, payload_of(key_of(1))) and io.close(60)
 
 
 def test_a_load_ends_at_the_first_block_that_is_not_there(io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
     fill(pool, [1, 2, 4])
-    assert io.load(keys(1, 2, 3, 4), pages(0, 1, 2, 3), "a", NEVER) and io.load(keys(9, 1), pages(4, 5), "b", NEVER)
-    assert io.load([], pages()[:0].reshape(0, 5), "c", NEVER)
+    assert io.load_blocks(keys(1, 2, 3, 4), pages(0, 1, 2, 3), "a", NEVER) and io.load_blocks(
+        keys(9, 1), pages(4, 5), "b", NEVER
+    )
+    assert io.load_blocks([], pages()[:0].reshape(0, 5), "c", NEVER)
     assert collect(io, 3) == [("a", 2), ("b", 0), ("c", 0)]
     assert not memory[pages(2, 3, 4, 5)].any() and pool.stats.misses == 2
 
@@ -70,15 +72,15 @@ def test_a_damaged_block_does_not_reach_the_pages(
     fill(pool, [1, 2])
     file = file_of(tmp_path, key_of(2))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    assert io.load(keys(1, 2), pages(0, 1), "load", NEVER) and collect(io, 1) == [("load", 1)]
+    assert io.load_blocks(keys(1, 2), pages(0, 1), "load", NEVER) and collect(io, 1) == [("load", 1)]
     assert np.array_equal(payload_in(memory, pages(0)), payload_of(key_of(1))) and not memory[pages(1)].any()
     assert pool.stats.failures["checksum"] == 1
 
 
 def test_find_counts_leading_blocks(io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
     fill(pool, [1, 2, 4])
-    assert io.find(keys(1, 2, 3, 4), "two", NEVER) and io.find(keys(3), "none", NEVER)
-    assert io.find(keys(1), "late", float("-inf"))
+    assert io.find_blocks(keys(1, 2, 3, 4), "two", NEVER) and io.find_blocks(keys(3), "none", NEVER)
+    assert io.find_blocks(keys(1), "late", float("-inf"))
     assert collect(io, 3) == [("two", 2), ("none", 0), ("late", 0)]
     assert not memory.any() and io.stats.late_loads == 1
 
@@ -102,10 +104,10 @@ def test_what_is_there_is_not_stored_again(
 
 def test_touch_comes_after_the_stores_before_it(gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
     hold(gate, io, memory)
-    assert store(io, memory, 1) and store(io, memory, 2) and io.touch(keys(1, 2)) and io.pending == 3
+    assert store(io, memory, 1) and store(io, memory, 2) and io.touch_blocks(keys(1, 2)) and io.pending == 3
     gate.open.set()
     assert collect(io, 3) == [("held", 1), (1, 1), (2, 1)]
-    assert io.find([], "after", NEVER) and collect(io, 1)  # the touch may be in progress
+    assert io.find_blocks([], "after", NEVER) and collect(io, 1)  # the touch may be in progress
     assert io.close(60) and pool.by_age() == keys(99, 2, 1)
     assert io.queued_bytes == 0 == io.pending
 
@@ -122,14 +124,14 @@ def test_the_owner_is_woken_for_every_completion(pool: DiskPool, memory: np.ndar
     io = BlockIO(pool, memory, BLOCK, wake=wake)
     for number in (1, 2):
         assert store(io, memory, number) and woken.acquire(timeout=60) and polled[-1].tag == number
-    assert io.touch(keys(1)) and io.find(keys(1), "find", NEVER) and woken.acquire(timeout=60)
+    assert io.touch_blocks(keys(1)) and io.find_blocks(keys(1), "find", NEVER) and woken.acquire(timeout=60)
     assert io.close(60) and brief(polled) == [(1, 1), (2, 1), ("find", 1)] and not woken.acquire(blocking=False)
 
 
 def test_a_request_says_what_it_took(pool: DiskPool, memory: np.ndarray) -> None:
     now = [0.0]
     io = BlockIO(pool, memory, BLOCK, clock=lambda: now.append(now[-1] + 1.0) or now[-1])
-    assert io.load(keys(1), pages(0), "load", NEVER)
+    assert io.load_blocks(keys(1), pages(0), "load", NEVER)
     give_up = time.monotonic() + 60
     while not (done := io.poll()) and time.monotonic() < give_up:
         time.sleep(0.001)
@@ -175,8 +177,10 @@ class Batches:
 def test_stores_go_together_where_that_is_of_use(memory: np.ndarray) -> None:
     batches = Batches()
     io = BlockIO(batches, memory, 10 * BLOCK)
-    assert io.load(keys(9), pages(9), "load", NEVER)
-    assert all(store(io, memory, number) for number in (1, 2, 3, 4)) and io.touch(keys(1)) and store(io, memory, 5)
+    assert io.load_blocks(keys(9), pages(9), "load", NEVER)
+    assert (
+        all(store(io, memory, number) for number in (1, 2, 3, 4)) and io.touch_blocks(keys(1)) and store(io, memory, 5)
+    )
     batches.open.set()
     assert collect(io, 6) == [("load", 0), (1, 1), (2, 1), (3, 0), (4, 1), (5, 1)]
     assert batches.batches == [keys(1, 2, 3), keys(4), [b"touch"], keys(5)]
@@ -187,7 +191,7 @@ def test_stores_go_together_where_that_is_of_use(memory: np.ndarray) -> None:
 def test_what_came_to_be_there_is_left_out_of_a_batch(memory: np.ndarray) -> None:
     batches, now = Batches(), [0.0]
     io = BlockIO(batches, memory, 10 * BLOCK, clock=lambda: now.append(now[-1] + 1.0) or now[-1])
-    assert io.load(keys(9), pages(9), "load", NEVER)
+    assert io.load_blocks(keys(9), pages(9), "load", NEVER)
     assert all(store(io, memory, number) for number in (1, 2, 3))
     batches.known.add(key_of(1))
     batches.open.set()
@@ -213,12 +217,12 @@ class TestArguments:
         (one,) = pages(1)
         for wrong in (one[:4], one.astype(float), pages(1, 2)):
             with pytest.raises(ValueError, match="1 blocks need 5 page numbers each"):
-                io.store(key_of(1), wrong, None)
+                io.store_block(key_of(1), wrong, None)
         with pytest.raises(ValueError, match="2 blocks need 5 page numbers each"):
-            io.load(keys(1, 2), pages(1), None, NEVER)
+            io.load_blocks(keys(1, 2), pages(1), None, NEVER)
         for page in (-1, 0, 61):
             with pytest.raises(ValueError, match=f"page {page} is not one of 1 … 60"):
-                io.load(keys(1), np.array([[1, 2, page, 3, 4]]), None, NEVER)
+                io.load_blocks(keys(1), np.array([[1, 2, page, 3, 4]]), None, NEVER)
         assert io.pending == 0
 
     def test_page_numbers_are_copied(self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
@@ -226,7 +230,7 @@ class TestArguments:
         fill(pool, [5])
         hold(gate, io, memory)
         numbers = pages(1)
-        assert io.load(keys(5), numbers, "load", NEVER)
+        assert io.load_blocks(keys(5), numbers, "load", NEVER)
         numbers[:] = 60
         gate.open.set()
         assert collect(io, 2) == [("held", 1), ("load", 1)]

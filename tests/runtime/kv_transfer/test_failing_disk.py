@@ -25,7 +25,7 @@ class TestSlowDisk:
     def test_nothing_waits_for_it(self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
         fill(pool, [5])
         hold(gate, io, memory)
-        assert store(io, memory, 1) and store(io, memory, 2) and io.load(keys(5), pages(5), "load", NEVER)
+        assert store(io, memory, 1) and store(io, memory, 2) and io.load_blocks(keys(5), pages(5), "load", NEVER)
         assert io.poll() == [] and io.pending == 4 and io.queued_bytes == 3 * BLOCK
         assert not memory[pages(5)].any()
         assert pool.contains(key_of(5)) and pool.longest(keys(5, 1)) == 1  # nor do look-ups
@@ -38,7 +38,7 @@ class TestSlowDisk:
         hold(gate, io, memory)  # it counts until it is done
         answers = [store(io, memory, number) for number in (1, 2, 3, 4)]
         assert answers == [Stored.QUEUED, Stored.QUEUED, Stored.DROPPED, Stored.DROPPED]
-        assert not io.touch(keys(1, 2, 3, 4)) and io.touch(keys(1))
+        assert not io.touch_blocks(keys(1, 2, 3, 4)) and io.touch_blocks(keys(1))
         assert io.stats == BlockIOStats(stores_dropped=2)
         gate.open.set()
         assert collect(io, 3) == [("held", 1), (1, 1), (2, 1)]
@@ -56,17 +56,17 @@ class TestSlowDisk:
         io = BlockIO(pool, memory, BLOCK, clock=clock)
         for tag, deadline, blocks in (("in time", 5.0, 3), ("two", 4.0, 2), ("none", 2.0, 0)):
             now = 0.0
-            assert io.load(keys(1, 2, 3), pages(1, 2, 3), tag, deadline) and collect(io, 1) == [(tag, blocks)]
+            assert io.load_blocks(keys(1, 2, 3), pages(1, 2, 3), tag, deadline) and collect(io, 1) == [(tag, blocks)]
         assert io.stats.late_loads == 2 and io.close(60)
 
     def test_closing_does_not_wait_for_ever(self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
         fill(pool, [5])
         hold(gate, io, memory)
-        assert store(io, memory, 1) and io.load(keys(5), pages(5), "load", NEVER)
+        assert store(io, memory, 1) and io.load_blocks(keys(5), pages(5), "load", NEVER)
         assert not io.close(0.01)
         assert brief(io.poll()) == [("load", 0), (1, 0)] and io.pending == 1  # the pages of "held" are still in use
         assert store(io, memory, 2) is Stored.DROPPED
-        assert not io.load(keys(5), pages(5), "again", NEVER) and not io.touch(keys(5))
+        assert not io.load_blocks(keys(5), pages(5), "again", NEVER) and not io.touch_blocks(keys(5))
         gate.open.set()
         assert io.close(60) and brief(io.poll()) == [("held", 1)] and io.pending == 0
         assert not memory[pages(5)].any() and not pool.contains(key_of(1))
@@ -76,7 +76,7 @@ class TestSlowDisk:
     ) -> None:
         fill(pool, [1, 2, 3])
         gate.open.clear()
-        assert io.load(keys(1, 2, 3), pages(1, 2, 3), "load", NEVER) and gate.reached.acquire(timeout=60)
+        assert io.load_blocks(keys(1, 2, 3), pages(1, 2, 3), "load", NEVER) and gate.reached.acquire(timeout=60)
         assert not io.close(0.01)
         gate.open.set()
         assert io.close(60) and brief(io.poll()) == [("load", 1)]
@@ -100,7 +100,7 @@ def test_a_disk_that_refuses_is_no_end(io: BlockIO, pool: DiskPool, memory, monk
         assert store(io, memory, 1) and store(io, memory, 2)
         assert collect(io, 2) == [(1, 0), (2, 0)]
     assert pool.stats.failures["no_space"] == 1 and pool.stats.writes_skipped == 1 == len(gathered)
-    assert io.load(keys(5), pages(5), "load", NEVER) and collect(io, 1) == [("load", 1)]
+    assert io.load_blocks(keys(5), pages(5), "load", NEVER) and collect(io, 1) == [("load", 1)]
 
 
 def test_the_pool_goes_by_the_clock_it_was_given(pool: DiskPool, memory, tmp_path: Path, monkeypatch) -> None:
@@ -113,7 +113,7 @@ def test_the_pool_goes_by_the_clock_it_was_given(pool: DiskPool, memory, tmp_pat
     assert store(io, memory, 1) and collect(io, 1) == [(1, 1)]
     now += TOUCH_S
     os.utime(file_of(tmp_path, key_of(1)), (1, 1))
-    assert io.touch(keys(1)) and io.close(60)
+    assert io.touch_blocks(keys(1)) and io.close(60)
     assert file_of(tmp_path, key_of(1)).stat().st_mtime != 1
 
 
@@ -127,13 +127,13 @@ def test_a_thread_that_dies_leaves_nobody_waiting(
 
     hold(gate, io, memory)
     monkeypatch.setattr(DiskPool, call, fail)
-    assert store(io, memory, 1) and io.touch(keys(1))
-    assert io.load(keys(1), pages(1), "one", NEVER) and io.load(keys(2), pages(2), "two", NEVER)
+    assert store(io, memory, 1) and io.touch_blocks(keys(1))
+    assert io.load_blocks(keys(1), pages(1), "one", NEVER) and io.load_blocks(keys(2), pages(2), "two", NEVER)
     gate.open.set()
     assert collect(io, 4) == [("held", 1), ("one", 0), ("two", 0), (1, 0)]
     io._thread.join(60)
-    assert store(io, memory, 3) is Stored.DROPPED and not io.load(keys(1), pages(1), "late", NEVER)
-    assert not io.touch(keys(1)) and not io.find(keys(1), "late", NEVER)
+    assert store(io, memory, 3) is Stored.DROPPED and not io.load_blocks(keys(1), pages(1), "late", NEVER)
+    assert not io.touch_blocks(keys(1)) and not io.find_blocks(keys(1), "late", NEVER)
     assert io.poll() == [] and io.pending == 0 == io.queued_bytes
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1 and errors[0].exc_info is not None and "KV on disk" in errors[0].getMessage()

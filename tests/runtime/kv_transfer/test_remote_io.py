@@ -46,10 +46,10 @@ def test_two_servers_share_blocks(server: RedisServer) -> None:
     (ours, our_memory), (others, other_memory) = open_io(server), open_io(server)
     our_memory[1:] = rng.integers(0, 256, our_memory[1:].shape, dtype=np.uint8)
     here, there = (rng.permutation(5 * PER_BLOCK).reshape(5, PER_BLOCK) + 1 for _ in range(2))
-    assert all(ours.store(key, pages, key) for key, pages in zip(KEYS[:4], here))
+    assert all(ours.store_block(key, pages, key) for key, pages in zip(KEYS[:4], here))
     assert [(done.tag, done.blocks) for done in wait(ours, 4)] == [(key, 1) for key in KEYS[:4]]
-    assert ours.store(KEYS[0], here[0], None) is Stored.PRESENT
-    assert others.find(KEYS, "find", NEVER) and others.load(KEYS, there, "load", NEVER)
+    assert ours.store_block(KEYS[0], here[0], None) is Stored.PRESENT
+    assert others.find_blocks(KEYS, "find", NEVER) and others.load_blocks(KEYS, there, "load", NEVER)
     assert [(done.tag, done.blocks) for done in wait(others, 2)] == [("find", 4), ("load", 4)]
     assert np.array_equal(other_memory[there[:4]], our_memory[here[:4]]) and not other_memory[there[4]].any()
     assert ours.close(60) and others.close(60)
@@ -63,11 +63,11 @@ def test_a_server_that_is_gone_costs_misses(server: RedisServer) -> None:
     pages = np.arange(1, 1 + PER_BLOCK)
     server.stop()
     for _ in range(4):
-        assert io.load(KEYS[:1], pages, "load", NEVER) and wait(io, 1)[0].blocks == 0
-        assert io.store(KEYS[0], pages, "store") and wait(io, 1)[0].blocks == 0
+        assert io.load_blocks(KEYS[:1], pages, "load", NEVER) and wait(io, 1)[0].blocks == 0
+        assert io.store_block(KEYS[0], pages, "store") and wait(io, 1)[0].blocks == 0
     server.start()
     now = PAUSE_S
-    assert io.store(KEYS[0], pages, "store") and wait(io, 1)[0].blocks == 1
-    assert io.load(KEYS[:1], pages + PER_BLOCK, "load", NEVER) and wait(io, 1)[0].blocks == 1
+    assert io.store_block(KEYS[0], pages, "store") and wait(io, 1)[0].blocks == 1
+    assert io.load_blocks(KEYS[:1], pages + PER_BLOCK, "load", NEVER) and wait(io, 1)[0].blocks == 1
     assert io.close(60) and not memory.any()
     io._pool.close()

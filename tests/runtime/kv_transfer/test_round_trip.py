@@ -59,16 +59,18 @@ def test_every_byte_comes_back(page_size: int, dtype: torch.dtype, tmp_path: Pat
         tiers = TierIO(transfers, page_size, {"disk": BlockIO(disk, host.pages_view, 2**24)})
         on_host = slots(page_size, 3 + store)
         if store:
-            tiers.order([TierCopy(1, True, first, on_host)])
+            tiers.submit_orders([TierCopy(1, True, first, on_host)])
             finish(tiers)
-            tiers.order([BlockWrite("disk", 10 + n, key, on_host[n * BLOCK :][:BLOCK]) for n, key in enumerate(keys)])
+            tiers.submit_orders(
+                [BlockWrite("disk", 10 + n, key, on_host[n * BLOCK :][:BLOCK]) for n, key in enumerate(keys)]
+            )
             finish(tiers)
             for layer in (*device.k, *device.v):
                 layer.fill_(-1)
         else:
-            tiers.order([BlockRead("disk", 3, keys, on_host, 60.0)])
+            tiers.submit_orders([BlockRead("disk", 3, keys, on_host, 60.0)])
             finish(tiers)
-            tiers.order([TierCopy(2, False, second, on_host)])
+            tiers.submit_orders([TierCopy(2, False, second, on_host)])
             finish(tiers)
         assert tiers.close(60)
         disk.close()

@@ -80,7 +80,7 @@ def test_steps_and_copies_at_once_see_what_they_would_one_by_one(seed: int, laye
             fence = 10 * turn + number + 1
             busy[fence] = theirs, ours
             copies.append(TierCopy(fence, to_host, slots_of(theirs, page_size), slots_of(ours, page_size)))
-        transfers.order(copies)
+        transfers.order_copies(copies)
         new = free[: int(rng.integers(0, 3))]  # a step: pages that are not being stored
         on_device[new] = turn
         loading = transfers.loading
@@ -105,7 +105,7 @@ def test_steps_and_copies_at_once_see_what_they_would_one_by_one(seed: int, laye
 def test_a_layer_is_waited_for_alone() -> None:
     rig = Rig()
     rig.cuda.compute.held = True
-    rig.transfers.order([store(1, device=1, host=1, tokens=1), load(2, device=11, host=11, tokens=1)])
+    rig.transfers.order_copies([store(1, device=1, host=1, tokens=1), load(2, device=11, host=11, tokens=1)])
     order: list[str] = []
     for layer in range(LAYERS):
         rig.transfers.wait_layer(layer)
@@ -131,7 +131,7 @@ def test_a_layer_is_waited_for_alone() -> None:
 
 def test_the_first_layer_does_not_wait_for_the_last() -> None:
     rig = Rig()
-    rig.transfers.order([load(1, device=1, host=1, tokens=1), load(2, device=11, host=11, tokens=1)])
+    rig.transfers.order_copies([load(1, device=1, host=1, tokens=1), load(2, device=11, host=11, tokens=1)])
     assert [(call.first, call.layer) for call in rig.pool.calls] == [(s, i) for i in range(LAYERS) for s in (1, 11)]
     seen: list[bool] = []
     rig.transfers.wait_layer(0)
@@ -147,8 +147,8 @@ def test_the_first_layer_does_not_wait_for_the_last() -> None:
 
 def test_all_orders_are_waited_for() -> None:
     rig = Rig()
-    rig.transfers.order([load(1, device=1, host=1, tokens=1)])
-    rig.transfers.order([load(2, device=2, host=2, tokens=1)])
+    rig.transfers.order_copies([load(1, device=1, host=1, tokens=1)])
+    rig.transfers.order_copies([load(2, device=2, host=2, tokens=1)])
     while sum("copy_pages" in piece.run.__qualname__ for piece in rig.up.pieces) > 1:
         rig.cuda.run(1)
     assert rig.transfers.loading, "the first has come, the second has not"
@@ -166,7 +166,7 @@ class TestFailure:
         rig = Rig()
         rig.pool.errors["load", 11, layer] = RuntimeError("a broken line")
         rig.pool.pages_view[1:5] = 9
-        rig.transfers.order([load(1, device=1, host=11, tokens=4), load(2, device=21, host=1, tokens=4)])
+        rig.transfers.order_copies([load(1, device=1, host=11, tokens=4), load(2, device=21, host=1, tokens=4)])
         with pytest.raises(TransferError, match=r"KV of 4 tokens from the host to the device failed.*a broken line"):
             rig.transfers.wait_layer(0)
         assert rig.transfers.loading
@@ -182,13 +182,13 @@ class TestFailure:
     def test_no_graph_runs_over_a_load_that_failed(self) -> None:
         rig = Rig()
         rig.pool.errors["load", 1, 0] = RuntimeError("a broken line")
-        rig.transfers.order([load(1, device=1, host=1, tokens=1)])
+        rig.transfers.order_copies([load(1, device=1, host=1, tokens=1)])
         assert rig.transfers.loading and rig.transfers.poll() and not rig.transfers.loading
 
     def test_a_store_that_fails_concerns_no_step(self, caplog: pytest.LogCaptureFixture) -> None:
         rig = Rig()
         rig.pool.errors["store", 1, 0] = MemoryError("no room")
-        rig.transfers.order([store(1, device=1, host=1, tokens=1), store(2, device=2, host=2, tokens=1)])
+        rig.transfers.order_copies([store(1, device=1, host=1, tokens=1), store(2, device=2, host=2, tokens=1)])
         rig.transfers.wait_layer(LAYERS - 1)
         rig.cuda.run()
         assert outcomes(rig.transfers.poll()) == [(1, False), (2, True)] and not rig.transfers.loading
@@ -197,7 +197,7 @@ class TestFailure:
 def test_the_time_of_a_group_is_shared_by_tokens() -> None:
     """A copy takes a millisecond per layer here, and so does an event."""
     rig = Rig()
-    rig.transfers.order([load(1, device=1, host=1, tokens=3), load(2, device=11, host=11, tokens=1)])
+    rig.transfers.order_copies([load(1, device=1, host=1, tokens=3), load(2, device=11, host=11, tokens=1)])
     rig.cuda.run()
     assert {copy.fence: copy.seconds for copy in rig.transfers.poll()} == pytest.approx(
         {1: 0.009 * 3 / 4, 2: 0.009 / 4}
@@ -206,9 +206,9 @@ def test_the_time_of_a_group_is_shared_by_tokens() -> None:
 
 def test_closing_waits_for_what_is_queued_and_takes_no_more() -> None:
     rig = Rig()
-    rig.transfers.order([store(1, device=1, host=1, tokens=1), load(2, device=2, host=2, tokens=1)])
+    rig.transfers.order_copies([store(1, device=1, host=1, tokens=1), load(2, device=2, host=2, tokens=1)])
     assert rig.transfers.close(0.0)
-    rig.transfers.order([store(3, device=3, host=3, tokens=1), load(4, device=4, host=4, tokens=1)])
+    rig.transfers.order_copies([store(3, device=3, host=3, tokens=1), load(4, device=4, host=4, tokens=1)])
     assert sorted(outcomes(rig.transfers.poll())) == [(1, True), (2, True), (3, False), (4, False)]
     assert rig.transfers.under_way == 0 and len(rig.pool.calls) == 1 + LAYERS
 
@@ -219,7 +219,7 @@ def test_pools_that_were_made_in_inference_mode() -> None:
         device = device_pool(8, heads=SMALL, dtype=torch.uint8)
         pool = HostPool(device, 8, copy_pages=copy_pages_torch)
     transfers = StreamTransfers(pool, CPU, cuda=FakeCuda())
-    transfers.order([store(1, device=1, host=1, tokens=4), load(2, device=5, host=5, tokens=4)])
+    transfers.order_copies([store(1, device=1, host=1, tokens=4), load(2, device=5, host=5, tokens=4)])
     assert transfers.close(60) and sorted(outcomes(transfers.poll())) == [(1, True), (2, True)]
 
 

@@ -128,7 +128,7 @@ def test_any_order_of_many_copies_moves_the_right_bytes(page_size: int, dtype: t
                 on_host[kept] = on_device[theirs]
             else:
                 on_device[theirs] = on_host[kept]
-        transfers.order(copies)
+        transfers.order_copies(copies)
         most = max(most, transfers.under_way)
         if rng.random() < 0.3:
             for layer in range(LAYERS):
@@ -147,8 +147,8 @@ def test_any_order_of_many_copies_moves_the_right_bytes(page_size: int, dtype: t
 class TestOrder:
     def test_a_group_goes_layer_by_layer_and_groups_one_after_the_other(self, transfers, pool: HeldPool) -> None:
         pool.hold()
-        transfers.order([load(1, device=1, host=1, tokens=2), load(2, device=11, host=11, tokens=3)])
-        transfers.order([load(3, device=21, host=21, tokens=1)])
+        transfers.order_copies([load(1, device=1, host=1, tokens=2), load(2, device=11, host=11, tokens=3)])
+        transfers.order_copies([load(3, device=21, host=21, tokens=1)])
         pool.let_go()
         assert outcomes(collect(transfers, 3)) == [(1, True), (2, True), (3, True)]
         first = [("load", slot, layer) for layer in range(LAYERS) for slot in (1, 11)]
@@ -156,9 +156,9 @@ class TestOrder:
 
     def test_a_load_waits_for_one_piece_of_a_store(self, transfers, pool: HeldPool, device: MHAKVPool) -> None:
         pool.hold()
-        transfers.order([store(1, device=1, host=1, tokens=10), store(2, device=31, host=31, tokens=1)])
+        transfers.order_copies([store(1, device=1, host=1, tokens=10), store(2, device=31, host=31, tokens=1)])
         pool.wait_begun()
-        transfers.order([store(3, device=41, host=41, tokens=1), load(4, device=21, host=21, tokens=6)])
+        transfers.order_copies([store(3, device=41, host=41, tokens=1), load(4, device=21, host=21, tokens=6)])
         pool.permit(1 + LAYERS)
         pool.wait_begun(1 + LAYERS)
         assert outcomes(collect(transfers, 1)) == [(4, True)], "a part of a store is no store"
@@ -173,7 +173,7 @@ class TestOrder:
     def test_a_piece_is_a_page_at_least(self, wakes: Wakes) -> None:
         pool = HeldPool(device_pool(64, 16, layers=LAYERS), 64)
         transfers = ThreadTransfers(pool, wakes, piece_bytes=1)
-        transfers.order([store(1, device=16, host=32, tokens=32)])
+        transfers.order_copies([store(1, device=16, host=32, tokens=32)])
         assert outcomes(collect(transfers, 1)) == [(1, True)]
         assert [(call.first, call.size) for call in pool.calls] == [(32, 16), (48, 16)]
         assert transfers.close(60)
@@ -183,7 +183,7 @@ class TestWaiting:
     def test_a_layer_is_waited_for_alone(self, transfers, pool: HeldPool, device: MHAKVPool) -> None:
         pool.pages_view[1:5] = 7
         pool.hold()
-        transfers.order([load(1, device=1, host=1, tokens=4)])
+        transfers.order_copies([load(1, device=1, host=1, tokens=4)])
         pool.permit()
         pool.wait_begun(2)  # layer 1 is being copied
         transfers.wait_layer(0)
@@ -200,8 +200,8 @@ class TestWaiting:
 
     def test_all_groups_are_waited_for(self, transfers, pool: HeldPool) -> None:
         pool.hold()
-        transfers.order([load(1, device=1, host=1, tokens=1)])
-        transfers.order([load(2, device=2, host=2, tokens=1)])
+        transfers.order_copies([load(1, device=1, host=1, tokens=1)])
+        transfers.order_copies([load(2, device=2, host=2, tokens=1)])
         pool.permit(LAYERS)
         assert outcomes(collect(transfers, 1)) == [(1, True)]
         thread, found = aside(lambda: transfers.wait_layer(0))
@@ -213,7 +213,7 @@ class TestWaiting:
 
     def test_stores_are_waited_for_by_nobody(self, transfers, pool: HeldPool) -> None:
         pool.hold()
-        transfers.order([store(1, device=1, host=1, tokens=1)])
+        transfers.order_copies([store(1, device=1, host=1, tokens=1)])
         transfers.wait_layer(LAYERS - 1)
         assert not transfers.loading and transfers.under_way == 1
 
@@ -225,7 +225,7 @@ class TestFailure:
         pool.errors["load", 11, layer] = RuntimeError("a broken line")
         copies = [load(1, device=21, host=21, tokens=4), load(2, device=31, host=11, tokens=4)]
         pool.hold()
-        transfers.order(copies)
+        transfers.order_copies(copies)
         pool.let_go()
         with pytest.raises(TransferError, match=r"KV of 4 tokens from the host to the device failed.*a broken line"):
             transfers.wait_layer(LAYERS - 1)
@@ -238,15 +238,15 @@ class TestFailure:
         assert steps(pool).count(("load", 11, layer)) == 1 and ("load", 11, layer + 1) not in steps(pool)
         errors = [record for record in caplog.records if record.levelno == logging.ERROR]
         assert len(errors) == 1 and errors[0].exc_info is not None
-        transfers.order([load(3, device=31, host=21, tokens=4)])
+        transfers.order_copies([load(3, device=31, host=21, tokens=4)])
         transfers.wait_layer(LAYERS - 1)
         assert outcomes(collect(transfers, 1)) == [(3, True)] and (device_bytes(device)[31:35] == 9).all()
 
     def test_who_waits_is_told_at_once(self, transfers, pool: HeldPool) -> None:
         pool.errors["load", 1, 0] = RuntimeError("a broken line")
         pool.hold()
-        transfers.order([load(1, device=1, host=1, tokens=1)])
-        transfers.order([load(2, device=2, host=2, tokens=1)])
+        transfers.order_copies([load(1, device=1, host=1, tokens=1)])
+        transfers.order_copies([load(2, device=2, host=2, tokens=1)])
         thread, found = aside(lambda: transfers.wait_layer(0))
         pool.permit()
         thread.join(60)
@@ -254,14 +254,14 @@ class TestFailure:
 
     def test_a_store_that_fails_concerns_no_step(self, transfers, pool: HeldPool, caplog) -> None:
         pool.errors["store", 5, 0] = MemoryError("no room")
-        transfers.order([store(1, device=1, host=1, tokens=10), store(2, device=21, host=21, tokens=1)])
+        transfers.order_copies([store(1, device=1, host=1, tokens=10), store(2, device=21, host=21, tokens=1)])
         transfers.wait_layer(LAYERS - 1)
         assert outcomes(collect(transfers, 2)) == [(1, False), (2, True)]
         assert not transfers.loading and ("store", 9, 0) not in steps(pool)
         assert "no room" in caplog.text
 
     def test_slots_that_are_no_pages_of_the_pool(self, transfers, caplog) -> None:
-        transfers.order([load(1, device=0, host=1, tokens=1), load(2, device=1, host=1, tokens=1)])
+        transfers.order_copies([load(1, device=0, host=1, tokens=1), load(2, device=1, host=1, tokens=1)])
         assert sorted(outcomes(collect(transfers, 2))) == [(1, False), (2, True)]
         assert "device page 0" in caplog.text
 
@@ -270,16 +270,16 @@ class TestFailure:
         pool.errors[kind, 1, 0] = SystemExit("out of the blue")
         pool.hold()
         make = load if kind == "load" else store
-        transfers.order([make(1, device=1, host=1, tokens=1)])
+        transfers.order_copies([make(1, device=1, host=1, tokens=1)])
         pool.wait_begun()
-        transfers.order([load(2, device=2, host=2, tokens=1), store(3, device=3, host=3, tokens=1)])
+        transfers.order_copies([load(2, device=2, host=2, tokens=1), store(3, device=3, host=3, tokens=1)])
         thread, found = aside(lambda: transfers.wait_layer(0))
         pool.let_go()
         thread.join(60)
         assert isinstance(found[0], TransferError)
         wakes.wait()
         assert sorted(outcomes(collect(transfers, 3))) == [(1, False), (2, False), (3, False)]
-        transfers.order([load(4, device=4, host=4, tokens=1), store(5, device=5, host=5, tokens=1)])
+        transfers.order_copies([load(4, device=4, host=4, tokens=1), store(5, device=5, host=5, tokens=1)])
         with pytest.raises(TransferError, match="the thread that copies has failed"):
             transfers.wait_layer(0)
         assert sorted(outcomes(transfers.poll())) == [(4, False), (5, False)]
@@ -293,17 +293,17 @@ class TestWake:
     def test_each_end_wakes(self, transfers, pool: HeldPool, wakes: Wakes) -> None:
         pool.errors["load", 2, 1] = RuntimeError("a broken line")
         for copy in (load(1, device=1, host=1, tokens=1), load(2, device=2, host=2, tokens=1)):
-            transfers.order([copy])
+            transfers.order_copies([copy])
             wakes.wait()
             assert [ended.fence for ended in transfers.poll()] == [copy.fence]
-        transfers.order([store(3, device=3, host=3, tokens=9)])
+        transfers.order_copies([store(3, device=3, host=3, tokens=9)])
         wakes.wait()
         assert outcomes(transfers.poll()) == [(3, True)] and wakes.threads == {"baton-transfer"}
 
     def test_a_failure_wakes_before_the_rest_has_come(self, transfers, pool: HeldPool, wakes: Wakes) -> None:
         pool.errors["load", 2, 0] = RuntimeError("a broken line")
         pool.hold()
-        transfers.order([load(1, device=1, host=1, tokens=1), load(2, device=2, host=2, tokens=1)])
+        transfers.order_copies([load(1, device=1, host=1, tokens=1), load(2, device=2, host=2, tokens=1)])
         pool.permit(2)
         wakes.wait()
         assert outcomes(transfers.poll()) == [(2, False)]
@@ -313,9 +313,9 @@ class TestWake:
             raise OSError("the socket is gone")
 
         transfers = ThreadTransfers(pool, fail)
-        transfers.order([store(1, device=1, host=1, tokens=1)])
+        transfers.order_copies([store(1, device=1, host=1, tokens=1)])
         assert outcomes(collect(transfers, 1)) == [(1, True)]
-        transfers.order([store(2, device=1, host=2, tokens=1)])
+        transfers.order_copies([store(2, device=1, host=2, tokens=1)])
         assert outcomes(collect(transfers, 1)) == [(2, True)] and transfers.close(60)
         assert "the socket is gone" in caplog.text
 
@@ -323,12 +323,12 @@ class TestWake:
 class TestClosing:
     def test_what_is_not_begun_is_given_up(self, transfers, pool: HeldPool) -> None:
         pool.hold()
-        transfers.order([load(1, device=1, host=1, tokens=1)])
+        transfers.order_copies([load(1, device=1, host=1, tokens=1)])
         pool.wait_begun()
-        transfers.order([load(2, device=2, host=2, tokens=1), store(3, device=3, host=3, tokens=1)])
+        transfers.order_copies([load(2, device=2, host=2, tokens=1), store(3, device=3, host=3, tokens=1)])
         assert not transfers.close(0.01)
         assert outcomes(transfers.poll()) == [(2, False), (3, False)] and transfers.under_way == 1
-        transfers.order([store(4, device=4, host=4, tokens=1)])
+        transfers.order_copies([store(4, device=4, host=4, tokens=1)])
         assert outcomes(transfers.poll()) == [(4, False)] and transfers.loading
         pool.let_go()
         assert transfers.close(60) and outcomes(transfers.poll()) == [(1, False)]
@@ -337,7 +337,7 @@ class TestClosing:
 
     def test_a_store_ends_with_its_piece(self, transfers, pool: HeldPool) -> None:
         pool.hold()
-        transfers.order([store(1, device=1, host=1, tokens=9)])
+        transfers.order_copies([store(1, device=1, host=1, tokens=9)])
         pool.wait_begun()
         assert not transfers.close(0.01) and transfers.poll() == []
         pool.let_go()
@@ -345,7 +345,7 @@ class TestClosing:
 
     def test_a_copy_that_ends_as_a_whole_is_good(self, transfers, pool: HeldPool) -> None:
         pool.hold()
-        transfers.order([store(1, device=1, host=1, tokens=4)])
+        transfers.order_copies([store(1, device=1, host=1, tokens=4)])
         pool.wait_begun()
         assert not transfers.close(0.01)
         pool.let_go()
@@ -357,8 +357,8 @@ def test_seconds_leave_the_queue_out(transfers, pool: HeldPool, monkeypatch: pyt
     ticks = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     pool.hold()
-    transfers.order([store(1, device=1, host=1, tokens=10), store(2, device=31, host=31, tokens=1)])
+    transfers.order_copies([store(1, device=1, host=1, tokens=10), store(2, device=31, host=31, tokens=1)])
     pool.wait_begun()
-    transfers.order([load(3, device=21, host=21, tokens=1), load(4, device=22, host=22, tokens=1)])
+    transfers.order_copies([load(3, device=21, host=21, tokens=1), load(4, device=22, host=22, tokens=1)])
     pool.let_go()
     assert {copy.fence: copy.seconds for copy in collect(transfers, 4)} == {1: 3.0, 2: 1.0, 3: LAYERS, 4: LAYERS}

@@ -29,7 +29,7 @@ class NoCopies:
     def __init__(self) -> None:
         self.copies: list[TierCopy] = []
 
-    def order(self, copies: list[TierCopy]) -> None:
+    def order_copies(self, copies: list[TierCopy]) -> None:
         self.copies += copies
 
     @property
@@ -93,7 +93,7 @@ def test_each_order_comes_back_once(tier_io: TierIO, pool: DiskPool, memory: np.
     copy = TierCopy(7, True, slots(1), slots(1))
     find = BlockFind("disk", 8, (key_of(1), key_of(2), key_of(3)), 60.0)
     read = BlockRead("disk", 9, (key_of(1), key_of(2), key_of(3)), slots(11, 15), 60.0)
-    tier_io.order([copy, find, read, BlockWrite("disk", 10, key_of(4), slots(31))])
+    tier_io.submit_orders([copy, find, read, BlockWrite("disk", 10, key_of(4), slots(31))])
     assert tier_io.under_way == 4
     found = finish(tier_io)
     assert found[7] == Ended(7, True, 0.5)
@@ -105,21 +105,23 @@ def test_each_order_comes_back_once(tier_io: TierIO, pool: DiskPool, memory: np.
 
 def test_what_is_there_or_not_accepted_is_over_at_once(tier_io: TierIO, pool: DiskPool) -> None:
     fill(pool, [1])
-    tier_io.order([BlockWrite("disk", 3, key_of(1), slots(1))])
+    tier_io.submit_orders([BlockWrite("disk", 3, key_of(1), slots(1))])
     (ended,) = tier_io.poll()
     assert ended == BlocksEnded(3, 1, 0.0) and tier_io.under_way == 0
     assert tier_io.close(60)
-    tier_io.order([BlockWrite("disk", 4, key_of(2), slots(1)), BlockRead("disk", 5, (key_of(1),), slots(1), 60.0)])
+    tier_io.submit_orders(
+        [BlockWrite("disk", 4, key_of(2), slots(1)), BlockRead("disk", 5, (key_of(1),), slots(1), 60.0)]
+    )
     assert [(ended.fence, blocks(ended)) for ended in tier_io.poll()] == [(4, 0), (5, 0)]
 
 
 def test_blocks_in_use_are_marked_after_what_is_written_and_nobody_hears_of_it(tier_io: TierIO, pool: DiskPool) -> None:
     fill(pool, [1, 2, 3])
     used = BlockTouch("disk", (key_of(1), key_of(2), key_of(4)))
-    tier_io.order([BlockWrite("disk", 9, key_of(4), slots(1)), used])
+    tier_io.submit_orders([BlockWrite("disk", 9, key_of(4), slots(1)), used])
     assert tier_io.under_way == 1 and [*finish(tier_io)] == [9] and tier_io.under_way == 0
     assert tier_io.close(60) and pool.by_age() == [key_of(number) for number in (3, 4, 2, 1)]
-    tier_io.order([used])
+    tier_io.submit_orders([used])
     assert tier_io.under_way == 0 and tier_io.poll() == []
 
 
@@ -129,7 +131,9 @@ def test_a_read_has_so_long_from_its_order_on(pool: DiskPool, memory: np.ndarray
     now = 1000.0
     io = BlockIO(pool, memory, pool.block_bytes, clock=lambda: now)
     tiers = TierIO(transfers, 2, {"disk": io}, clock=lambda: now)
-    tiers.order([BlockRead("disk", 1, (key_of(1),), slots(1), 0.0), BlockRead("disk", 2, (key_of(1),), slots(1), 0.1)])
+    tiers.submit_orders(
+        [BlockRead("disk", 1, (key_of(1),), slots(1), 0.0), BlockRead("disk", 2, (key_of(1),), slots(1), 0.1)]
+    )
     assert {fence: blocks(ended) for fence, ended in finish(tiers).items()} == {1: 0, 2: 1}
     assert tiers.close(60)
 
@@ -141,7 +145,9 @@ def test_only_finite_numbers_are_stored(tmp_path: Path, caplog: pytest.LogCaptur
     io = BlockIO(pool, numbers.view(torch.uint8).numpy(), 10 * 4096, is_sound=partial(is_finite, dtype="float32"))
     transfers: Any = NoCopies()
     tiers = TierIO(transfers, 1, {"disk": io})
-    tiers.order([BlockWrite("disk", page, key_of(page), np.array([page], dtype=np.int32)) for page in (1, 2, 3)])
+    tiers.submit_orders(
+        [BlockWrite("disk", page, key_of(page), np.array([page], dtype=np.int32)) for page in (1, 2, 3)]
+    )
     assert {fence: blocks(ended) for fence, ended in finish(tiers).items()} == {1: 1, 2: 0, 3: 1}
     assert not pool.contains(key_of(2)) and io.stats.unsound_stores == 1 and "are not finite" in caplog.text
     assert tiers.close(60)

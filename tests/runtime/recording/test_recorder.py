@@ -46,7 +46,7 @@ def test_prompt_and_outputs(tokenizer: Tokenizer, tmp_path: Path) -> None:
     two = prompt("b", sampling=SamplingParams(n=2), namespace="s", job_id="j")
 
     async def body(backend: Backend) -> None:
-        call = await backend.manager.open(SOLE_CLIENT, [prompt("a"), two], stream=True)
+        call = await backend.manager.open_answer(SOLE_CLIENT, [prompt("a"), two], stream=True)
         await backend.output("a", "x")
         await backend.output("b", "q", LENGTH, index=0)
         await backend.output("a", "y", LENGTH, found=FoundTokens(device=1))
@@ -68,7 +68,7 @@ def test_a_continuation_is_recorded_whole_and_its_client_sees_no_difference(
     recorder, _ = recorder_to(tmp_path / "log")
 
     async def body(backend: Backend) -> None:
-        call = await backend.manager.open(SOLE_CLIENT, [child("c", suffix_text="d")], stream=True)
+        call = await backend.manager.open_answer(SOLE_CLIENT, [child("c", suffix_text="d")], stream=True)
         (sent,) = [each for each in backend.received() if isinstance(each, RequestSpec)]
         assert sent.returns_prompt
         await backend.output("c", "x", prompt_ids=pack_ids([1, 2, 100]))
@@ -89,7 +89,9 @@ def test_what_used_no_cache_is_not_recorded(tokenizer: Tokenizer, tmp_path: Path
         manager = backend.manager
         probe = make_prompt("health-1", input_ids=[0])
         assert not probe.group
-        call = await manager.open(SOLE_CLIENT, [probe, prompt("refused"), child("early"), prompt("open")], stream=True)
+        call = await manager.open_answer(
+            SOLE_CLIENT, [probe, prompt("refused"), child("early"), prompt("open")], stream=True
+        )
         await backend.output("health-1", "x", LENGTH)
         await backend.send(RequestError(rid="refused", message="full"))
         await backend.output("early", "", ABORT, prompt_ids=pack_ids([7]))
@@ -104,7 +106,7 @@ def test_a_call_that_is_refused_leaves_nothing_behind(tokenizer: Tokenizer, tmp_
 
     async def body(backend: Backend) -> None:
         try:
-            await backend.manager.open(SOLE_CLIENT, [prompt("twice"), prompt("twice")], stream=True)
+            await backend.manager.open_answer(SOLE_CLIENT, [prompt("twice"), prompt("twice")], stream=True)
         except RequestRefused:
             assert not recorder._open
         else:
@@ -117,7 +119,7 @@ def test_an_aborted_request_is_recorded_as_far_as_it_came(tokenizer: Tokenizer, 
     recorder, _ = recorder_to(tmp_path / "log")
 
     async def body(backend: Backend) -> None:
-        call = await backend.manager.open(SOLE_CLIENT, [prompt("a")], stream=True)
+        call = await backend.manager.open_answer(SOLE_CLIENT, [prompt("a")], stream=True)
         await backend.output("a", "x")
         call.close()
         await backend.output("a", "y", ABORT)

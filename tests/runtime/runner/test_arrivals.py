@@ -85,7 +85,7 @@ class Scene:
             layer[torch.from_numpy(self.device_slots).long()] = torch.nan
         self.pool.hold()
         self.runner.transfers = self.transfers
-        self.transfers.order([TierCopy(1, False, self.device_slots, self.host_slots)])
+        self.transfers.order_copies([TierCopy(1, False, self.device_slots, self.host_slots)])
 
     def follow(self, ids: list[int]) -> DrivenSequence:
         """A sequence that goes on behind the prefix, which it shares."""

@@ -112,7 +112,7 @@ def test_beams_too_narrow_for_their_own_graph_take_that_of_a_decode(folder, monk
     batch = AttentionBatch(table, rows, 300 * ones, ones, 24, [SharedPrefix(0, 12, 300)])
     assert isinstance(runner.attention, GraphBackend) and runner._graphs is not None
     assert runner.attention.graph_kind(batch) is GraphKind.SHARED
-    assert runner._graphs.find(batch) == GraphShape(GraphKind.DECODE, 16, 16)
+    assert runner._graphs.find_shape(batch) == GraphShape(GraphKind.DECODE, 16, 16)
 
 
 @pytest.mark.gpu

@@ -25,16 +25,16 @@ def test_sizes_rise_to_the_largest(sizes, largest):
 def test_the_smallest_shape_that_holds_a_step(max_sequences, max_tokens, group):
     shapes = GraphCatalog(max_sequences=max_sequences, max_tokens=max_tokens, group=group)
     for rows in range(1, max_sequences + 1):
-        shape = shapes.find(GraphKind.DECODE, rows, rows)
+        shape = shapes.find_shape(GraphKind.DECODE, rows, rows)
         assert shape is not None and shape.tokens == shape.sequences >= rows
-    assert shapes.find(GraphKind.DECODE, max_sequences + 1, max_sequences + 1) is None
+    assert shapes.find_shape(GraphKind.DECODE, max_sequences + 1, max_sequences + 1) is None
     for sequences in range(1, max_sequences + 1):
         for tokens in range(sequences, max_tokens + 1, 7):
-            shape = shapes.find(GraphKind.EXTEND, tokens, sequences)
+            shape = shapes.find_shape(GraphKind.EXTEND, tokens, sequences)
             if shape is not None:
                 assert shape.tokens >= tokens
                 assert shape.sequences - sequences >= (1 if shape.tokens > tokens else 0), "what pads is a sequence"
-    assert shapes.find(GraphKind.EXTEND, max_tokens + 1, 1) is None
+    assert shapes.find_shape(GraphKind.EXTEND, max_tokens + 1, 1) is None
 
 
 def test_suffixes_of_continuations_find_a_graph():
@@ -42,7 +42,7 @@ def test_suffixes_of_continuations_find_a_graph():
     shapes = GraphCatalog(max_sequences=64, max_tokens=512, group=4)
     for sequences in (1, 2, 16, 63, 64):
         for each in (2, 3, 4, 5, 8):
-            shape = shapes.find(GraphKind.EXTEND, sequences * each, sequences)
+            shape = shapes.find_shape(GraphKind.EXTEND, sequences * each, sequences)
             assert shape is not None and shape.tokens <= max(24, 2 * sequences * each)
 
 
@@ -53,7 +53,7 @@ def test_a_short_extend_leaves_a_small_tile():
         if shape.kind is GraphKind.EXTEND and shape.tokens >= 24:
             assert (shape.tokens - shape.sequences + 1) * 4 <= 64
     few = GraphCatalog(max_sequences=16, max_tokens=512, group=4)
-    shape = few.find(GraphKind.EXTEND, 128, 16)
+    shape = few.find_shape(GraphKind.EXTEND, 128, 16)
     assert shape is not None and shape.sequences == 113, "more than can run: padding is free"
 
 
@@ -62,7 +62,7 @@ def test_graphs_for_beams():
     sizes = [shape.tokens for shape in shapes.largest_first if shape.kind is GraphKind.SHARED]
     assert sizes == [512, 448, 384, 320, 256, 192, 128, 64]
     few = GraphCatalog(max_sequences=48, max_tokens=512, group=4)
-    assert few.find(GraphKind.SHARED, 32, 32) is None
+    assert few.find_shape(GraphKind.SHARED, 32, 32) is None
 
 
 def test_the_largest_is_captured_first():

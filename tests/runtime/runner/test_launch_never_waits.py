@@ -123,7 +123,7 @@ def set_up(
     sampler = Sampler(vocab_size, EOS, device, ops)
     step_runner = StepRunner(cast(Any, runner), sampler, cast(Any, None), StepProfiler(device))
     previous = torch.arange(20, 20 + len(batch), device=device)
-    step_runner._sequences.update(batch.opened, [])
+    step_runner._sequences.update_sequences(batch.opened, [])
     for serial in batch.serials[batch.samples].tolist():
         step_runner._sequences[serial].append([11, 12])
     batch = replace(batch, opened=[])

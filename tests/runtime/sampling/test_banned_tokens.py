@@ -119,7 +119,7 @@ def test_penalties_and_the_minimum_leave_bans_as_they_are() -> None:
 def test_tokens_are_recorded_only_where_bans_look_back() -> None:
     table = SequenceTable()
     plain, single, pair = (make_sequence(serial=i, banned=ids).info for i, ids in enumerate(([], [[5]], [[5, 6]])))
-    table.update([plain, single, pair], [])
+    table.update_sequences([plain, single, pair], [])
     assert list(table.recording) == [2] and table[0].banned is None
     state = table[2].banned
     assert state is not None

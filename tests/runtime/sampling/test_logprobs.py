@@ -25,7 +25,7 @@ def check(result: TokenLogprobs, logits: torch.Tensor, ids: list[int], k: int) -
 
 def read(scores: LogprobsInFlight, ids: list[np.ndarray]) -> list[TokenLogprobs]:
     """As a finished step does it."""
-    return scores.read(to_host(scores.tensors).wait(), ids)
+    return scores.read_logprobs(to_host(scores.tensors).wait(), ids)
 
 
 def of_outputs(logits: torch.Tensor, ids: torch.Tensor, top_ks: list[int]) -> list[TokenLogprobs]:

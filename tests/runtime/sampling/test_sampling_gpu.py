@@ -83,7 +83,7 @@ def test_a_row_gets_the_same_token_in_any_batch(name, vocab_size):
     together = draw(ops, name, case, 60)
     for rows in ([5], [63, 0], list(range(7, 40))):
         index = torch.tensor(rows, device="cuda")
-        part = DrawCase(case.logits[index], case.filters.take(index), case.keys[index])
+        part = DrawCase(case.logits[index], case.filters.select_rows(index), case.keys[index])
         assert torch.equal(draw(ops, name, part, 60), together[index])
 
 

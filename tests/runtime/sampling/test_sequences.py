@@ -12,11 +12,11 @@ from tests.doubles.sampling_requests import make_info, make_sequence
 def test_sequences_are_there_from_opened_to_closed():
     table = SequenceTable()
     first, second, third = (make_info(serial=serial, seed=serial) for serial in (4, 9, 11))
-    table.update([first, second], [])
+    table.update_sequences([first, second], [])
     assert len(table) == 2 and table[4].info is first and not table.recording
     table[9].append([5])
     state = table[9]
-    table.update([third], [4])
+    table.update_sequences([third], [4])
     assert len(table) == 2 and 4 not in table.recording and table[9] is state and table[11].info is third
     with pytest.raises(KeyError):
         table[4]
@@ -24,9 +24,9 @@ def test_sequences_are_there_from_opened_to_closed():
 
 def test_what_was_never_opened_may_be_closed_and_twice():
     table = SequenceTable()
-    table.update([make_info(serial=1)], [7])
-    table.update([], [1, 7])
-    table.update([], [1])
+    table.update_sequences([make_info(serial=1)], [7])
+    table.update_sequences([], [1, 7])
+    table.update_sequences([], [1])
     assert len(table) == 0
 
 

@@ -161,7 +161,7 @@ def test_no_rows_and_more_tokens_than_a_kernel_takes(interpreter):
 
     case = random_case(2, 2, 5000, most_top_k=5000)
     none = torch.empty(0, dtype=torch.int64)
-    filters = case.filters.take(none)
+    filters = case.filters.select_rows(none)
     assert triton_ops.draw_all(case.logits[:0], filters, case.keys[:0]).tolist() == []
     assert triton_ops.draw_ranked(case.logits[:0], case.logits[:0].long(), filters, case.keys[:0]).tolist() == []
     assert triton_ops.draw_top_k(case.logits[:0], 50, filters, case.keys[:0]).tolist() == []

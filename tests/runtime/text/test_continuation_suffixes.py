@@ -56,7 +56,7 @@ def test_rest_goes_before_ids() -> None:
 
 def test_rest_that_comes_while_the_child_waits() -> None:
     suffixes = make()
-    suffixes.open("child", ContinuationSpec(parent_rid="p", suffix_text="b"), ids("b"))
+    suffixes.open_suffix("child", ContinuationSpec(parent_rid="p", suffix_text="b"), ids("b"))
     suffixes.remember(("p", 0), "a")
     assert suffixes.ids("child").tolist() == ids("ab").tolist()
     suffixes.close("child")

@@ -28,7 +28,7 @@ TEXTS = st.lists(HARD_CHARACTERS | st.text(max_size=8) | st.sampled_from(trained
 
 def stream(token_bytes: TokenBytes, ids: list[int], skip: bool) -> list[str]:
     decoder = IncrementalDecoder(token_bytes, skip_special_tokens=skip)
-    return [*(decoder.push((i,)) for i in ids), decoder.flush()]
+    return [*(decoder.push_ids((i,)) for i in ids), decoder.flush()]
 
 
 def whole(backend, ids: list[int], skip: bool) -> str:
@@ -105,7 +105,7 @@ def test_valid_byte_runs_equal_the_library():
 def test_a_tail_that_never_became_a_character_is_flushed():
     ids = [byte_token(b) for b in "é".encode()][:1]
     decoder = IncrementalDecoder(TokenBytes(BYTE_FALLBACK), skip_special_tokens=True)
-    assert decoder.push(ids) == ""
+    assert decoder.push_ids(ids) == ""
     assert decoder.has_pending_bytes
     assert decoder.flush() == "\ufffd"
 

@@ -35,7 +35,7 @@ def slow_search(ids: list[int], patterns: list[str], min_new: int) -> tuple[int,
     """(tokens read, index) of the first match, from the whole text."""
     decoder, text, first = IncrementalDecoder(TOKENS, skip_special_tokens=False), "", 0
     for number, token_id in enumerate(ids, 1):
-        text += decoder.push((token_id,))
+        text += decoder.push_ids((token_id,))
         if number <= min_new:
             first = len(text)
             continue
@@ -48,7 +48,7 @@ def slow_search(ids: list[int], patterns: list[str], min_new: int) -> tuple[int,
 def search(ids: list[int], patterns: list[str], min_new: int = 0) -> tuple[int, int] | None:
     matcher = StopRegexMatcher(TOKENS, patterns, min_new)
     for number, token_id in enumerate(ids, 1):
-        if (found := matcher.push(token_id)) is not None:
+        if (found := matcher.push_id(token_id)) is not None:
             assert found == StopMatch(found.stop_index, number, is_regex=True)
             return number, found.stop_index
     return None
@@ -84,7 +84,7 @@ def test_a_token_costs_a_window_however_long_the_output_is(token: list[int]) -> 
     watched = Watched(matcher._regexes[0])
     matcher._regexes = [watched]
     for token_id in token * 4000:
-        assert matcher.push(token_id) is None
+        assert matcher.push_id(token_id) is None
     assert watched.longest == WINDOW + len(token), "the window, and the new token"
     assert len(matcher._tail) <= 2 * WINDOW + 2
     assert all(start & 0xC0 != 0x80 for _, text in watched.starts for start in text), "no search begins in a character"
@@ -111,10 +111,10 @@ def test_the_first_of_the_list_counts_and_a_string_before_a_regex() -> None:
     assert search([HE], ["x", "e", "h"]) == (1, 1)
     checker, no_ids = StopStringChecker(TOKENS), np.empty(0, dtype=np.int32)
     both = SamplingParams(stop=("e",), stop_regex=("h",))
-    assert checker.check(1, both, no_ids, [HE]) == StopMatch(0, 0, "h")
-    assert checker.check(3, both, np.array([A], dtype=np.int32), [A, THE]) == StopMatch(0, 2, "th", token=1)
+    assert checker.check_tokens(1, both, no_ids, [HE]) == StopMatch(0, 0, "h")
+    assert checker.check_tokens(3, both, np.array([A], dtype=np.int32), [A, THE]) == StopMatch(0, 2, "th", token=1)
     either = SamplingParams(stop=("x",), stop_regex=("h",))
-    assert checker.check(2, either, no_ids, [A, HE, A]) == StopMatch(0, 2, token=1, is_regex=True)
+    assert checker.check_tokens(2, either, no_ids, [A, HE, A]) == StopMatch(0, 2, token=1, is_regex=True)
     assert len(checker) == 3
     checker.drop(2)
     assert len(checker) == 2
@@ -123,8 +123,8 @@ def test_the_first_of_the_list_counts_and_a_string_before_a_regex() -> None:
 def test_state_follows_the_sequence_not_the_calls() -> None:
     checker, sampling = StopStringChecker(TOKENS), SamplingParams(stop_regex=("^aab",))
     seen = np.array([A, A], dtype=np.int32)
-    assert checker.check(0, sampling, seen, [A]) is None  # a token that is then lost: its step failed
-    assert checker.check(0, sampling, seen, [B]) == StopMatch(0, 3, is_regex=True)
+    assert checker.check_tokens(0, sampling, seen, [A]) is None  # a token that is then lost: its step failed
+    assert checker.check_tokens(0, sampling, seen, [B]) == StopMatch(0, 3, is_regex=True)
 
 
 def test_a_usual_expression_is_let_through() -> None:

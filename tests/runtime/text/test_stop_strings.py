@@ -31,7 +31,7 @@ def slow_search(ids: list[int], stop: list[str], min_new: int) -> tuple[int, Sto
     decoder = IncrementalDecoder(TOKENS, skip_special_tokens=False)
     text, ends = "", [0]
     for n, token_id in enumerate(ids, start=1):
-        old, text = text, text + decoder.push((token_id,))
+        old, text = text, text + decoder.push_ids((token_id,))
         hits = [
             (start, index)
             for start in range(len(text))
@@ -59,7 +59,7 @@ def test_finds_what_a_search_of_the_whole_text_finds(ids, stop, min_new):
     expected = slow_search(ids, stop, min_new)
     found = None
     for n, token_id in enumerate(ids, start=1):
-        match = matcher.push(token_id)
+        match = matcher.push_id(token_id)
         if match is not None:
             found = n, match
             break
@@ -75,7 +75,7 @@ def encode(text: str) -> list[int]:
 
 def push_all(stop: list[str], ids: list[int]) -> list[StopMatch | None]:
     matcher = StopStringMatcher(TOKENS, stop)
-    return [matcher.push(i) for i in ids]
+    return [matcher.push_id(i) for i in ids]
 
 
 def test_match_across_tokens_and_from_inside_a_token():
@@ -100,14 +100,14 @@ def test_the_earliest_match_wins_then_the_order_of_the_list():
 def test_a_match_within_min_new_tokens_does_not_count_later():
     a, b = VOCABULARY[:2]
     matcher = StopStringMatcher(TOKENS, ["ab"], min_new_tokens=2)
-    assert [matcher.push(i) for i in (a, b, a)] == [None] * 3
-    assert matcher.push(b) == StopMatch(0, 2, "")
+    assert [matcher.push_id(i) for i in (a, b, a)] == [None] * 3
+    assert matcher.push_id(b) == StopMatch(0, 2, "")
 
 
 def test_a_long_output_keeps_little_text():
     matcher = StopStringMatcher(TOKENS, ["never"])
     for token_id in encode("the river ") * 3000:
-        assert matcher.push(token_id) is None
+        assert matcher.push_id(token_id) is None
     assert len(matcher._text) < 200 and len(matcher._marks) < 100
 
 
@@ -120,32 +120,36 @@ class TestChecker:
         checker = StopStringChecker(TOKENS)
         a, b = VOCABULARY[:2]
         stops, silent = SamplingParams(stop=("zzz", "b")), SamplingParams(stop=("aa",))
-        assert checker.check(1, stops, int32([]), [a]) is None
-        assert checker.check(2, silent, int32([]), [a]) is None
-        assert checker.check(1, stops, int32([a]), [b]) == StopMatch(stop_index=1, kept_tokens=1, visible_tail="")
-        assert checker.check(2, silent, int32([a]), []) is None, "a row that does not sample brings none"
-        assert checker.check(2, silent, int32([a]), [a]) == StopMatch(0, 0, "")
+        assert checker.check_tokens(1, stops, int32([]), [a]) is None
+        assert checker.check_tokens(2, silent, int32([]), [a]) is None
+        assert checker.check_tokens(1, stops, int32([a]), [b]) == StopMatch(
+            stop_index=1, kept_tokens=1, visible_tail=""
+        )
+        assert checker.check_tokens(2, silent, int32([a]), []) is None, "a row that does not sample brings none"
+        assert checker.check_tokens(2, silent, int32([a]), [a]) == StopMatch(0, 0, "")
 
     def test_only_generated_text_is_searched(self):
         """A prompt that ends with a is nothing that the checker hears of."""
         _, b = VOCABULARY[:2]
-        assert StopStringChecker(TOKENS).check(0, SamplingParams(stop=("ab",)), int32([]), [b]) is None
+        assert StopStringChecker(TOKENS).check_tokens(0, SamplingParams(stop=("ab",)), int32([]), [b]) is None
 
     def test_state_follows_the_sequence_not_the_calls(self):
         a, b = VOCABULARY[:2]
         checker, sampling = StopStringChecker(TOKENS), SamplingParams(stop=("aab",))
-        assert checker.check(0, sampling, int32([a, a]), [a]) is None  # a token that is then lost: its step failed
-        assert checker.check(0, sampling, int32([a, a]), [b]) == StopMatch(0, 0, "")
+        assert (
+            checker.check_tokens(0, sampling, int32([a, a]), [a]) is None
+        )  # a token that is then lost: its step failed
+        assert checker.check_tokens(0, sampling, int32([a, a]), [b]) == StopMatch(0, 0, "")
 
     def test_of_several_new_tokens_the_match_names_the_one_that_completes_it(self):
         a, b = VOCABULARY[:2]
         sampling = SamplingParams(stop=("bb", "ab"))
-        found = StopStringChecker(TOKENS).check(0, sampling, int32([a]), [a, b, b, a])
+        found = StopStringChecker(TOKENS).check_tokens(0, sampling, int32([a]), [a, b, b, a])
         assert found == StopMatch(1, 1, "", token=1), "what comes later, bb too, is not looked at"
 
     def test_drop(self):
         checker = StopStringChecker(TOKENS)
-        checker.check(5, SamplingParams(stop=("x",)), int32([]), [VOCABULARY[0]])
+        checker.check_tokens(5, SamplingParams(stop=("x",)), int32([]), [VOCABULARY[0]])
         assert len(checker) == 1
         checker.drop(5)
         checker.drop(5)
@@ -167,8 +171,10 @@ def test_tokens_come_in_parts_of_any_size(ids, stop, min_new, data):
     while at < len(ids):
         new = ids[at : at + data.draw(st.integers(1, 5))]
         if data.draw(st.integers(0, 4)) == 0:
-            checker.check(0, sampling, int32(ids[:at]), data.draw(st.lists(st.sampled_from(VOCABULARY), max_size=3)))
-        found = checker.check(0, sampling, int32(ids[:at]), new)
+            checker.check_tokens(
+                0, sampling, int32(ids[:at]), data.draw(st.lists(st.sampled_from(VOCABULARY), max_size=3))
+            )
+        found = checker.check_tokens(0, sampling, int32(ids[:at]), new)
         if found is not None:
             assert expected is not None
             read, match = expected
@@ -230,8 +236,10 @@ class TestBeams:
     def test_a_step_costs_one_push_per_beam_and_candidate(self, monkeypatch):
         """However long the output is."""
         pushes = []
-        push = StopStringMatcher.push
-        monkeypatch.setattr(StopStringMatcher, "push", lambda self, token: (pushes.append(token), push(self, token))[1])
+        push = StopStringMatcher.push_id
+        monkeypatch.setattr(
+            StopStringMatcher, "push_id", lambda self, token: (pushes.append(token), push(self, token))[1]
+        )
         checker, sampling = StopStringChecker(TOKENS), SamplingParams(stop=("never",), beam_width=2)
         sequences = np.empty((1, 0), dtype=np.int32)
         letters = np.array(VOCABULARY[:2], dtype=np.int32)

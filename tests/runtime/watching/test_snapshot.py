@@ -52,10 +52,10 @@ def test_rows_that_come_in_pieces() -> None:
     whole = snapshot_of([-1, 0, 1, 1, -1], names=["", "red"])
     data, builder = whole.rows.tobytes(), SnapshotBuilder()
     row = whole.rows.itemsize
-    assert builder.add(TreeRows(is_first=True, rows=data[:row])) is None, "of a walk that was given up"
-    assert builder.add(TreeRows(is_first=True, rows=data[: 2 * row], heads=b"\1\0\0\0", names=("",))) is None
-    assert builder.add(TreeRows(is_first=False, rows=b"")) is None
-    built = builder.add(TreeRows(is_first=False, rows=data[2 * row :], names=("red",), end=whole.end))
+    assert builder.add_rows(TreeRows(is_first=True, rows=data[:row])) is None, "of a walk that was given up"
+    assert builder.add_rows(TreeRows(is_first=True, rows=data[: 2 * row], heads=b"\1\0\0\0", names=("",))) is None
+    assert builder.add_rows(TreeRows(is_first=False, rows=b"")) is None
+    built = builder.add_rows(TreeRows(is_first=False, rows=data[2 * row :], names=("red",), end=whole.end))
     assert built is not None and built.rows.tobytes() == data and built.names == ["", "red"] and len(built.heads) == 1
-    again = builder.add(TreeRows(is_first=True, rows=data[:row], end=whole.end))
+    again = builder.add_rows(TreeRows(is_first=True, rows=data[:row], end=whole.end))
     assert again is not None and len(again.rows) == 1 and again.names == [] and again.id != built.id

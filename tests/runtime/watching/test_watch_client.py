@@ -78,11 +78,11 @@ async def test_reports() -> None:
     worker.client.watch()
     assert isinstance(worker.sent[0], WatchRequests) and worker.sent[0].seconds > 1
     (task,) = await begun(worker.client.reported())
-    worker.client.take(WatchReport(t=7.0))
+    worker.client.take_message(WatchReport(t=7.0))
     await asyncio.sleep(0)
     assert not task.done(), "it is not whole"
-    worker.client.take(WatchReport(t=8.0, is_last=True))
+    worker.client.take_message(WatchReport(t=8.0, is_last=True))
     await task
     assert 8.0 <= worker.client.t < 9.0
-    worker.client.take(WatchReport(t=9.0, is_last=True))
+    worker.client.take_message(WatchReport(t=9.0, is_last=True))
     await worker.client.reported()  # it came while nobody waited
