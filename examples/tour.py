@@ -67,7 +67,7 @@ class Worker:
         self.tokenizer = Tokenizer.load(TOY_MODEL)
 
     def add_request(self, spec: RequestSpec, now: float) -> Request:
-        (request,) = self.scheduler.add(spec, now)
+        (request,) = self.scheduler.add_request(spec, now)
         return request
 
     def form(self, now: float) -> ScheduleBatch:

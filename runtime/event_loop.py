@@ -316,11 +316,13 @@ class EventLoop:
     def handle_message(self, message: ToWorker, now: float) -> None:
         match message:
             case RequestSpec():
-                self.add(message, now)
+                self.add_request(message, now)
             case AbortRequest(rid=rid):
-                scheduler = self._scheduler
-                reason = "aborted: all requests were"
-                self.tell(scheduler.abort_all(now, reason) if rid is None else scheduler.abort(rid, now), now)
+                if rid is None:
+                    events = self._scheduler.abort_all_requests(now, "aborted: all requests were")
+                else:
+                    events = self._scheduler.abort_request(rid, now)
+                self.tell(events, now)
             case ReleaseRequest():
                 self._control.reply(message.call_id, self._scheduler.release_leases(message.rid))
             case StepCalls():
@@ -336,13 +338,13 @@ class EventLoop:
             case _:
                 self._control.handle(message)
 
-    def add(self, spec: RequestSpec, now: float) -> None:
+    def add_request(self, spec: RequestSpec, now: float) -> None:
         try:
             own_ids = None
             if spec.continuation is not None:
                 own_ids = self._suffixes.complete(spec.continuation, spec.token_ids)
             constraint = self._item_tries.resolve(spec.sampling)
-            requests = self._scheduler.add(spec, now, own_ids=own_ids, constraint=constraint)
+            requests = self._scheduler.add_request(spec, now, own_ids=own_ids, constraint=constraint)
         except RequestRefused as refusal:
             self.refuse(spec.rid, refusal, now)
             self.tell(self._scheduler.take_events(), now)
@@ -352,7 +354,7 @@ class EventLoop:
     def take_in(self, spec: RequestSpec, requests: list[Request], now: float) -> None:
         """Have the others know of a request that the scheduler has taken in."""
         for request in requests:
-            self._outputs.open(request)
+            self._outputs.open_sample(request)
         self._watch.added(requests, now)
         self._suffixes.take_name(spec.rid)
         if spec.continuation is not None:
@@ -408,14 +410,14 @@ class EventLoop:
         """Tell the clients what happened, and forget the requests that have ended. output: the step that the events
         came from."""
         refusals = {event.request.rid: event.refusal for event in events if event.refusal is not None}
-        message = self._outputs.build([e for e in events if e.request.rid not in refusals], output, now)
+        message = self._outputs.build_outputs([e for e in events if e.request.rid not in refusals], output, now)
         if message is not None:
             self._outbox.send(message)
         for rid, refusal in refusals.items():
             self.refuse(rid, refusal, now)
         for event in events:
             if event.finish is not None:
-                self.observe(lambda request=event.request: self.release(request))
+                self.observe(lambda request=event.request: self.release_request(request))
         for request, error in self._outputs.take_failures():
             failed = self._scheduler.contain(error, [request], now)
             self.tell(failed, now)
@@ -434,9 +436,9 @@ class EventLoop:
             )
         )
 
-    def release(self, request: Request) -> None:
+    def release_request(self, request: Request) -> None:
         """Forget a request that has ended. (The step runner forgets it when a later batch says so.)"""
-        self._outputs.close(request)
+        self._outputs.close_sample(request)
         self._suffixes.close(request.rid)
         self._watch.released()
 

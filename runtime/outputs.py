@@ -48,7 +48,7 @@ class OutputBuilder:
         """By serial."""
         self._failures: list[tuple[Request, Exception]] = []
 
-    def open(self, request: Request) -> None:
+    def open_sample(self, request: Request) -> None:
         sampling, stream = request.sampling, request.spec.stream
         self._pending[request.serial] = _Pending(
             stream=stream,
@@ -61,7 +61,7 @@ class OutputBuilder:
             ),
         )
 
-    def build(self, events: list[RequestEvent], output: StepOutput | None, now: float) -> TokenOutputs | None:
+    def build_outputs(self, events: list[RequestEvent], output: StepOutput | None, now: float) -> TokenOutputs | None:
         """One message with all outputs that are due, or None. ``output``: the step the events came from; ``now``: the
         scheduler's clock."""
         if output is not None:
@@ -89,12 +89,12 @@ class OutputBuilder:
             if output is not None and event.request.logprobs is not None:
                 pending.output_logprobs.append(output.output_logprobs[event.row].first(len(event.token_ids)))
         if event.finish is not None:
-            self.close(event.request)
+            self.close_sample(event.request)
         if event.finish is not None and event.request.sampling.beam_width is not None:
             return _search_outputs(event.request, event.finish, pending, now)
         return [_flush(event, pending, now)] if pending.stream or event.finish is not None else []
 
-    def close(self, request: Request) -> None:
+    def close_sample(self, request: Request) -> None:
         """Forget a sample that has ended; it may be forgotten already."""
         self._pending.pop(request.serial, None)
 

@@ -7,6 +7,8 @@ changes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .batch import ForwardMode, ScheduleBatch
@@ -34,6 +36,18 @@ class DecodeScheduler:
         self._beams = beams
         self.running: list[Request] = []
 
+    def add_running(self, request: Request) -> None:
+        """The prompt of the request is computed, or will be by the step that is being formed."""
+        self.running.append(request)
+
+    def remove_running(self, request: Request) -> None:
+        """Remove a running request."""
+        self.running.remove(request)
+
+    def keep_running(self, keeps: Callable[[Request], bool]) -> None:
+        """Remove all running requests but those for which ``keeps`` is true."""
+        self.running = [request for request in self.running if keeps(request)]
+
     def next_batch(self, step_id: int, previous: ScheduleBatch | None, now: float) -> PlannedStep | None:
         """Form the next decode step; None if no request can take one. Raises OutOfMemory.
 
@@ -59,7 +73,7 @@ class DecodeScheduler:
             rows.slots,
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
-            copies=self._memory.copies.take(search.held_kv for search in searches),
+            copies=self._memory.copies.take_copies(search.held_kv for search in searches),
             running=rows,
         )
         if searches:
@@ -68,7 +82,7 @@ class DecodeScheduler:
 
     def _fork(self, search: Request, now: float) -> bool:
         try:
-            return self._beams.fork(search, now)
+            return self._beams.fork_search(search, now)
         except Exception as error:
             raise RequestFault(search) from error
 

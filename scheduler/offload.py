@@ -147,12 +147,12 @@ class OffloadScheduler:
 
     def queue_requests(self, requests: list[Request], now: float) -> None:
         """Queue requests for admission. Where a store has more of a prefix than device and host, load that first."""
-        self._waiting.add([request for request in requests if not self._starts_loading(request, now)])
+        self._waiting.add_requests([request for request in requests if not self._starts_loading(request, now)])
 
     def remove_request(self, request: Request) -> None:
         """Remove a request that waits for admission or for a read. The read itself continues."""
         if request.status is RequestStatus.WAITING:
-            self._waiting.remove(request)
+            self._waiting.remove_request(request)
         elif request in self._deferred:
             self._deferred.remove(request)
         else:
@@ -188,7 +188,7 @@ class OffloadScheduler:
         for request in overdue:
             self.remove_request(request)
             request.status = RequestStatus.WAITING
-        self._waiting.add(overdue)
+        self._waiting.add_requests(overdue)
 
     def _starts_loading(self, request: Request, now: float) -> bool:
         """Begin to load the request's prefix, if that pays. True if it now waits for a read or a query."""
@@ -256,7 +256,7 @@ class OffloadScheduler:
             self._deferred.popleft()
             if not begun:
                 request.status = RequestStatus.WAITING
-                self._waiting.add([request])
+                self._waiting.add_requests([request])
 
 
 def _sized(store: BlockTier) -> TierStats:

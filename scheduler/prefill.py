@@ -66,7 +66,7 @@ class ExtendStep:
         self.new_lens: list[int] = []
         self.slots: list[np.ndarray] = []
 
-    def add(self, request: Request, new_len: int, slots: np.ndarray) -> None:
+    def add_request(self, request: Request, new_len: int, slots: np.ndarray) -> None:
         self.budget -= len(slots)
         self.requests.append(request)
         self.new_lens.append(new_len)
@@ -94,6 +94,17 @@ class PrefillScheduler:
         """Running requests get a token in the same step, if they leave half of it to the prompts."""
         self.prefilling: Request | None = None
 
+    def stop_prefilling(self, request: Request) -> bool:
+        """Let go of the request if its prompt is the one that is partly computed; False if it is not."""
+        if request is not self.prefilling:
+            return False
+        self.prefilling = None
+        return True
+
+    def resume_prefilling(self, request: Request | None) -> None:
+        """Compute the rest of this request's prompt next; None: of no request."""
+        self.prefilling = request
+
     def next_batch(
         self, waiting: WaitingQueue, decode: DecodeScheduler, in_flight: list[PlannedStep], *, step_id: int, now: float
     ) -> PlannedStep | None:
@@ -120,7 +131,7 @@ class PrefillScheduler:
             np.concatenate(step.slots),
             step_id=step_id,
             row_updates=self._memory.req_to_token.take_updates(),
-            copies=self._memory.copies.take(),
+            copies=self._memory.copies.take_copies(),
             running=offered,
         )
         if offered is not None:
@@ -128,7 +139,7 @@ class PrefillScheduler:
         for request in step.requests[: planned.num_prompts]:
             if request is not self.prefilling:
                 request.status = RequestStatus.RUNNING
-                running.append(request)
+                decode.add_running(request)
         return planned
 
     def _admit(
@@ -141,7 +152,7 @@ class PrefillScheduler:
             return  # without a look at the queue, which may be long
         shared = SharedPrefixes(self._memory.cache, self._policy.min_shared_tokens)
         for request in (*computing, *step.requests):
-            shared.add(request)
+            shared.add_request(request)
         deferred = 0
         reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
         admitted: list[Request] = []
@@ -163,13 +174,13 @@ class PrefillScheduler:
                 if not self._enter(request, step, 0 if alone else reserve + own_reserve, alone, now):
                     break
                 self._policy.admitted(request, now)
-                shared.add(request)
+                shared.add_request(request)
             except Exception as error:
                 raise RequestFault(request) from error
             admitted.append(request)
             rows += request.num_rows
             reserve += own_reserve
-        waiting.remove_all(admitted)
+        waiting.remove_requests(admitted)
 
     def _order(self, waiting: list[Request], now: float) -> tuple[list[Request], Request | None]:
         """As the policy has it, with the request that is overdue."""
@@ -189,7 +200,7 @@ class PrefillScheduler:
         request.status = RequestStatus.PREFILLING
         if self._add_chunk(request, step, now):
             return True
-        self._memory.close(request, None)
+        self._memory.close_request(request, None)
         request.status = RequestStatus.WAITING
         return False
 
@@ -197,7 +208,7 @@ class PrefillScheduler:
         """Open a request, breaking leases until it fits, as long as the policy allows it. ``alone``: nothing else runs,
         so any lease may break. The lease that the request itself has claimed breaks last."""
         claimed = request.inheritance.lease if request.inheritance is not None else None
-        while not self._memory.open(request, reserve, now):
+        while not self._memory.open_request(request, reserve, now):
             leases = self._memory.leases
             lease = leases.least_valuable(now, spare=claimed) or leases.least_valuable(now)
             if lease is None or not (alone or self._policy.may_break_for(request, lease, now)):
@@ -221,6 +232,6 @@ class PrefillScheduler:
         slots = self._memory.extend(request, request.scheduled_len + new, now)
         if slots is None:
             return False
-        step.add(request, request.scheduled_len + new, slots)
+        step.add_request(request, request.scheduled_len + new, slots)
         self.prefilling = request if request.scheduled_len + new < len(request.token_ids) else None
         return True

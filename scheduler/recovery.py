@@ -96,7 +96,7 @@ class Recovery:
             logger.exception("the KV cache cannot be repaired and is reset; all requests that hold KV fail")
             holders = [request for request in self._live if request.kv is not None]
             self._end_families(holders, refusal, closed, events)
-            self._reset()
+            self._memory.abandon_all()
 
     def end_all(self, refusal: RequestRefused, closed: list[int], events: list[RequestEvent]) -> None:
         """End every request and start afresh with an empty cache: for an exception in `recover` itself. events: of
@@ -104,16 +104,17 @@ class Recovery:
         ended = {event.request for event in events}
         for request in [request for request in self._live if request not in ended]:
             events.append(self._end(request, refusal, closed))
-        self._waiting.replace([])
+        self._waiting.replace_requests([])
         self._offload.keep_loading(set())
-        self._prefill.prefilling, self._decode.running = None, []
-        self._reset()
+        self._prefill.resume_prefilling(None)
+        self._decode.keep_running(lambda request: False)
+        self._memory.abandon_all()
 
     def forget_refused(self, requests: Sequence[Request]) -> None:
         """Forget requests that were never taken in."""
         for request in requests:
-            _try(lambda request=request: self._pins.discard(request, []))
-            _try(lambda request=request: self._continuations.unpark(request))
+            _try(lambda request=request: self._pins.discard_request(request, []))
+            _try(lambda request=request: self._continuations.unpark_child(request))
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class Recovery:
     ) -> None:
         """End the live ones of these requests, their siblings, and all that cannot go on, with or without them."""
         rids = dict.fromkeys(request.rid for request in at_fault)
-        doomed = {request: refusal for rid in rids for request in self._live.of(rid)}
+        doomed = {request: refusal for rid in rids for request in self._live.siblings_of(rid)}
         self._find_lost(doomed, refusal)
         while doomed:
             for request, why in doomed.items():
@@ -135,12 +136,12 @@ class Recovery:
         parent that is gone."""
         for request in self._live:
             if request not in doomed and self._is_lost(request):
-                doomed |= dict.fromkeys(self._live.of(request.rid), refusal)
+                doomed |= dict.fromkeys(self._live.siblings_of(request.rid), refusal)
         for request in self._live:
             if request.status is RequestStatus.PARKED and request not in doomed:
                 continuation = request.spec.continuation
                 assert continuation is not None
-                siblings = self._live.of(continuation.parent_rid)
+                siblings = self._live.siblings_of(continuation.parent_rid)
                 parent = next((p for p in siblings if p.is_search or p.index == continuation.index), None)
                 if parent is None or parent in doomed:
                     gone = FinishReason(type="abort", message=refusal.message)
@@ -162,23 +163,18 @@ class Recovery:
 
     def _end(self, request: Request, refusal: RequestRefused, closed: list[int]) -> RequestEvent:
         """Take a request out of everything, whatever of it is there. What it holds is found and freed by `_recount`."""
-        request.finish = FinishReason(type="abort", message=refusal.message)
-        request.status = RequestStatus.FINISHED
-        request.kv = request.beam_kv = None
-        if request.inheritance is not None:
-            request.inheritance.lease = None
-        self._waiting.discard(request)
+        request.fail(refusal.message)
+        self._waiting.discard_request(request)
         self._offload.discard_loading(request)
-        if request is self._prefill.prefilling:
-            self._prefill.prefilling = None
-        self._decode.running = [other for other in self._decode.running if other is not request]
-        self._live.discard(request)
+        self._prefill.stop_prefilling(request)
+        self._decode.keep_running(lambda other: other is not request)
+        self._live.discard_request(request)
         if request.is_open and request.serial not in closed:
             closed.append(request.serial)
         for forget in (
-            lambda: self._speculation.discard(request),
-            lambda: self._pins.discard(request, self._live.of(request.rid)),
-            lambda: self._continuations.discard(request),
+            lambda: self._speculation.discard_sequence(request),
+            lambda: self._pins.discard_request(request, self._live.siblings_of(request.rid)),
+            lambda: self._continuations.discard_request(request),
         ):
             _try(forget)
         return RequestEvent(request, finish=request.finish, refusal=refusal)
@@ -186,16 +182,16 @@ class Recovery:
     def _place(self, flying: set[Request]) -> None:
         """Every live request is in one place, and nothing else is in any. flying: those that are in a step."""
         live = set(self._live)
-        self._decode.running = [r for r in self._decode.running if r in live and (r in flying or _is_computed(r))]
+        self._decode.keep_running(lambda r: r in live and (r in flying or _is_computed(r)))
         prefilling = self._prefill.prefilling
         if prefilling not in live or prefilling in self._decode.running or prefilling.kv is None:
-            self._prefill.prefilling = None
+            self._prefill.resume_prefilling(None)
         for request in flying.difference(self._decode.running):
             # A step that was not formed had its next chunk, or its last; one in flight still computes it.
             if request.scheduled_len < len(request.token_ids):
-                self._prefill.prefilling = request
+                self._prefill.resume_prefilling(request)
             elif request is not self._prefill.prefilling:
-                self._decode.running.append(request)
+                self._decode.add_running(request)
         running = {*self._decode.running, *filter(None, [self._prefill.prefilling])}
         loading = self._offload.keep_loading(live)
         queued: list[Request] = []
@@ -205,15 +201,9 @@ class Recovery:
             if request in running:
                 request.status = RequestStatus.RUNNING if request in self._decode.running else RequestStatus.PREFILLING
                 continue
-            request.status = RequestStatus.WAITING
-            request.kv = request.beam_kv = None
-            request.committed_len = request.scheduled_len = 0
-            request.num_output_placeholders = request.num_drafted = 0
-            inheritance = request.inheritance
-            if inheritance is not None and inheritance.path == "handoff" and not (request.has_claim or request.queried):
-                inheritance.path = "match"  # its lease was lost on the way
+            request.requeue()
             queued.append(request)
-        self._waiting.replace(queued)
+        self._waiting.replace_requests(queued)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -281,36 +271,26 @@ class Recovery:
         if lost:
             logger.warning("%d tokens of the pool had lost their owner and are free again", lost)
 
-    def _reset(self) -> None:
-        self._memory.leases.abandon()
-        self._memory.cache.abandon()
-        self._memory.copies.clear()
-
 
 def _rewind(request: Request, steps: Sequence[tuple[PlannedStep, set[Request]]]) -> bool:
     """Count only the steps that were formed and have not ended for this request; returns whether there are any."""
     flying = [step for step, done in steps if request not in done]
-    kv = request.kv
     if request.beam_kv is not None:
         own = [step for step in flying if request in step.searches]
-        request.num_output_placeholders = len(own)
-        if not own:
-            request.beam_kv.length = request.beam_kv.committed
+        request.rewind_beams(len(own))
         return bool(own)
-    if kv is None:
+    if request.kv is None:
         return False
-    request.num_output_placeholders = request.num_drafted = 0
-    scheduled, is_flying = request.committed_len, False
+    scheduled, placeholders, num_drafted, is_flying = request.committed_len, 0, 0, False
     for step in flying:
         batch = step.batch
         for row, other in enumerate(step.requests):
             if other is request:
-                drafted = int(batch.draft_lens[row]) if batch.draft_lens is not None else 0
-                scheduled, request.num_drafted, is_flying = int(batch.seq_lens[row]), drafted, True
-                request.num_output_placeholders += int(batch.samples[row]) + drafted
+                num_drafted = int(batch.draft_lens[row]) if batch.draft_lens is not None else 0
+                scheduled, is_flying = int(batch.seq_lens[row]), True
+                placeholders += int(batch.samples[row]) + num_drafted
                 break
-    request.scheduled_len = scheduled
-    kv.length = max(scheduled, kv.tree_len)
+    request.rewind(scheduled, placeholders, num_drafted)
     return is_flying
 
 

@@ -232,6 +232,36 @@ class Request:
         if self.logprob_next < self.prompt_len:
             self.logprob_next = max(self.logprob_next, min(length + 1, self.prompt_len))
 
+    def fail(self, message: str) -> None:
+        """End with an error, whatever state it is in. It lets go of all that it holds; the pools are recounted."""
+        self.finish = FinishReason(type="abort", message=message)
+        self.status = RequestStatus.FINISHED
+        self.kv = self.beam_kv = None
+        if self.inheritance is not None:
+            self.inheritance.lease = None
+
+    def requeue(self) -> None:
+        """Wait for admission again, without KV, as if it had been retracted; after an exception."""
+        self.status = RequestStatus.WAITING
+        self.kv = self.beam_kv = None
+        self.committed_len = self.scheduled_len = 0
+        self.num_output_placeholders = self.num_drafted = 0
+        if self.inheritance is not None and self.inheritance.path == "handoff" and not (self.has_claim or self.queried):
+            self.inheritance.path = "match"  # its lease was lost on the way
+
+    def rewind(self, scheduled_len: int, num_output_placeholders: int, num_drafted: int) -> None:
+        """Count only what the steps in flight compute of it; after an exception. It must hold KV."""
+        self.scheduled_len = scheduled_len
+        self.num_output_placeholders = num_output_placeholders
+        self.num_drafted = num_drafted
+        self.held_kv.length = max(scheduled_len, self.held_kv.tree_len)
+
+    def rewind_beams(self, num_steps: int) -> None:
+        """As `rewind`, of a search whose prompt is computed: so many steps in flight compute its beams."""
+        self.num_output_placeholders = num_steps
+        if not num_steps:
+            self.held_beams.length = self.held_beams.committed
+
     @property
     def has_claim(self) -> bool:
         """True while a lease waits for this request's admission."""

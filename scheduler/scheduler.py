@@ -1,6 +1,6 @@
 """The scheduler: it picks the requests of the next step, and applies a finished step's result to them.
 
-    add ──▶ waiting ──PrefillScheduler──▶ DecodeScheduler.running ──process_result──▶ finished
+    add_request ──▶ waiting ──PrefillScheduler──▶ DecodeScheduler.running ──process_result──▶ finished
                 ▲───────────── retract (memory pressure) ───┘
 
 Pure decision code: it reads no clock (time is an argument) and touches no tensors, so the same calls always give the
@@ -158,7 +158,7 @@ class Scheduler:
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
-    def add(
+    def add_request(
         self,
         spec: RequestSpec,
         now: float,
@@ -182,13 +182,13 @@ class Scheduler:
                 self._inherit(requests, handover, now)
                 self._offload.queue_requests(requests, now)
             self._pins.arrived(requests, now)
-            self._continuations.forget(spec.rid)
-            self._live.add(spec.rid, requests)
+            self._continuations.forget_record(spec.rid)
+            self._live.add_siblings(spec.rid, requests)
         except RequestRefused:
             raise
         except Exception as error:
             # Its name may be another's that is live: only what was made here ends.
-            self._recover(error, [request for request in self._live.of(spec.rid) if request in requests], now)
+            self._recover(error, [request for request in self._live.siblings_of(spec.rid) if request in requests], now)
             self._recovery.forget_refused(requests)
             self._events = [event for event in self._events if event.request not in requests]
             raise request_failed(error) from error
@@ -221,19 +221,19 @@ class Scheduler:
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def abort(self, rid: str, now: float, message: str = "aborted by the client") -> list[RequestEvent]:
+    def abort_request(self, rid: str, now: float, message: str = "aborted by the client") -> list[RequestEvent]:
         """End every sequence of ``rid`` now. Unknown rids give no events."""
-        return self._abort_and_take(self._live.of(rid), now, message)
+        return self._abort_and_take(self._live.siblings_of(rid), now, message)
 
-    def abort_all(self, now: float, message: str) -> list[RequestEvent]:
+    def abort_all_requests(self, now: float, message: str) -> list[RequestEvent]:
         return self._abort_and_take(self.live_requests, now, message)
 
     def time_out(self, now: float) -> list[RequestEvent]:
         """End the requests that have been here for longer than the server allows."""
-        if not (limit := self._config.request_timeout) or not (late := self._live.before(now - limit)):
+        if not (limit := self._config.request_timeout) or not (late := self._live.rids_before(now - limit)):
             return []
         refusal = timed_out(limit)
-        events = self._abort_and_take([self._live.of(rid)[0] for rid in late], now, refusal.message)
+        events = self._abort_and_take([self._live.siblings_of(rid)[0] for rid in late], now, refusal.message)
         for event in events:
             event.refusal = event.refusal or refusal
         return events
@@ -259,9 +259,9 @@ class Scheduler:
         for rid in dict.fromkeys(request.rid for request in requests):
             try:
                 while rid in self._live:
-                    self._end(RequestEvent(self._live.of(rid)[0], finish=reason), now)
+                    self._end(RequestEvent(self._live.siblings_of(rid)[0], finish=reason), now)
             except Exception as error:
-                self._recover(error, self._live.of(rid), now)
+                self._recover(error, self._live.siblings_of(rid), now)
         return self._events[first:]
 
     def _refuse(self, requests: list[Request], refusal: RequestRefused, now: float) -> None:
@@ -308,9 +308,9 @@ class Scheduler:
             samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
                 self._pins.ending(request, now)
-                samples = self._continuations.record(request, kept_tokens, now, fence)
+                samples = self._continuations.record_end(request, kept_tokens, now, fence)
             elif current.refusal is None:
-                self._continuations.fail(request)
+                self._continuations.record_failure(request)
             if request.kv is not None:  # retained KV is in a lease by now
                 self._close(request, fence)
             retire_unwanted(self._memory.cache, request)
@@ -318,7 +318,7 @@ class Scheduler:
             self._pins.ended(request, {index: sample.lease for index, sample in samples.items()}, now)
             if request.is_open:
                 self._closed.append(request.serial)
-            self._live.remove(request)
+            self._live.remove_request(request)
             self._events.append(current)
             for child, refusal in self._wake_children(request, samples, now):
                 gone = FinishReason(type="abort", message=refusal.message)
@@ -327,7 +327,7 @@ class Scheduler:
     def _leave(self, request: Request, now: float) -> None:
         """Remove a request from the queue or set that holds it."""
         if request.status is RequestStatus.PARKED:
-            self._continuations.unpark(request)
+            self._continuations.unpark_child(request)
         elif request.status in (RequestStatus.WAITING, RequestStatus.LOADING):
             self._offload.remove_request(request)
             self._continuations.give_claim_back(request, now)
@@ -335,15 +335,13 @@ class Scheduler:
             self._stop_computing(request)
 
     def _stop_computing(self, request: Request) -> None:
-        if request is self._prefill.prefilling:
-            self._prefill.prefilling = None
-        else:
-            self._decode.running.remove(request)
+        if not self._prefill.stop_prefilling(request):
+            self._decode.remove_running(request)
 
     def _close(self, request: Request, fence: int | None) -> None:
         """Give back all that a request holds. fence: that of a step in flight, which may still write for it."""
-        self._beams.close(request, fence)
-        self._memory.close(request, fence)
+        self._beams.close_search(request, fence)
+        self._memory.close_request(request, fence)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -376,7 +374,7 @@ class Scheduler:
         self._cache_statistics.advance(now)
         self._leases.expire(now)
         try:
-            self._pins.settle(now)
+            self._pins.settle_pins(now)
         except Exception:
             logger.exception("what became of pins could not be counted; requests are not affected")
         self._offload.release_overdue(now)
@@ -390,11 +388,11 @@ class Scheduler:
         if step is None:
             return None
         step.formed, step.fence = now, self._memory.allocator.fences.open_fence()
+        self._memory.copies.confirm_taken()
         # From here on nothing can fail.
         step.batch.closed, self._closed = self._closed, []
         for request in step.opened:
             request.is_open = True
-        self._memory.copies.taken = {}
         self._in_flight.append(step)
         self._extends_in_a_row = 0 if step.serves_running else self._extends_in_a_row + 1
         return step
@@ -420,7 +418,7 @@ class Scheduler:
         request.status, request.retractions = RequestStatus.WAITING, request.retractions + 1
         self._counters.retractions += 1
         self._reserve.retracted()
-        self._waiting.add([request])
+        self._waiting.add_requests([request])
 
     def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
         """The requests that ``result`` will end within a token (`Endings.cuts_token`), each with its match."""
@@ -479,7 +477,7 @@ class Scheduler:
             if search.finish is None:
                 done.add(search)
                 try:
-                    reason = self._beams.advance(search, candidates, self._endings.end_ids(search))
+                    reason = self._beams.advance_search(search, candidates, self._endings.end_ids(search))
                     if reason is not None:
                         self._end(RequestEvent(search, finish=reason), now)
                 except Exception as error:
@@ -564,7 +562,7 @@ class Scheduler:
 
     def release_leases(self, rid: str) -> bool:
         """Give up the leases of a finished request; its ids stay on record. False if it has none."""
-        return self._continuations.release(rid)
+        return self._continuations.release_leases(rid)
 
     def is_on_record(self, rid: str) -> bool:
         """True if ``rid`` has ended and can still be named as a parent."""
@@ -572,7 +570,7 @@ class Scheduler:
 
     def forget_record(self, rid: str) -> None:
         """Take a finished request off the record, as if it had never existed."""
-        self._continuations.forget(rid)
+        self._continuations.forget_record(rid)
 
     def children_waiting_for(self, rid: str, index: int) -> list[Request]:
         """Continuations that are parked until this sequence ends."""
@@ -603,15 +601,15 @@ class Scheduler:
     def record_tool_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
         """A finished step of a job called these tools, as its text says; its pin is extended or given up. Steps that
         are not known are ignored."""
-        self._pins.called(rid, index, calls, now)
+        self._pins.record_calls(rid, index, calls, now)
 
     def end_job(self, namespace: str, job_id: str, now: float) -> EndedJob | None:
         """Give up all that is kept for a job, and end its open requests. None if it is not known."""
-        ended = self._pins.end(namespace, job_id)
+        ended = self._pins.end_job(namespace, job_id)
         if ended is None:
             return None
         open_rids, pinned_tokens = ended
-        requests = [request for rid in open_rids for request in self._live.of(rid)]
+        requests = [request for rid in open_rids for request in self._live.siblings_of(rid)]
         return EndedJob(open_rids, pinned_tokens, self._abort_and_take(requests, now, "aborted: its job was ended"))
 
     def describe_jobs(
@@ -619,7 +617,7 @@ class Scheduler:
     ) -> list[dict[str, Any]]:
         """For JSON: the jobs of a namespace (None: of all) whose ids begin with ``prefix``, or the one of this id; see
         jobs/report.py."""
-        return self._pins.describe(namespace, job_id, now, prefix)
+        return self._pins.describe_jobs(namespace, job_id, now, prefix)
 
     def unended_jobs(self) -> list[Job]:
         """Jobs that are not over, or that still have open requests; the one heard of last comes first."""
@@ -631,7 +629,7 @@ class Scheduler:
 
     def take_job_events(self) -> list[dict[str, Any]]:
         """The events of jobs since the last call, one plain dict each; see pinning/trace.py."""
-        return self._pins.trace.take()
+        return self._pins.trace.take_events()
 
     def save_tool_times(self) -> bytes:
         """The durations of tools that were seen, for `load_tool_times` of a later server."""
@@ -664,7 +662,7 @@ class Scheduler:
 
     def live_of(self, rid: str) -> list[Request]:
         """The sequences of a rid that have not ended."""
-        return list(self._live.of(rid))
+        return list(self._live.siblings_of(rid))
 
     def self_check(self, now: float) -> list[RequestEvent]:
         """Check that every page of the pool has one owner, and contain the damage if not; see memory/self_check.py.

@@ -107,7 +107,7 @@ def measure(width: int, steps: int, page_size: int, forks: str, seed: int) -> Ca
     prompt = rng.integers(0, VOCAB, PROMPT).astype(np.int32)
     first = SamplingParams(max_new_tokens=STAGE1, temperature=0.0)
     parent = RequestSpec(rid="stage-1", input_ids=pack_ids(prompt), sampling=first, retain_ttl=1e9)
-    scheduler.add(parent, 0.0)
+    scheduler.add_request(parent, 0.0)
     while (batch := scheduler.next_batch(0.0)) is not None:
         tokens = rng.integers(0, VOCAB, (len(batch), 1), dtype=np.int32)
         scheduler.process_result(StepResult.of_rows(tokens.tolist()), 0.0)
@@ -116,7 +116,7 @@ def measure(width: int, steps: int, page_size: int, forks: str, seed: int) -> Ca
     child = RequestSpec(
         rid="stage-2", input_ids=pack_ids(suffix), sampling=second, continuation=ContinuationSpec(parent.rid)
     )
-    (search,) = scheduler.add(child, 0.0)
+    (search,) = scheduler.add_request(child, 0.0)
     whole_pages = PREFIX // page_size
     group = pool = 0
     while (batch := scheduler.next_batch(0.0)) is not None:

@@ -74,7 +74,7 @@ def measure(requests: int, prefix: int, rounds: int, sharing: Timed, lookups: Ti
     scheduler = Scheduler(config, rows, allocator, RadixCache(rows, allocator, page_size=1), ())
     rng = np.random.default_rng(0)
     shared = rng.integers(0, 100_000, prefix).astype(np.int32)
-    scheduler.add(spec("first", shared), 0.0)
+    scheduler.add_request(spec("first", shared), 0.0)
     while (batch := scheduler.next_batch(0.0)) is not None:
         finish(scheduler, batch)
     found: dict[str, list[tuple[float, float, float]]] = {"different": [], "the same": []}
@@ -83,7 +83,7 @@ def measure(requests: int, prefix: int, rounds: int, sharing: Timed, lookups: Ti
             tail = rng.integers(0, 100_000, 64)
             for number in range(requests):
                 own = rng.integers(0, 100_000, 64) if name == "different" else tail
-                scheduler.add(spec(f"{turn} {name} {number}", np.append(shared, own).astype(np.int32)), 0.0)
+                scheduler.add_request(spec(f"{turn} {name} {number}", np.append(shared, own).astype(np.int32)), 0.0)
             sharing.ms, lookups.ms, begin = 0.0, 0.0, time.perf_counter()
             batch = scheduler.next_batch(0.0)
             times.append((1e3 * (time.perf_counter() - begin), sharing.ms - lookups.ms, lookups.ms))

@@ -77,7 +77,7 @@ def measure(length: int, page_size: int, rounds: int) -> dict[str, float]:
     for round_number in range(rounds):
         prompt = rng.integers(0, 30000, length).astype(np.int32)
         parent = RequestSpec(rid=f"p{round_number}", input_ids=pack_ids(prompt), sampling=sampling, retain_ttl=1e9)
-        scheduler.add(parent, 0.0)
+        scheduler.add_request(parent, 0.0)
         finish(scheduler)
         child = RequestSpec(
             rid=f"c{round_number}",
@@ -87,7 +87,7 @@ def measure(length: int, page_size: int, rounds: int) -> dict[str, float]:
         )
         opened.clear()
         start = time.perf_counter()
-        scheduler.add(child, 0.0)
+        scheduler.add_request(child, 0.0)
         batch = scheduler.next_batch(0.0)
         times["add + next_batch, handoff"].append(time.perf_counter() - start)
         assert batch is not None and batch.extend_lens.tolist() == [len(SUFFIX) + 1]
@@ -97,7 +97,7 @@ def measure(length: int, page_size: int, rounds: int) -> dict[str, float]:
         whole = pack_ids(np.concatenate([prompt, [7, 7, 7], SUFFIX]))
         again = RequestSpec(rid=f"a{round_number}", input_ids=whole, sampling=sampling)
         start = time.perf_counter()
-        scheduler.add(again, 0.0)
+        scheduler.add_request(again, 0.0)
         batch = scheduler.next_batch(0.0)
         times["add + next_batch, tree"].append(time.perf_counter() - start)
         assert batch is not None

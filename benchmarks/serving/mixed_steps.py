@@ -104,7 +104,7 @@ class Engine:
     def _send(self, rid: str, rng: np.random.Generator, length: int, new: int) -> None:
         ids = rng.integers(0, self._vocab_size, length).astype(np.int32)
         sampling = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
-        self._scheduler.add(RequestSpec(rid=rid, input_ids=pack_ids(ids), sampling=sampling), 0.0)
+        self._scheduler.add_request(RequestSpec(rid=rid, input_ids=pack_ids(ids), sampling=sampling), 0.0)
 
 
 def measure(args: argparse.Namespace) -> list[Cell]:

@@ -145,7 +145,7 @@ class Engine:
             rid, self._count = f"r{self._count}", self._count + 1
             sampling = SamplingParams(max_new_tokens=self._args.tokens, temperature=session.temperature, seed=number)
             spec = RequestSpec(rid=rid, input_ids=pack_ids(ids), sampling=sampling)
-            scheduler.add(spec, now)
+            scheduler.add_request(spec, now)
             answers[rid], serving[rid] = [], (number, turn, text)
 
         now = began

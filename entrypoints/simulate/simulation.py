@@ -284,7 +284,7 @@ class Simulation:
         playing.last_rid = rid
         playing.record.turns.append(TurnRecord(sent, turn.prompt, turn.kept))
         try:
-            request = self.scheduler.add(spec, self.now)[0]
+            request = self.scheduler.add_request(spec, self.now)[0]
         except RequestRefused as refusal:
             playing.record.refused, playing.record.end = refusal.message, self.now
             return

@@ -189,7 +189,7 @@ class Watch:
         yield WatchReport(t=self._t, jobs=jobs, num_jobs=num_jobs)
         recorder.refresh(self._now)
         for _ in range(PARTS_WITH_LIVES):  # others may change meanwhile, without end
-            if not (lives := recorder.take(LIVES_IN_PART)):
+            if not (lives := recorder.take_lives(LIVES_IN_PART)):
                 break
             yield WatchReport(t=self._t, lives=lives)
         yield WatchReport(t=self._t, is_last=True)

@@ -41,7 +41,7 @@ class CacheStatistics:
         if self._windows.is_due(now):
             self._began = now if self._began is None else self._began
             totals = self._counts()
-            self._windows.add(totals, now)
+            self._windows.add_snapshot(totals, now)
             if now >= self._lives.cleared_at + ALERT_WINDOW_S:
                 self.alert.judge(self._windows.last(ALERT_WINDOW_S, totals, now))
             else:
@@ -73,7 +73,7 @@ class CacheStatistics:
             return
         self._before_reset, self._reset_at = self._totals(), self._now
         self._windows.clear()
-        self._windows.add(self._counts(), self._now)
+        self._windows.add_snapshot(self._counts(), self._now)
         self.alert.active = False
 
     def _snapshot(self, totals: CacheTotals, seconds: float) -> CacheStats:

@@ -18,7 +18,7 @@ class Depths:
         """Their tokens in that bucket."""
         self._sum = 0
 
-    def add(self, length: int) -> None:
+    def add_prefix(self, length: int) -> None:
         """The first ``length`` tokens of a prompt."""
         if length <= 0:
             return
@@ -51,10 +51,10 @@ class Lookups:
         found = request.found
         self.prompts += 1
         self.query_tokens += request.prompt_len
-        self.query_depth.add(request.prompt_len)
+        self.query_depth.add_prefix(request.prompt_len)
         if found.total:
             self.hits += _by_kind(request)
-            self.hit_depth.add(found.total)
+            self.hit_depth.add_prefix(found.total)
 
 
 def _by_kind(request: Request) -> HitTokens:

@@ -30,7 +30,7 @@ class RollingWindows:
         """Is it time for the next snapshot?"""
         return not self._times or now >= self._times[-1] + SLOT_S
 
-    def add(self, totals: CacheTotals, now: float) -> None:
+    def add_snapshot(self, totals: CacheTotals, now: float) -> None:
         """Its windowed counts count; the others may be left out."""
         self._times.append(now)
         self._snapshots.append(totals)

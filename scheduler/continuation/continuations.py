@@ -4,8 +4,8 @@
     parent runs        ──▶ "finish": the child is parked and inherits in the step in which the parent ends
                            "now": it inherits what the parent has by now; a copy of the parent's KV is leased for it
 
-Admission turns the claim into the child's own lock (KVMemory.open). `Continuations` owns the records of finished
-requests and the parked children; leases belong to the LeaseTable, requests and queues to the Scheduler.
+Admission turns the claim into the child's own lock (KVMemory.open_request). `Continuations` owns the records of
+finished requests and the parked children; leases belong to the LeaseTable, requests and queues to the Scheduler.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Continuations:
 
     def leases_of(self, rid: str) -> dict[int, Lease]:
         """The live leases of a finished request, by index."""
-        record = self._records.get(rid)
+        record = self._records.get_record(rid)
         samples = record.samples.items() if record is not None else ()
         return {index: sample.lease for index, sample in samples if sample.lease is not None and sample.is_leased}
 
@@ -86,7 +86,7 @@ class Continuations:
         first. earlier: the last steps of their job. Raises RequestRefused."""
         first = requests[0]
         if (continuation := first.spec.continuation) is not None:
-            return self._find_parent(requests, live.of(continuation.parent_rid))
+            return self._find_parent(requests, live.siblings_of(continuation.parent_rid))
         predecessor = first.spec.predecessor
         if predecessor is None and not earlier:
             return Handover(first.token_ids)
@@ -118,11 +118,11 @@ class Continuations:
         if parent.is_search and parent.sampling.stop:
             raise search_with_stop_strings(continuation)
         for child in children:
-            self._parked.add(child)
+            self._parked.park_child(child)
         return None
 
     def _find_record(self, child: Request, continuation: ContinuationSpec) -> Handover:
-        sample = self._records.find(continuation, child.namespace)
+        sample = self._records.find_sample(continuation, child.namespace)
         if sample is not None:
             return _handover(sample, child.own_ids)
         assert continuation.fallback_ids is not None
@@ -153,10 +153,10 @@ class Continuations:
             self._leases.unclaim(child.inheritance.lease, now)
             child.inheritance.lease = None
 
-    def unpark(self, child: Request) -> None:
+    def unpark_child(self, child: Request) -> None:
         """Remove a child if it is parked."""
         if child.spec.continuation is not None:
-            self._parked.remove(child)
+            self._parked.remove_child(child)
 
     def waiting_for(self, rid: str, index: int) -> list[Request]:
         """Children that are parked until this sequence ends."""
@@ -164,7 +164,7 @@ class Continuations:
 
     # -- parents end --------------------------------------------------------------------------------------------------
 
-    def record(
+    def record_end(
         self, request: Request, kept_tokens: int | None, now: float, fence: int | None
     ) -> dict[int, SampleRecord]:
         """Record a request that ended well. Returns what children inherit, by sample: the ids without the matched stop,
@@ -186,7 +186,7 @@ class Continuations:
             if is_kept:
                 request.retained = _retained(lease, demoted)
         samples = {request.index: SampleRecord(request.key, request.token_ids.cut(length), trimmed, lease)}
-        self._records.add(request, samples)
+        self._records.add_samples(request, samples)
         return samples
 
     def _record_results(self, search: Request, now: float) -> dict[int, SampleRecord]:
@@ -208,18 +208,18 @@ class Continuations:
             result = hypothesis.ids[: hypothesis.kept_tokens]
             trimmed = len(hypothesis.ids) - hypothesis.kept_tokens
             samples[index] = SampleRecord((search.rid, index), search.token_ids, trimmed, lease, result)
-        self._records.add(search, samples)
+        self._records.add_samples(search, samples)
         return samples
 
-    def fail(self, request: Request) -> None:
+    def record_failure(self, request: Request) -> None:
         """Record that a request was aborted or failed."""
         reason = request.finish.message if request.finish is not None else None
-        self._records.fail(request, reason or "aborted", self._leases)
+        self._records.record_failure(request, reason or "aborted", self._leases)
 
-    def discard(self, request: Request) -> None:
+    def discard_request(self, request: Request) -> None:
         """A request has failed: it waits for no parent, and nobody can continue it."""
-        self.unpark(request)
-        self.fail(request)
+        self.unpark_child(request)
+        self.record_failure(request)
 
     def take_children(
         self, parent: Request, samples: dict[int, SampleRecord]
@@ -228,7 +228,7 @@ class Continuations:
         taken: list[tuple[list[Request], Handover | RequestRefused]] = []
         for index in range(parent.sampling.n) if parent.is_search else (parent.index,):
             by_rid: dict[str, list[Request]] = {}
-            for child in self._parked.take(parent.rid, index):
+            for child in self._parked.take_children(parent.rid, index):
                 by_rid.setdefault(child.rid, []).append(child)
             for children in by_rid.values():
                 if index in samples:
@@ -241,15 +241,15 @@ class Continuations:
 
     def is_on_record(self, rid: str) -> bool:
         """True if ``rid`` has ended and can still be named as a parent."""
-        return self._records.get(rid) is not None
+        return self._records.get_record(rid) is not None
 
-    def forget(self, rid: str) -> None:
+    def forget_record(self, rid: str) -> None:
         """Take a finished request off the record, as if it had never existed."""
-        self._records.discard(rid, self._leases)
+        self._records.discard_record(rid, self._leases)
 
-    def release(self, rid: str) -> bool:
+    def release_leases(self, rid: str) -> bool:
         """Give up the leases of a finished request; its ids stay on record. False if it has none."""
-        record = self._records.get(rid)
+        record = self._records.get_record(rid)
         if record is None or not record.is_leased:
             return False
         for sample in record.samples.values():

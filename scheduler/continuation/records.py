@@ -84,14 +84,14 @@ class HeldTokens:
         self._holders: dict[TokenMemory, int] = {}
         """Samples that hold each memory."""
 
-    def add(self, samples: Iterable[SampleRecord]) -> None:
+    def add_samples(self, samples: Iterable[SampleRecord]) -> None:
         for sample in samples:
             memory = sample.ids.memory
             holders = self._holders.get(memory, 0)
             self._holders[memory] = holders + 1
             self.total += len(sample.result) + (0 if holders else len(memory))
 
-    def remove(self, samples: Iterable[SampleRecord]) -> None:
+    def remove_samples(self, samples: Iterable[SampleRecord]) -> None:
         for sample in samples:
             memory = sample.ids.memory
             holders = self._holders.pop(memory) - 1
@@ -121,34 +121,34 @@ class ParentRecords:
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, request: Request, samples: dict[int, SampleRecord]) -> None:
+    def add_samples(self, request: Request, samples: dict[int, SampleRecord]) -> None:
         """Record sequences that ended well, by their index among the samples, or the ranked beams, of their request."""
         record = self._record(request, sum(sample.length for sample in samples.values()))
         record.samples |= samples
-        self.held.add(samples.values())
+        self.held.add_samples(samples.values())
         self._forget_others()
 
-    def fail(self, request: Request, reason: str, leases: LeaseTable) -> None:
+    def record_failure(self, request: Request, reason: str, leases: LeaseTable) -> None:
         """Record that a sequence was aborted or failed. Its rid fails with it: nobody can continue a sibling either."""
         record = self._record(request)
         record.failure = reason
         _orphan_leases(record, leases)
         self._forget_others()
 
-    def get(self, rid: str) -> ParentRecord | None:
+    def get_record(self, rid: str) -> ParentRecord | None:
         return self._records.get(rid)
 
-    def discard(self, rid: str, leases: LeaseTable) -> None:
+    def discard_record(self, rid: str, leases: LeaseTable) -> None:
         """Drop a record and its leases, because a new request takes over the name."""
         self._forgotten.pop(rid, None)
         self._shares.remove_key(rid)
         record = self._records.pop(rid, None)
         if record is None:
             return
-        self.held.remove(record.samples.values())
+        self.held.remove_samples(record.samples.values())
         _orphan_leases(record, leases)
 
-    def find(self, spec: ContinuationSpec, namespace: str) -> SampleRecord | None:
+    def find_sample(self, spec: ContinuationSpec, namespace: str) -> SampleRecord | None:
         """The sample that ``spec`` continues; None if it is forgotten or unknown, and the spec brings its own
         prompt.
 
@@ -213,7 +213,7 @@ class ParentRecords:
         record = self._records.pop(rid, None)
         if record is None:  # an exception kept it from being recorded
             return
-        self.held.remove(record.samples.values())
+        self.held.remove_samples(record.samples.values())
         self._forgotten[rid] = record.namespace
         if len(self._forgotten) > self.FORGOTTEN_PER_RECORD * self._max_records:
             self._forgotten.popitem(last=False)
@@ -230,12 +230,12 @@ class ParkedChildren:
     def __len__(self) -> int:
         return self._num_children
 
-    def add(self, child: Request) -> None:
+    def park_child(self, child: Request) -> None:
         self._by_parent.setdefault(_parent_key(child), {})[child] = None
         self._num_children += 1
 
-    def remove(self, child: Request) -> None:
-        """Remove a child. One that `take` returned is gone already."""
+    def remove_child(self, child: Request) -> None:
+        """Remove a child. One that `take_children` returned is gone already."""
         key = _parent_key(child)
         children = self._by_parent.get(key, {})
         if child in children:
@@ -247,7 +247,7 @@ class ParkedChildren:
     def waiting_for(self, rid: str, index: int) -> list[Request]:
         return list(self._by_parent.get((rid, index), ()))
 
-    def take(self, rid: str, index: int) -> list[Request]:
+    def take_children(self, rid: str, index: int) -> list[Request]:
         """Take the children of a parent that has ended; they are no longer parked."""
         children = list(self._by_parent.pop((rid, index), ()))
         self._num_children -= len(children)

@@ -54,7 +54,7 @@ class ToolHistory:
     def __len__(self) -> int:
         return len(self._tools)
 
-    def add(self, name: str, seconds: float) -> None:
+    def add_duration(self, name: str, seconds: float) -> None:
         """A tool took so long."""
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"a tool took {seconds} seconds; use a number from 0")
@@ -71,11 +71,11 @@ class ToolHistory:
             self._sorted.pop(oldest, None)
             del self.added[oldest]
 
-    def of(self, name: str) -> np.ndarray:
+    def durations_of(self, name: str) -> np.ndarray:
         """float64 [n], in order of length; not to be changed."""
         return self._in_order(name, self._tools.get(name))
 
-    def of_all(self) -> np.ndarray:
+    def all_durations(self) -> np.ndarray:
         """As `of`, of whatever tool."""
         return self._in_order(None, self._all)
 
@@ -106,7 +106,7 @@ class ToolHistory:
                 raise ValueError(f"a tool's name has {len(name)} characters; use at most {MAX_NAME_CHARS}")
             for seconds in durations[-PER_TOOL:]:
                 try:
-                    loaded.add(name, seconds)
+                    loaded.add_duration(name, seconds)
                 except ValueError as error:
                     raise ValueError(f"{name!r}: {error}") from None
         for command, seconds in saved.commands:

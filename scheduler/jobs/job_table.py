@@ -39,24 +39,23 @@ class JobTable:
         jobs = (job for job in self._jobs.values() if namespace is None or job.namespace == namespace)
         return [job for job in jobs if job.id.startswith(prefix)]
 
-    def find(self, namespace: str, id: str, now: float) -> Job | None:
+    def find_active(self, namespace: str, id: str, now: float) -> Job | None:
         """A job that can be gone on with: it is not over, and was not silent for too long."""
         job = self._jobs.get((namespace, id))
         if job is None or job.is_over:  # though some of its requests may still run
             return None
         return job if job.open_rids or now - job.heard <= MAX_IDLE_S else None
 
-    def get(self, namespace: str, id: str) -> Job | None:
+    def get_job(self, namespace: str, id: str) -> Job | None:
         """A job, over or not."""
         return self._jobs.get((namespace, id))
 
     def of_rid(self, rid: str) -> Job | None:
         return self._by_rid.get(rid)
 
-    def open(self, namespace: str, id: str, now: float, serial: int, client: str = "") -> tuple[Job, list[Job]]:
-        """The job, a new one of the client if `find` knows none; and those that have to be forgotten, the replaced one
-        too."""
-        job, gone = self.find(namespace, id, now), []
+    def open_job(self, namespace: str, id: str, now: float, serial: int, client: str = "") -> tuple[Job, list[Job]]:
+        """The job, a new one if `find_active` finds none; and the jobs forgotten for it, or replaced by it."""
+        job, gone = self.find_active(namespace, id, now), []
         if job is None:
             if (old := self._jobs.get((namespace, id))) is not None:
                 self._remove(old)
@@ -87,7 +86,7 @@ class JobTable:
         """A new request has this rid: a step that had it has no name any more."""
         if (owner := self._by_rid.get(rid)) is not None:
             for step in [step for step in owner.steps if step.rid == rid]:
-                self.discard(owner, step)
+                self.discard_step(owner, step)
 
     def began(self, job: Job, rid: str, sequences: int) -> None:
         """A request of the job has been taken in."""
@@ -103,7 +102,7 @@ class JobTable:
             del job.open_rids[rid]
             if not any(step.rid == rid for step in job.steps):
                 self._by_rid.pop(rid, None)
-            if not job.open_rids and self.get(job.namespace, job.id) is job:
+            if not job.open_rids and self.get_job(job.namespace, job.id) is job:
                 self._idle.put_key(job.client, (job.namespace, job.id))
 
     def set_open(self, job: Job, rid: str, sequences: int) -> None:
@@ -114,12 +113,12 @@ class JobTable:
         job.open_rids.pop(rid, None)
         if not any(step.rid == rid for step in job.steps):
             self._by_rid.pop(rid, None)
-        if not job.open_rids and self.get(job.namespace, job.id) is job:
+        if not job.open_rids and self.get_job(job.namespace, job.id) is job:
             self._idle.put_key(job.client, (job.namespace, job.id))
 
     def goes_away(self, job: Job, now: float) -> None:
         """Its last request has ended; another should follow, if it is not over or forgotten."""
-        if not job.is_over and self.get(job.namespace, job.id) is job:
+        if not job.is_over and self.get_job(job.namespace, job.id) is job:
             self._away[job] = now
             self._away.move_to_end(job)
 
@@ -138,10 +137,10 @@ class JobTable:
             lost.append(job)
         return lost
 
-    def keep(self, step: FinishedStep) -> FinishedStep | None:
+    def keep_step(self, step: FinishedStep) -> FinishedStep | None:
         """Remember a step; returns the one that is forgotten for it. Of a job that is not known any more, nothing."""
         job = step.job
-        if self.get(job.namespace, job.id) is not job:
+        if self.get_job(job.namespace, job.id) is not job:
             return None
         old = job.steps.popleft() if len(job.steps) == job.steps.maxlen else None
         job.steps.append(step)
@@ -150,12 +149,12 @@ class JobTable:
             self._drop_name(job, old.rid)
         return old
 
-    def discard(self, job: Job, step: FinishedStep) -> None:
+    def discard_step(self, job: Job, step: FinishedStep) -> None:
         """Forget one of its steps."""
         job.steps.remove(step)
         self._drop_name(job, step.rid)
 
-    def remove(self, job: Job) -> None:
+    def remove_job(self, job: Job) -> None:
         """Forget a job; its open requests go on without it."""
         if self._jobs.get((job.namespace, job.id)) is job:
             self._remove(job)

@@ -48,7 +48,7 @@ class ToolTimes:
 
     def observe(self, calls: tuple[ToolCall, ...], seconds: float) -> None:
         """The tools of a step took so long, or so long passed until somebody was back."""
-        self.history.add(name_of(calls), seconds)
+        self.history.add_duration(name_of(calls), seconds)
         if self._learned is not None and calls:
             self.history.commands.append((text_of(calls), seconds))
             self._learned.observe(text_of(calls), seconds)
@@ -56,9 +56,9 @@ class ToolTimes:
     def expected(self, calls: Calls) -> tuple[np.ndarray, np.ndarray | None]:
         """(durations, their weights), float64 [n] each, in order of length: what to go by for these calls. Empty if
         nothing is known of any tool."""
-        own = self.history.of(name_of(calls)) if calls is not None else ()
+        own = self.history.durations_of(name_of(calls)) if calls is not None else ()
         if not len(own) or calls is None:
-            return self.history.of_all(), None
+            return self.history.all_durations(), None
         both = np.concatenate([own, self.belief(calls).quantiles(_NORMAL)])
         weights = np.concatenate([np.ones(len(own)), np.full(len(_NORMAL), BELIEF_WORTH / len(_NORMAL))])
         order = np.argsort(both, kind="stable")
@@ -66,14 +66,14 @@ class ToolTimes:
 
     def predicted_s(self, calls: Calls) -> float | None:
         """The median, of all tools where this one was never seen; None if nothing is known."""
-        own = self.history.of(name_of(calls)) if calls is not None else ()
-        durations = own if len(own) else self.history.of_all()
+        own = self.history.durations_of(name_of(calls)) if calls is not None else ()
+        durations = own if len(own) else self.history.all_durations()
         middle = durations[(len(durations) - 1) // 2 : len(durations) // 2 + 1]  # they are in order
         return float(np.mean(middle)) if len(durations) else None
 
     def fixed_ttl(self, calls: Calls, threshold_s: float) -> float:
         """The threshold where the tool is known to take less on average, or is not known; else 0."""
-        own = self.history.of(name_of(calls)) if calls is not None else ()
+        own = self.history.durations_of(name_of(calls)) if calls is not None else ()
         return threshold_s if not len(own) or float(np.mean(own)) <= threshold_s else 0.0
 
     def cdf_ttl(self, calls: Calls, break_even_s: float) -> float | None:
@@ -87,8 +87,8 @@ class ToolTimes:
 
     def belief(self, calls: Calls) -> LogNormalBelief:
         """What is believed of the tool: what is known of all, and its own times."""
-        prior = LogNormalBelief().after(self.history.of_all()).as_prior(PRIOR_WORTH)
-        return prior if calls is None else prior.after(self.history.of(name_of(calls)))
+        prior = LogNormalBelief().after(self.history.all_durations()).as_prior(PRIOR_WORTH)
+        return prior if calls is None else prior.after(self.history.durations_of(name_of(calls)))
 
     def posterior_ttl(self, calls: Calls, share: float) -> float:
         """Seconds within which that share of the tool's calls is believed to be back."""
@@ -103,7 +103,7 @@ class ToolTimes:
         """By rules; where they say nothing, by what is believed of its times; where that is unclear, by what was
         learned from commands."""
         speed = by_rules(calls)
-        if speed is Speed.UNCERTAIN and len(self.history.of(name_of(calls))):
+        if speed is Speed.UNCERTAIN and len(self.history.durations_of(name_of(calls))):
             belief = self.belief(calls)
             speed = by_times(belief.quantile(0.2), belief.quantile(0.8), fast_s=fast_s, slow_s=slow_s)
         if speed is Speed.UNCERTAIN and self._learned is not None and calls:
@@ -137,7 +137,8 @@ class ToolTimes:
         ):
             durations, weights = self.expected(calls)
             if kind == "cdf":
-                durations, weights = self.history.of(seen) if seen is not None else self.history.of_all(), None
+                durations = self.history.durations_of(seen) if seen is not None else self.history.all_durations()
+                weights = None
             known = self._ttls[kind, seen] = added, break_even_s, best_ttl(durations, break_even_s, weights)
             while len(self._ttls) > 2 * MAX_TOOLS:
                 self._ttls.popitem(last=False)

@@ -32,7 +32,7 @@ class BeamMemory:
         """int32 [n]: the pages that the beams hold, each once."""
         return self._rows.pages(search.held_beams)
 
-    def fork(self, search: Request, now: float) -> bool:
+    def fork_search(self, search: Request, now: float) -> bool:
         """Give each beam of the next step its row; False, and nothing changed, if there is no memory."""
         kv = search.held_beams
         if kv.is_forked:
@@ -42,10 +42,10 @@ class BeamMemory:
         if copies is None:
             return False
         if len(copies):
-            self._memory.copies.add_beams(search.held_kv, copies)
+            self._memory.copies.add_beam_copies(search.held_kv, copies)
         return True
 
-    def advance(
+    def advance_search(
         self, search: Request, candidates: BeamCandidates | None, end_ids: frozenset[int]
     ) -> FinishReason | None:
         """Apply a step's result: select beams, free those that lost, keep the KV that a lease will want. Returns why
@@ -112,7 +112,7 @@ class BeamMemory:
             leases.append(lease)
         return leases
 
-    def close(self, search: Request, fence: int | None) -> None:
+    def close_search(self, search: Request, fence: int | None) -> None:
         """Give back what the beams hold, before the prompt is closed. Does nothing if there are none yet.
 
         fence: that of a step in flight, which may still write for the search; the pages come back after it.
@@ -122,7 +122,7 @@ class BeamMemory:
         in_flight = fence if search.num_output_placeholders else None
         self._rows.close(search.beam_kv, search.held_kv, in_flight)
         search.beam_kv = None
-        self._memory.copies.drop(search.held_kv)
+        self._memory.copies.drop_copies(search.held_kv)
         assert search.beams is not None
         for hypothesis in search.beams.finished:
             hypothesis.slots = None

@@ -1,6 +1,6 @@
 """The KV of one sequence, from its admission to its end.
 
-    open ──▶ extend ──▶ publish ──▶ extend ──▶ … ──▶ retain, or close
+    open_request ──▶ extend ──▶ publish ──▶ extend ──▶ … ──▶ retain, or close
       │                    │                           │
     row, lock on        what is computed            a lease has it all, or the tree has
     what is cached      is shared, it goes on       what is whole and the rest is free
@@ -85,7 +85,7 @@ class KVMemory:
 
     # -- open ---------------------------------------------------------------------------------------------------------
 
-    def open(self, request: Request, reserve: int, now: float) -> bool:
+    def open_request(self, request: Request, reserve: int, now: float) -> bool:
         """Give a waiting request its row and a lock on what is cached of it: its claimed lease, or the longest prefix.
 
         Succeeds only if the rest of its known tokens plus ``reserve`` tokens could be allocated without breaking a
@@ -187,7 +187,7 @@ class KVMemory:
         if slots is not None:
             self.req_to_token.write(kv.row, kv.length, slots)
             kv.length = length
-            self.copies.add(kv, tail, slots)
+            self.copies.add_copies(kv, tail, slots)
 
     def _fork(self, kv: KVSequence, length: int) -> KVSequence | None:
         """As `fork_into`, in a row of its own."""
@@ -208,7 +208,7 @@ class KVMemory:
             return None
         sequence, source, target = forked
         if len(source):
-            self.copies.add(sequence, self.copies.source_of(kv, source), target)
+            self.copies.add_copies(sequence, self.copies.source_of(kv, source), target)
         return sequence
 
     # -- extend -------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class KVMemory:
 
     def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> tuple[Lease | None, int]:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
-        the request has ended as with `close`, and a tier keeps so many tokens."""
+        the request has ended as with `close_request`, and a tier keeps so many tokens."""
         kv = request.held_kv
         length = min(length, request.committed_len)
         ids = request.token_ids.view(0, length)
@@ -335,7 +335,7 @@ class KVMemory:
             self.cache.release(kv)
         return lease
 
-    def close(self, request: Request, fence: int | None) -> None:
+    def close_request(self, request: Request, fence: int | None) -> None:
         """Hand the committed tokens to the tree and free the rest, with the row.
 
         fence: that of a step in flight, which still writes the slots beyond the committed ones; they return after it.
@@ -347,6 +347,12 @@ class KVMemory:
             committed = kv.tree_len  # its KV behind the tree still had to be copied, and never will be
         self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), fence=in_flight)
         self._forget(request)
+
+    def abandon_all(self) -> None:
+        """Forget all KV, leased KV too, as if the pools were new. No live request may hold any."""
+        self.leases.abandon()
+        self.cache.abandon()
+        self.copies.clear_copies()
 
     def close_fence(self, fence: int) -> None:
         """A step has ended: what only waited for it is free again."""

@@ -60,7 +60,7 @@ class NonFiniteGuard:
             request = requests[row]
             if request.finish is None:
                 sound[request.rid] = min(tokens, sound.get(request.rid, tokens))
-        spoiled = SpoiledKV([request for rid in sound for request in self._live.of(rid)], len(sound), [], [])
+        spoiled = SpoiledKV([request for rid in sound for request in self._live.siblings_of(rid)], len(sound), [], [])
         page = self._memory.page_size
         for request in spoiled.requests:
             tokens = sound[request.rid]

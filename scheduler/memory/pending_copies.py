@@ -1,6 +1,6 @@
 """KV that is still to be copied from slot to slot: noted when a row is forked or cut, done by the runtime in a step.
 
-    fork, cut ──add──▶ book ──take──▶ the step now formed makes the copies before it computes anything
+    fork, cut ──add_copies──▶ book ──take_copies──▶ the step now formed makes the copies before it computes anything
                         │
                         └── the sequence is closed, or gives the target slots back: nobody needs them any more
 
@@ -41,13 +41,13 @@ class PendingCopies:
         self._req_to_token = req_to_token
         self._entries: dict[int, _Entry] = {}
         self.taken: dict[int, _Entry] = {}
-        """What `take` gave to a step that is being formed; whoever has formed it empties this."""
+        """The copies of the step that is being formed."""
 
-    def add(self, sequence: KVSequence, source: np.ndarray, target: np.ndarray) -> None:
+    def add_copies(self, sequence: KVSequence, source: np.ndarray, target: np.ndarray) -> None:
         """Fill slots of a sequence. source, target: int32 [n]."""
         self._entries[sequence.row] = _Entry(sequence, KVCopies(source, target), own_step=False)
 
-    def add_beams(self, trunk: KVSequence, copies: KVCopies) -> None:
+    def add_beam_copies(self, trunk: KVSequence, copies: KVCopies) -> None:
         """Fill slots of the beams that go on from a computed prompt, ``trunk``."""
         self._entries[trunk.row] = _Entry(trunk, copies, own_step=True)
 
@@ -70,7 +70,7 @@ class PendingCopies:
         place = order[np.searchsorted(target, slots, sorter=order).clip(max=len(order) - 1)]
         return np.where(target[place] == slots, source[place], slots)
 
-    def take(self, searches: Iterable[KVSequence] = ()) -> list[KVCopies]:
+    def take_copies(self, searches: Iterable[KVSequence] = ()) -> list[KVCopies]:
         """The copies that the step now formed has to make; they leave the book. ``searches``: the prompts of the beam
         searches that it computes."""
         if not self._entries:
@@ -90,6 +90,10 @@ class PendingCopies:
         self.taken, self._entries = self._entries, waiting
         return taken
 
+    def confirm_taken(self) -> None:
+        """The step that took copies is formed: they need not be put back."""
+        self.taken = {}
+
     def keep_only(self, sequences: Iterable[KVSequence]) -> None:
         """Put back what a step had taken that was not formed, and forget the copies of all but these sequences."""
         held = {id(sequence) for sequence in sequences}
@@ -98,12 +102,12 @@ class PendingCopies:
             row: entry for row, entry in entries.items() if id(entry.sequence) in held and entry.sequence.row == row
         }
 
-    def drop(self, sequence: KVSequence) -> None:
+    def drop_copies(self, sequence: KVSequence) -> None:
         """Forget the copies of a sequence, or of its beams."""
         if self.has(sequence):
             del self._entries[sequence.row]
 
-    def clear(self) -> None:
+    def clear_copies(self) -> None:
         """Forget all copies."""
         self._entries.clear()
         self.taken = {}

@@ -115,7 +115,5 @@ def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Req
         return Found(leaked)
     for request in holders:
         request.kv = request.beam_kv = None
-    leases.abandon()
-    cache.abandon()
-    memory.copies.clear()
+    memory.abandon_all()
     return Found(leaked, was_reset=True)

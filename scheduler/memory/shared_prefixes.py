@@ -25,7 +25,7 @@ class SharedPrefixes:
         self._index: _Index | None = None
         """Of those that are in ``_added`` no more. It is made when somebody asks; a step of one request never does."""
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Note a request that is being computed. One that has ended meanwhile will leave nothing to be found."""
         self._added.append(request)
 
@@ -37,7 +37,7 @@ class SharedPrefixes:
                 return False
             self._index = _Index(self._cache, max(1, self._min_tokens))
         for other in self._added:
-            self._index.add(other)
+            self._index.add_request(other)
         self._added.clear()
         return self._index.will_be_cached(request)
 
@@ -56,7 +56,7 @@ class _Index:
         self._all: list[Request] = []
         self._sorted: dict[int, int] = {}
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         if request.kv is not None:
             self._all.append(request)
             self._by_head.setdefault(self._head(request), []).append(request)

@@ -69,7 +69,7 @@ class Pins:
 
     def steps_of(self, spec: RequestSpec, now: float) -> list[tuple[str, int]]:
         """What a new request may go on from: rid and index of its job's last steps, the latest first."""
-        job = self._table.find(spec.namespace, spec.job_id, now) if spec.job_id is not None else None
+        job = self._table.find_active(spec.namespace, spec.job_id, now) if spec.job_id is not None else None
         return [(step.rid, step.index) for step in reversed(job.steps)] if job is not None else []
 
     def arrived(self, requests: Sequence[Request], now: float) -> None:
@@ -78,7 +78,7 @@ class Pins:
         if spec.job_id is None:
             self._table.name_taken(spec.rid)
             return
-        job, forgotten = self._table.open(spec.namespace, spec.job_id, now, first.serial, spec.client)
+        job, forgotten = self._table.open_job(spec.namespace, spec.job_id, now, first.serial, spec.client)
         for old in forgotten:
             self._let_go(old)
         if job.ended is not None and not job.open_rids:
@@ -139,7 +139,7 @@ class Pins:
                 node, _, _ = self._cache.find_prefix(request.namespace, request.token_ids.view())
                 retire(self._cache, node, job.shared_tokens or 0)
 
-    def discard(self, request: Request, siblings: Sequence[Request]) -> None:
+    def discard_request(self, request: Request, siblings: Sequence[Request]) -> None:
         """A sequence has failed: forget it. siblings: the sequences of its rid that are still live."""
         self._ending.pop(request, None)
         self._pinned_at_arrival.pop(request, None)
@@ -149,7 +149,7 @@ class Pins:
 
     def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
         step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
-        old = self._table.keep(step)
+        old = self._table.keep_step(step)
         if old is not None and old.lease is not None and old.asked_until <= now:
             self._leases.release(old.lease)
         if lease is not None:
@@ -159,7 +159,7 @@ class Pins:
             self.trace.pinned(step, lease.deadline - now, now)
 
     def _expect(self, lease: Lease, until: float) -> None:
-        """The policy expects the job back until then; later its lease is worth less (`settle`)."""
+        """The policy expects the job back until then; later its lease is worth less (`settle_pins`)."""
         assert isinstance(lease.owner, KeptTurn)
         lease.owner.expected_until = until
         if until > -math.inf:
@@ -177,7 +177,7 @@ class Pins:
 
     # -- tools --------------------------------------------------------------------------------------------------------
 
-    def called(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
+    def record_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
         """The text of a finished step has been read, and called these tools. Steps that are not known count for
         nothing: their job is over, or they belong to none."""
         job = self._table.of_rid(rid)
@@ -203,7 +203,7 @@ class Pins:
 
     # -- once a turn --------------------------------------------------------------------------------------------------
 
-    def settle(self, now: float) -> None:
+    def settle_pins(self, now: float) -> None:
         """Count the pins that have ended since the last call. What has been away for longer than any pin holds counts
         as that long, back or not: else tools after which nobody comes back would look fast."""
         for job in self._table.give_up(now, MAX_PIN_S):
@@ -229,29 +229,31 @@ class Pins:
 
     # -- jobs end, and are looked at ----------------------------------------------------------------------------------
 
-    def end(self, namespace: str, id: str) -> tuple[list[str], int] | None:
+    def end_job(self, namespace: str, id: str) -> tuple[list[str], int] | None:
         """Give up all that is kept for a job, and forget it. Returns the rids of its open requests, which the caller
         ends, and the tokens that were pinned; None if it is not known."""
-        job = self._table.get(namespace, id)
+        job = self._table.get_job(namespace, id)
         if job is None:
             return None
         tokens = sum(step.tokens for step in job.pinned_steps())
         job.is_over = True
         self._let_go(job)
-        self._table.remove(job)
+        self._table.remove_job(job)
         return list(job.open_rids), tokens
 
     def unended_jobs(self) -> list[Job]:
         """The jobs that are not over, or that still have open requests; the one that was here last comes first."""
         return self._table.unended()
 
-    def describe(self, namespace: str | None, id: str | None, now: float, prefix: str = "") -> list[dict[str, Any]]:
+    def describe_jobs(
+        self, namespace: str | None, id: str | None, now: float, prefix: str = ""
+    ) -> list[dict[str, Any]]:
         """The jobs of a namespace (None: of all) whose ids begin with ``prefix``, or the one of this id in this
         namespace if it is known; see jobs/report.py."""
         if id is None:
             jobs = self._table.select(namespace, prefix)
         else:
-            job = self._table.get(namespace, id) if namespace is not None else None
+            job = self._table.get_job(namespace, id) if namespace is not None else None
             jobs = [job] if job is not None else []
         return [describe(job, now, self._predicted(job)) for job in jobs]
 

@@ -19,7 +19,7 @@ class JobTrace:
         self._events: list[dict[str, Any]] = []
         self._dropped = 0
 
-    def take(self) -> list[dict[str, Any]]:
+    def take_events(self) -> list[dict[str, Any]]:
         """The events since the last call."""
         events, self._events = self._events, []
         if self._dropped:

@@ -27,20 +27,20 @@ class LiveRequests:
     def rids(self) -> list[str]:
         return list(self._by_rid)
 
-    def of(self, rid: str) -> list[Request]:
+    def siblings_of(self, rid: str) -> list[Request]:
         """The sequences of a rid that have not ended; none if it has."""
         return self._by_rid.get(rid, [])
 
-    def add(self, rid: str, siblings: list[Request]) -> None:
+    def add_siblings(self, rid: str, siblings: list[Request]) -> None:
         self._by_rid[rid] = siblings
 
-    def remove(self, request: Request) -> None:
+    def remove_request(self, request: Request) -> None:
         siblings = self._by_rid[request.rid]
         siblings.remove(request)
         if not siblings:
             del self._by_rid[request.rid]
 
-    def discard(self, request: Request) -> None:
+    def discard_request(self, request: Request) -> None:
         """Remove a sequence if it is there."""
         siblings = self._by_rid.get(request.rid, [])
         if request in siblings:
@@ -48,7 +48,7 @@ class LiveRequests:
         if not siblings:
             self._by_rid.pop(request.rid, None)
 
-    def before(self, arrival: float) -> list[str]:
+    def rids_before(self, arrival: float) -> list[str]:
         """The rids that arrived before a time."""
         found: list[str] = []
         for rid, siblings in self._by_rid.items():

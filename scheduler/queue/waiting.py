@@ -22,7 +22,7 @@ class WaitingQueue:
         """In order of arrival; must not be changed."""
         return self._requests
 
-    def add(self, requests: list[Request]) -> None:
+    def add_requests(self, requests: list[Request]) -> None:
         queue = self._requests
         if not requests:
             return
@@ -35,21 +35,21 @@ class WaitingQueue:
         if not newest or len(requests) > 1:
             queue.sort(key=_serial)
 
-    def remove(self, request: Request) -> None:
+    def remove_request(self, request: Request) -> None:
         """Remove one that waits."""
         place = bisect_left(self._requests, request.serial, key=_serial)
         assert self._requests[place] is request
         del self._requests[place]
 
-    def discard(self, request: Request) -> None:
+    def discard_request(self, request: Request) -> None:
         """Remove one if it is there."""
         self._requests = [other for other in self._requests if other is not request]
 
-    def replace(self, requests: list[Request]) -> None:
+    def replace_requests(self, requests: list[Request]) -> None:
         """These wait, and no others."""
         self._requests = sorted(requests, key=_serial)
 
-    def remove_all(self, requests: Collection[Request]) -> None:
+    def remove_requests(self, requests: Collection[Request]) -> None:
         """Remove several that wait."""
         if len(requests) == len(self._requests):
             self._requests = []

@@ -50,7 +50,7 @@ class Drafter:
         self._tree = tree
         self.past = PastOutputs()
 
-    def find(self, request: Request, memory: SequenceDrafts, skipped: int, most: int) -> Draft | None:
+    def find_draft(self, request: Request, memory: SequenceDrafts, skipped: int, most: int) -> Draft | None:
         """What may follow the known tokens of a running request, without the first ``skipped`` of it: ``most`` tokens
         at most. None if nothing is known."""
         ids = request.token_ids.view(0)
@@ -73,8 +73,8 @@ class Drafter:
             elif len(followed):
                 return Draft(Source.PATH, followed)
         memory.index.update(ids)
-        size, place = memory.index.find(ids, ids)
-        past_size, followed = self.past.find(request.namespace, ids, size, most)
+        size, place = memory.index.find_match(ids, ids)
+        past_size, followed = self.past.find_match(request.namespace, ids, size, most)
         if past_size and len(followed):
             return Draft(_PAST[past_size], followed)
         if not size:

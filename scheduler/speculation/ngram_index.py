@@ -49,7 +49,7 @@ class NgramIndex:
             self._add_many(text, end)
         self._done = max(self._done, end)
 
-    def find(self, text: np.ndarray, other: np.ndarray, shortest: int = SIZES[0]) -> tuple[int, int]:
+    def find_match(self, text: np.ndarray, other: np.ndarray, shortest: int = SIZES[0]) -> tuple[int, int]:
         """(length, place): the longest n-gram at the end of ``text`` that is known, and where what follows it begins in
         ``other``, the text that was indexed. (0, 0) if none of at least ``shortest`` tokens is."""
         tail = text[-_LONGEST:].tolist()

@@ -43,7 +43,7 @@ class _Text:
     def ids(self) -> np.ndarray:
         return self._ids[: self._length]
 
-    def add(self, ids: np.ndarray) -> None:
+    def add_ids(self, ids: np.ndarray) -> None:
         ids = np.concatenate([ids[-(MAX_TOKENS // 2) :], _END])
         if self._length + len(ids) > MAX_TOKENS:
             kept = self.ids[-(MAX_TOKENS // 2) :].copy()
@@ -63,21 +63,21 @@ class PastOutputs:
     def __init__(self) -> None:
         self._texts: OrderedDict[str, _Text] = OrderedDict()
 
-    def add(self, namespace: str, token_ids: TokenBuffer, prompt_len: int) -> None:
+    def add_output(self, namespace: str, token_ids: TokenBuffer, prompt_len: int) -> None:
         """A sequence has ended, whose output begins behind ``prompt_len`` tokens."""
         text = self._texts.setdefault(namespace, _Text())
         self._texts.move_to_end(namespace)
-        text.add(token_ids.view(max(0, prompt_len - CONTEXT)))
+        text.add_ids(token_ids.view(max(0, prompt_len - CONTEXT)))
         if len(self._texts) > MAX_NAMESPACES:
             self._texts.popitem(last=False)
 
-    def find(self, namespace: str, ids: np.ndarray, longer_than: int, most: int) -> tuple[int, np.ndarray]:
+    def find_match(self, namespace: str, ids: np.ndarray, longer_than: int, most: int) -> tuple[int, np.ndarray]:
         """(length, tokens): the longest known n-gram at the end of ``ids``, int32 [n], and up to ``most`` tokens that
         followed it. (0, none) if it is not longer than ``longer_than``."""
         text = self._texts.get(namespace)
         if text is None:
             return 0, _END[:0]
-        size, place = text.index.find(ids, text.ids, max(SHORTEST, longer_than + 1))
+        size, place = text.index.find_match(ids, text.ids, max(SHORTEST, longer_than + 1))
         followed = text.ids[place : place + most] if size else _END[:0]
         ends = np.flatnonzero(followed < 0)
         return size, followed[: ends[0]] if len(ends) else followed

@@ -119,9 +119,9 @@ class Speculation:
         """Remember what a request has said, and forget its drafts."""
         self._sequences.pop(request.serial, None)
         if self.enabled and request.beams is None and request.num_output_tokens >= MIN_OUTPUT:
-            self._drafter.past.add(request.namespace, request.token_ids, request.prompt_len)
+            self._drafter.past.add_output(request.namespace, request.token_ids, request.prompt_len)
 
-    def discard(self, request: Request) -> None:
+    def discard_sequence(self, request: Request) -> None:
         """Forget the drafts of a request, and remember nothing of it."""
         self._sequences.pop(request.serial, None)
 
@@ -146,7 +146,7 @@ class Speculation:
         if request.scheduled_len != known - 1 or request.num_output_placeholders > 1:
             return None  # it computes tokens that it knows
         most = min(self._longest, request.max_new_tokens - (known - request.prompt_len) - 1)
-        return self._drafter.find(request, state, request.num_output_placeholders, most) if most > 0 else None
+        return self._drafter.find_draft(request, state, request.num_output_placeholders, most) if most > 0 else None
 
     def _pause(self, rows: int) -> int:
         """Steps in which nothing is looked up after one in which no draft pays: none where a row takes milliseconds."""

@@ -1,7 +1,7 @@
 """Writes down what becomes of requests, while somebody watches.
 
     added ──▶ turn: chunks that have ended │ statuses that have changed │ chunks that begin │ leases that have ended
-                                                            └──▶ take: the lives that have changed
+                                                            └──▶ take_lives: the lives that have changed
 
 Called once a turn, after the step was formed. It reads requests and batches, and changes nothing.
 """
@@ -332,7 +332,7 @@ class LifeRecorder:
         if self._missed and len(self._open) < MAX_LIVES:
             self._adopt(now)
 
-    def take(self, most: int) -> list[Life]:
+    def take_lives(self, most: int) -> list[Life]:
         """Lives that have changed, at most so many; [] once all have been taken."""
         taken: list[Life] = []
         while self._refused and len(taken) < most:

@@ -20,7 +20,7 @@ class EchoDrafter:
         self._rng, self._right = rng, right
         self.drafts = 0
 
-    def find(self, request: Request, memory: SequenceDrafts, skipped: int, most: int) -> Draft | None:
+    def find_draft(self, request: Request, memory: SequenceDrafts, skipped: int, most: int) -> Draft | None:
         rng, length = self._rng, skipped + self._rng.randrange(0, most + 1)
         known = request.token_ids.view().tolist()
         right = length if rng.random() < self._right else rng.randrange(length + 1)

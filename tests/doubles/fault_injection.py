@@ -28,7 +28,7 @@ GUARDS = {
     *(
         f"Scheduler.{name}"
         for name in (
-            "add",
+            "add_request",
             "next_batch",
             "process_result",
             "fail_step",
@@ -39,8 +39,8 @@ GUARDS = {
             "is_idle",
         )
     ),
-    *("OutputBuilder.build", "OutputBuilder.take_failures", "LiveRequests.__len__"),
-    *("OutputBuilder.close", "ContinuationSuffixes.close"),
+    *("OutputBuilder.build_outputs", "OutputBuilder.take_failures", "LiveRequests.__len__"),
+    *("OutputBuilder.close_sample", "ContinuationSuffixes.close"),
 }
 """These catch what is raised below them and do little else, only read what is there, or pop a name from a dict."""
 
@@ -120,9 +120,9 @@ def inject(harness: Harness, faults: CallFaults) -> None:
         return step() or faults.place != before  # a turn that failed does nothing, and the next one does
 
     harness.step = turn
-    for name in ("add", "next_batch", "process_result", "fail_step", "time_out"):
+    for name in ("add_request", "next_batch", "process_result", "fail_step", "time_out"):
         setattr(scheduler, name, faults.wrap(getattr(scheduler, name)))
-    abort = faults.wrap(scheduler.abort)
+    abort = faults.wrap(scheduler.abort_request)
 
     def abort_or_contain(rid: str, now: float) -> Any:
         try:
@@ -130,7 +130,7 @@ def inject(harness: Harness, faults: CallFaults) -> None:
         except InjectedFault as error:
             return scheduler.contain(error, scheduler.live_of(rid), now)
 
-    scheduler.abort = abort_or_contain
+    scheduler.abort_request = abort_or_contain
     for name, default, again in (
         ("flush_cache", False, False),
         ("release_leases", False, False),

@@ -120,7 +120,9 @@ class LocalWorker:
             if spec.sampling.allowed_token_ids:
                 constraint = AllowedIds(spec.sampling.allowed_token_ids)
             assert constraint is not None or spec.sampling.item_trie is None
-            rids |= {request.serial: spec.rid for request in self.scheduler.add(spec, 0.0, constraint=constraint)}
+            rids |= {
+                request.serial: spec.rid for request in self.scheduler.add_request(spec, 0.0, constraint=constraint)
+            }
         in_flight: deque[StepInFlight] = deque()
         while True:
             self._end_orders()

@@ -182,7 +182,7 @@ class Harness:
         if params.allowed_token_ids:
             constraint = AllowedIds(params.allowed_token_ids)
         try:
-            for request in self.scheduler.add(spec, self.now, constraint=constraint):
+            for request in self.scheduler.add_request(spec, self.now, constraint=constraint):
                 self.outcomes[request.key] = Outcome(request=request)
         finally:
             self._take(self.scheduler.take_events())
@@ -205,7 +205,12 @@ class Harness:
         self.add(rid, suffix, max_new_tokens, continuation=spec, **more)
 
     def abort(self, rid: str) -> None:
-        self._take(self.scheduler.abort(rid, self.now))
+        self._take(self.scheduler.abort_request(rid, self.now))
+        self.verify()
+
+    def take_ends(self, events: list[RequestEvent]) -> None:
+        """Note the events of a call to the scheduler."""
+        self._take(events)
         self.verify()
 
     def step(self) -> bool:

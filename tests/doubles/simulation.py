@@ -139,15 +139,17 @@ class Simulation:
 
     def stir_jobs(self, rng: random.Random) -> None:
         """Calls are read, of steps that nobody knows, too; jobs are ended; the clock leaps."""
-        pins = self.harness.scheduler._pins
+        scheduler = self.harness.scheduler
         if self.sent and rng.random() < 0.3:
             calls = rng.choice([(), (ToolCall("ls", "ls -l"),), (ToolCall("make", "make all"), ToolCall("ls"))])
-            pins.called(rng.choice([*list(self.sent)[-6:], "nobody"]), rng.choice([0, 0, 1]), calls, self.harness.now)
+            rid = rng.choice([*list(self.sent)[-6:], "nobody"])
+            scheduler.record_tool_calls(rid, rng.choice([0, 0, 1]), calls, self.harness.now)
         if rng.random() < 0.02:
             namespace, job_id = rng.choice(["", "salt"]), rng.choice(self.job_names)
-            rids, _ = pins.end(namespace, job_id) or ([], 0)
-            for rid in rids:
-                self.abort(rid)
+            ended = scheduler.end_job(namespace, job_id, self.harness.now)
+            if ended is not None:
+                self.aborted.update(ended.aborted_rids)
+                self.harness.take_ends(ended.events)
         if rng.random() < 0.005:
             self.harness.now += rng.choice([50.0, 5000.0])
 

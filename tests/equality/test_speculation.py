@@ -32,7 +32,7 @@ class Prompter:
         self._answers, self._mistakes = answers, mistakes
         self._rng = random.Random(SEED)
 
-    def find(self, request: Request, memory: SequenceDrafts, skipped: int, most: int) -> Draft | None:
+    def find_draft(self, request: Request, memory: SequenceDrafts, skipped: int, most: int) -> Draft | None:
         known = request.num_output_tokens
         tokens = self._answers[request.rid][known : known + skipped + most]
         tokens = [t if self._rng.random() >= self._mistakes else self._rng.randrange(1600) for t in tokens][skipped:]

@@ -309,8 +309,8 @@ def test_a_turn_has_one_now(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(Scheduler, name, called)
 
     for name, place in {
-        "add": 1,
-        "abort": 1,
+        "add_request": 1,
+        "abort_request": 1,
         "next_batch": 0,
         "process_result": 1,
         "fail_step": 0,

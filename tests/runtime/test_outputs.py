@@ -19,7 +19,7 @@ def open_request(builder: OutputBuilder, prompt: list[int], *, stream: bool, log
     spec = make_spec("r", prompt, stream=stream, logprobs=logprobs)
     request = Request(spec, index=0, seed=0, arrival=0.0, serial=3)
     request.begin(request.token_ids, max_new_tokens=10)
-    builder.open(request)
+    builder.open_sample(request)
     return request
 
 
@@ -41,7 +41,7 @@ def test_streams_hear_of_every_token_the_others_only_at_the_end() -> None:
         heard = []
         for token_id in (5, 6, 7):
             finish = FinishReason(type="length") if token_id == 7 else None
-            message = builder.build([token(request, token_id, finish)], None, 0.0)
+            message = builder.build_outputs([token(request, token_id, finish)], None, 0.0)
             heard.append(unpack_ids(message.items[0].new_ids).tolist() if message is not None else None)
         assert heard == ([[5], [6], [7]] if stream else [None, None, [5, 6, 7]])
 
@@ -52,24 +52,24 @@ def test_the_first_prompt_token_has_no_logprob_and_says_so_once() -> None:
     output = StepOutput(StepResult.of_rows([[5]]))
     output.input_logprobs = [(request.serial, logprobs_of(2, 3))]
     output.output_logprobs = {0: logprobs_of(5)}
-    message = builder.build([token(request, 5)], output, 0.0)
+    message = builder.build_outputs([token(request, 5)], output, 0.0)
     assert message is not None
     chunk = message.items[0].input_logprobs
     assert chunk is not None and unpack_ids(chunk.ids).tolist() == [1, 2, 3]
     values = np.frombuffer(chunk.values, dtype=np.float32)
     assert np.isnan(values[0]) and values[1:].tolist() == [-0.5, -0.5]
-    again = builder.build([token(request, 6)], StepOutput(StepResult.of_rows([[6]]), {0: logprobs_of(6)}), 0.0)
+    again = builder.build_outputs([token(request, 6)], StepOutput(StepResult.of_rows([[6]]), {0: logprobs_of(6)}), 0.0)
     assert again is not None and again.items[0].input_logprobs is None
 
 
 def test_a_closed_request_is_heard_of_no_more() -> None:
     builder = OutputBuilder()
     request = open_request(builder, [1], stream=True)
-    builder.close(request)
-    builder.close(request)
+    builder.close_sample(request)
+    builder.close_sample(request)
     assert builder._pending == {}
     late = StepOutput(StepResult.of_rows([[5]]), input_logprobs=[(request.serial, logprobs_of(2))])
-    assert builder.build([], late, 0.0) is None and builder._pending == {}
+    assert builder.build_outputs([], late, 0.0) is None and builder._pending == {}
 
 
 def test_of_a_rows_tokens_only_those_that_count_are_told_with_their_logprobs() -> None:
@@ -77,7 +77,7 @@ def test_of_a_rows_tokens_only_those_that_count_are_told_with_their_logprobs() -
     request = open_request(builder, [1], stream=True, logprobs=LogprobOptions())
     request.token_ids.extend(np.array([5, 6], dtype=np.int32))
     output = StepOutput(StepResult.of_rows([[5, 6, 7]]), {0: logprobs_of(5, 6, 7)})
-    message = builder.build([RequestEvent(request, 0, (5, 6), FinishReason(type="stop"))], output, 0.0)
+    message = builder.build_outputs([RequestEvent(request, 0, (5, 6), FinishReason(type="stop"))], output, 0.0)
     assert message is not None
     (item,) = message.items
     assert unpack_ids(item.new_ids).tolist() == [5, 6] and item.completion_tokens == 2
@@ -91,10 +91,10 @@ def test_the_prompts_ids_come_once_and_only_if_they_are_wanted() -> None:
         spec = make_spec("r", [7, 8], stream=True, returns_prompt=wanted)
         request = Request(spec, index=0, seed=0, arrival=0.0, serial=3)
         request.begin(request.token_ids, max_new_tokens=10)
-        builder.open(request)
+        builder.open_sample(request)
         told = []
         for token_id in (5, 6):
-            message = builder.build([token(request, token_id)], None, 0.0)
+            message = builder.build_outputs([token(request, token_id)], None, 0.0)
             assert message is not None
             told.append(unpack_ids(message.items[0].prompt_ids).tolist())
         assert told == [[7, 8] if wanted else [], []]
@@ -108,9 +108,9 @@ def test_ranks_of_a_prompt_in_chunks_run_beside_its_tokens() -> None:
         one = np.array([[9]], dtype=np.int32), np.array([[-0.1]], dtype=np.float32)
         chunk = TokenLogprobs(chunk.ids, chunk.values, *one, np.array([rank], dtype=np.int32))
         output = StepOutput(StepResult.of_rows([[]]), input_logprobs=[(request.serial, chunk)])
-        assert builder.build([], output, 0.0) is None
+        assert builder.build_outputs([], output, 0.0) is None
     output = StepOutput(StepResult.of_rows([[5]]), {0: logprobs_of(5)})
-    message = builder.build([token(request, 5, FinishReason("length"))], output, 0.0)
+    message = builder.build_outputs([token(request, 5, FinishReason("length"))], output, 0.0)
     assert message is not None
     chunk = message.items[0].input_logprobs
     assert chunk is not None and unpack_ids(chunk.ids).tolist() == [1, 2, 3]

@@ -108,7 +108,7 @@ def test_an_abort_while_its_last_chunk_is_in_flight() -> None:
     harness.step()
     harness.add("gone", prompt_of(50, 3), 0)
     harness.scheduler.next_batch(0.0)
-    (event,) = harness.scheduler.abort("gone", 0.0)
+    (event,) = harness.scheduler.abort_request("gone", 0.0)
     assert event.finish is not None and event.finish.type == "abort"
     assert harness.scheduler.live_requests == []
 

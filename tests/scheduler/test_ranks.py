@@ -18,7 +18,16 @@ from tests.doubles.simulation import SEED, Simulation
 class Recorder:
     """Stands in for a scheduler: passes every call on, and to a twin a deep copy of it."""
 
-    CALLS = ("add", "abort", "abort_all", "release", "flush_cache", "next_batch", "process_result", "fail_step")
+    CALLS = (
+        "add_request",
+        "abort_request",
+        "abort_all_requests",
+        "release_leases",
+        "flush_cache",
+        "next_batch",
+        "process_result",
+        "fail_step",
+    )
 
     def __init__(self, scheduler: Any, twin: Any) -> None:
         self._scheduler, self._twin = scheduler, twin
@@ -26,8 +35,6 @@ class Recorder:
 
     def __getattr__(self, name: str):
         method = getattr(self._scheduler, name)
-        if name == "continuations":
-            return Recorder(method, self._twin.continuations)
         if name not in self.CALLS:
             return method
 

@@ -95,7 +95,7 @@ def test_a_request_that_always_fails_in_admission_ends_alone(monkeypatch: pytest
     for owner, name in (
         ("_prefill", "_better_later"),
         ("_reserve", "tokens"),
-        ("_memory", "open"),
+        ("_memory", "open_request"),
         ("_prefill", "_add_chunk"),
         ("_policy", "admitted"),
     ):

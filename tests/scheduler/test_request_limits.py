@@ -25,10 +25,10 @@ def test_alternatives_are_bounded(beam_width: int | None) -> None:
     sampling = SamplingParams(max_new_tokens=2, beam_width=beam_width)
     spec = make_spec("r", prompt_of(5), sampling, logprobs=LogprobOptions(top_k=21))
     with pytest.raises(RequestRefused, match="top_logprobs_num is 21; this server gives at most 20") as refusal:
-        harness.scheduler.add(spec, 0.0)
+        harness.scheduler.add_request(spec, 0.0)
     assert status_of(refusal.value) == 400 and refusal.value.param == "top_logprobs_num"
     assert harness.scheduler.is_idle
-    harness.scheduler.add(make_spec("r", prompt_of(5), sampling, logprobs=LogprobOptions(top_k=20)), 0.0)
+    harness.scheduler.add_request(make_spec("r", prompt_of(5), sampling, logprobs=LogprobOptions(top_k=20)), 0.0)
 
 
 def test_stop_ids_are_bounded() -> None:
@@ -80,7 +80,7 @@ def seeds(random_seed: int | None) -> list[int]:
     harness = Harness(random_seed=random_seed)
     sampling = SamplingParams(max_new_tokens=2)
     specs = [make_spec(f"r{number}", prompt_of(5), sampling) for number in range(5)]
-    return [request.seed for spec in specs for request in harness.scheduler.add(spec, 0.0)]
+    return [request.seed for spec in specs for request in harness.scheduler.add_request(spec, 0.0)]
 
 
 def test_seeds_come_from_the_random_seed() -> None:

@@ -199,14 +199,14 @@ def test_a_failed_step_spares_a_request_that_has_taken_the_name_of_one_in_it() -
 def test_unlimited_output_is_bounded_by_context_and_pool() -> None:
     harness = Harness(num_tokens=512, context=64)
     spec = make_spec("a", prompt_of(10), SamplingParams(max_new_tokens=None))
-    (request,) = harness.scheduler.add(spec, 0.0)
+    (request,) = harness.scheduler.add_request(spec, 0.0)
     assert request.max_new_tokens == 54
 
 
 def test_stop_match_ends_the_request_with_its_string() -> None:
     harness = Harness()
     spec = make_spec("a", prompt_of(10), SamplingParams(stop=("x", "y")))
-    harness.scheduler.add(spec, 0.0)
+    harness.scheduler.add_request(spec, 0.0)
     batch = harness.scheduler.next_batch(0.0)
     assert batch is not None
     (event,) = harness.scheduler.process_result(
@@ -253,8 +253,8 @@ def test_lpm_prefers_what_is_cached() -> None:
 
 def test_seeds_are_drawn_for_those_who_bring_none_and_differ_between_samples() -> None:
     harness = Harness()
-    a, b = harness.scheduler.add(make_spec("a", np.arange(3, dtype=np.int32), SamplingParams(n=2)), 0.0)
-    (c,) = harness.scheduler.add(make_spec("c", np.arange(3, dtype=np.int32), SamplingParams(seed=11)), 0.0)
+    a, b = harness.scheduler.add_request(make_spec("a", np.arange(3, dtype=np.int32), SamplingParams(n=2)), 0.0)
+    (c,) = harness.scheduler.add_request(make_spec("c", np.arange(3, dtype=np.int32), SamplingParams(seed=11)), 0.0)
     assert b.seed == a.seed + 1 and c.seed == 11
 
 
@@ -264,7 +264,7 @@ def test_logprobs_owed_limit_the_cached_prefix() -> None:
     harness.run()
     prompt_ids = np.array(prompt_of(50), dtype=np.int32)
     spec = make_spec("b", prompt_ids, SamplingParams(max_new_tokens=1), logprobs=LogprobOptions(start_len=20))
-    harness.scheduler.add(spec, 0.0)
+    harness.scheduler.add_request(spec, 0.0)
     batch = harness.scheduler.next_batch(0.0)
     assert batch is not None
     # The KV of 19 tokens is reused; new token 0 (position 19) predicts position 20, the first one asked for.

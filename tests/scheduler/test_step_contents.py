@@ -112,7 +112,7 @@ def test_the_logprobs_of_a_prompt_in_chunks() -> None:
     """Token j of a step predicts the one after it; the last of the prompt predicts an output token."""
     harness = Harness(chunk=4)
     spec = make_spec("r", range(10, 20), SamplingParams(max_new_tokens=1), logprobs=LogprobOptions(start_len=3))
-    harness.scheduler.add(spec, 0.0)
+    harness.scheduler.add_request(spec, 0.0)
     starts, targets, samples, positions = [], [], [], []
     for _ in range(3):
         batch = next_batch(harness)
@@ -186,7 +186,7 @@ def test_all_are_aborted_at_the_time_and_with_the_message() -> None:
     harness.abort("parked")
     assert harness.scheduler.num_parked == 0
     harness.add("waits", [6], 2)
-    events = harness.scheduler.abort_all(3.0, "the server stops")
+    events = harness.scheduler.abort_all_requests(3.0, "the server stops")
     assert {event.request.rid for event in events} == {"runs", "child", "waits"}
     assert {(event.finish.type, event.finish.message) for event in events if event.finish is not None} == {
         ("abort", "the server stops")

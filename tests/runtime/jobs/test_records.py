@@ -75,7 +75,7 @@ def test_a_history_outlives_a_server(tmp_path: Path) -> None:
     first.observe(LS, 0.25)
     file.save(0.0)
     history(path, second)
-    assert second.history.of("ls").tolist() == [0.25]
+    assert second.history.durations_of("ls").tolist() == [0.25]
     assert list(tmp_path.iterdir()) == [path], "no unfinished file is left"
 
 

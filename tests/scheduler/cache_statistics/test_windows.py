@@ -20,7 +20,7 @@ def test_by_hand() -> None:
     windows = RollingWindows()
     for now in range(0, 200, 5):
         assert windows.is_due(now)
-        windows.add(totals(now), now)
+        windows.add_snapshot(totals(now), now)
         assert not windows.is_due(now + 4.9)
     window = windows.last(60, totals(300), 198.0)  # since the snapshot at 135, the last one that is 60 s old
     assert (window.prompts, window.covered_s) == (165, 63.0)
@@ -33,7 +33,7 @@ def test_by_hand() -> None:
 def test_nothing_asked_has_no_rate() -> None:
     windows = RollingWindows()
     assert windows.last(60, totals(0), 5.0).hit_rate is None
-    windows.add(totals(3), 0.0)
+    windows.add_snapshot(totals(3), 0.0)
     assert windows.last(60, totals(3), 5.0).hit_rate is None
 
 
@@ -43,7 +43,7 @@ def test_memory_is_bounded_and_the_longest_window_is_there(seed: int) -> None:
     windows, now, noted = RollingWindows(), 0.0, []
     for count in range(2000):
         if windows.is_due(now):
-            windows.add(totals(count), now)
+            windows.add_snapshot(totals(count), now)
             noted.append((now, count))
         assert len(windows) <= RollingWindows.MAX_SNAPSHOTS
         for seconds in WINDOWS_S:

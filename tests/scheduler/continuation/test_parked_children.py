@@ -30,23 +30,23 @@ def test_children_are_taken_in_order_of_arrival_once() -> None:
     children = [child(number) for number in range(5)]
     others = [child(7, "p", 1), child(8, "q")]
     for request in (*children, *others):
-        parked.add(request)
-    parked.remove(children[2])
+        parked.park_child(request)
+    parked.remove_child(children[2])
     rest = [*children[:2], *children[3:]]
     assert parked.waiting_for("p", 0) == rest
-    assert parked.take("p", 0) == rest
-    assert parked.take("p", 0) == [] == parked.waiting_for("p", 0)
-    parked.remove(children[0])  # taken already: nothing happens
-    assert parked.take("p", 1) == others[:1] and parked.take("q", 0) == others[1:]
+    assert parked.take_children("p", 0) == rest
+    assert parked.take_children("p", 0) == [] == parked.waiting_for("p", 0)
+    parked.remove_child(children[0])  # taken already: nothing happens
+    assert parked.take_children("p", 1) == others[:1] and parked.take_children("q", 0) == others[1:]
 
 
 def test_the_list_of_those_that_wait_is_the_callers_own() -> None:
     parked = ParkedChildren()
     first, second = child(0), child(1)
-    parked.add(first)
+    parked.park_child(first)
     waiting = parked.waiting_for("p", 0)
-    parked.add(second)
-    parked.remove(first)
+    parked.park_child(second)
+    parked.remove_child(first)
     assert waiting == [first]
 
 
@@ -54,9 +54,9 @@ def test_leaving_takes_no_look_at_the_siblings() -> None:
     parked = ParkedChildren()
     children = [child(number) for number in range(500)]
     for request in children:
-        parked.add(request)
+        parked.park_child(request)
     CountingRequest.comparisons = 0
     for request in reversed(children):
-        parked.remove(request)
+        parked.remove_child(request)
     assert CountingRequest.comparisons < 500, "a search would take 125,000"
     assert parked.waiting_for("p", 0) == []

@@ -24,11 +24,11 @@ def really_held(samples: list[SampleRecord]) -> int:
 def test_the_count_is_what_is_really_held(seed: int) -> None:
     rng = random.Random(seed)
     held, kept = HeldTokens(), [SampleRecord(("r", 0), TokenBuffer(np.arange(50, dtype=np.int32)), 0)]
-    held.add(kept)
+    held.add_samples(kept)
     for _ in range(300):
         if kept and rng.random() < 0.45:
             gone = kept.pop(rng.randrange(len(kept)))
-            held.remove([gone])
+            held.remove_samples([gone])
         else:
             ids = rng.choice(kept).ids.share() if kept and rng.random() < 0.8 else TokenBuffer(np.zeros(9, np.int32))
             ids.extend(np.zeros(rng.randrange(40), dtype=np.int32))
@@ -36,9 +36,9 @@ def test_the_count_is_what_is_really_held(seed: int) -> None:
                 ids.append(1)
             result = np.zeros(rng.choice([0, 0, 7]), dtype=np.int32)
             kept.append(SampleRecord(("r", 0), ids.cut(len(ids) - rng.randrange(3)), 0, result=result))
-            held.add(kept[-1:])
+            held.add_samples(kept[-1:])
         assert held.total == really_held(kept)
-    held.remove(kept)
+    held.remove_samples(kept)
     assert held.total == 0 and not held._holders
 
 
@@ -90,13 +90,13 @@ def test_a_client_that_floods_the_records_has_them_forget_its_own() -> None:
             harness.abort(f"bob/{number}")  # what failed is on record too
         harness.run()
         assert len(records) <= 6
-    assert all(records.get(f"alice/{number}") for number in range(3))
-    assert [number for number in range(30) if records.get(f"bob/{number}")] == [27, 28, 29]
+    assert all(records.get_record(f"alice/{number}") for number in range(3))
+    assert [number for number in range(30) if records.get_record(f"bob/{number}")] == [27, 28, 29]
     for number in range(3, 9):
         harness.add(f"alice/{number}", prompt_of(10, number), 2, client="alice")
         harness.run()
-    assert [number for number in range(9) if records.get(f"alice/{number}")] == [6, 7, 8]
-    assert records.get("bob/27"), "hers go for hers, now that each has half"
+    assert [number for number in range(9) if records.get_record(f"alice/{number}")] == [6, 7, 8]
+    assert records.get_record("bob/27"), "hers go for hers, now that each has half"
 
 
 def test_a_client_alone_has_all_the_records() -> None:
@@ -104,7 +104,7 @@ def test_a_client_alone_has_all_the_records() -> None:
     for number in range(6):
         harness.add(f"{number}", prompt_of(10, number), 2, client="alice")
         harness.run()
-    assert all(harness.scheduler._continuations._records.get(f"{number}") for number in range(6))
+    assert all(harness.scheduler._continuations._records.get_record(f"{number}") for number in range(6))
 
 
 def test_long_prompts_of_one_client_push_out_no_short_one_of_another() -> None:
@@ -116,4 +116,4 @@ def test_long_prompts_of_one_client_push_out_no_short_one_of_another() -> None:
         harness.add(f"bob/{number}", prompt_of(2000, number + 1), 2, client="bob")
         harness.run()
         assert records.held.total <= 8000
-    assert records.get("alice") and records.get("bob/11") and not records.get("bob/0")
+    assert records.get_record("alice") and records.get_record("bob/11") and not records.get_record("bob/0")

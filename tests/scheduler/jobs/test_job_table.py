@@ -10,12 +10,12 @@ from tests.doubles.counted_lines import lines_run
 def crowd(table: JobTable, count: int) -> None:
     """So many jobs begin, and are all at work at the same time."""
     for number in range(count):
-        job, _ = table.open("", f"job{number}", 0.0, number)
+        job, _ = table.open_job("", f"job{number}", 0.0, number)
         table.began(job, f"r{number}", 1)
 
 
 def end(table: JobTable, number: int) -> None:
-    job = table.get("", f"job{number}")
+    job = table.get_job("", f"job{number}")
     assert job is not None
     table.left(job, f"r{number}")
 
@@ -26,7 +26,7 @@ def test_jobs_at_work_are_kept_and_the_idle_ones_go_once_there_is_room_for_none(
     assert len(table) == 5
     for number in (1, 3, 4):
         end(table, number)
-    _, gone = table.open("", "new", 1.0, 5)
+    _, gone = table.open_job("", "new", 1.0, 5)
     assert [job.id for job in gone] == ["job1", "job3", "job4"]
     assert [job.id for job in table.select("", "")] == ["job0", "job2", "new"]
 
@@ -35,7 +35,7 @@ def test_jobs_that_are_over_are_unended_while_their_requests_are_open() -> None:
     table = JobTable(8)
     crowd(table, 3)
     for number in (0, 1):
-        job = table.get("", f"job{number}")
+        job = table.get_job("", f"job{number}")
         assert job is not None
         job.is_over = True
     end(table, 0)
@@ -48,7 +48,7 @@ def test_jobs_that_are_over_are_unended_while_their_requests_are_open() -> None:
 def test_jobs_are_selected_by_namespace_and_the_beginning_of_their_ids() -> None:
     table = JobTable(8)
     for number, (namespace, name) in enumerate((("", "a/1"), ("", "b/1"), ("salt", "a/2"), ("", "ab/1"))):
-        table.open(namespace, name, 0.0, number)
+        table.open_job(namespace, name, 0.0, number)
     assert [job.id for job in table.select("", "a/")] == ["a/1"]
     assert [job.id for job in table.select("salt", "a/")] == ["a/2"] and table.select("salt", "b/") == []
     assert [job.id for job in table.select(None, "")] == ["a/1", "b/1", "a/2", "ab/1"]
@@ -57,11 +57,11 @@ def test_jobs_are_selected_by_namespace_and_the_beginning_of_their_ids() -> None
 def test_a_job_that_begins_anew_counts_once() -> None:
     table = JobTable(2)
     for number, name in enumerate(("over", "idle")):
-        table.open("", name, 0.0, number)
-    over = table.get("", "over")
+        table.open_job("", name, 0.0, number)
+    over = table.get_job("", "over")
     assert over is not None
     over.is_over = True
-    _, gone = table.open("", "over", 1.0, 2)
+    _, gone = table.open_job("", "over", 1.0, 2)
     assert gone == [over]
     assert [job.id for job in table.select("", "")] == ["idle", "over"]
 
@@ -74,9 +74,9 @@ def test_a_crowd_that_has_ended_is_forgotten_at_once() -> None:
         crowd(table, size)
         for number in range(size):
             end(table, number)
-        lines = lines_run(lambda: table.open("", "new", 1.0, size), job_table)
-        assert len(table) == 8 and table.get("", f"job{size - 1}") is not None
-        assert table.get("", f"job{size - 8}") is None
+        lines = lines_run(lambda: table.open_job("", "new", 1.0, size), job_table)
+        assert len(table) == 8 and table.get_job("", f"job{size - 1}") is not None
+        assert table.get_job("", f"job{size - 8}") is None
         return lines
 
     assert lines_of(500) < lines_of(1000) < 2.1 * lines_of(500)
@@ -86,9 +86,9 @@ def test_a_full_table_of_jobs_at_work_is_not_searched() -> None:
     """Each new one looked at all of them: six seconds for a full queue of 16384."""
     table = JobTable(64)
     crowd(table, 64)
-    few = lines_run(lambda: table.open("", "one more", 0.0, 64), job_table)
+    few = lines_run(lambda: table.open_job("", "one more", 0.0, 64), job_table)
     crowd(table, 4096)
-    assert lines_run(lambda: table.open("", "another", 0.0, 5000), job_table) <= few + 10 and len(table) > 4096
+    assert lines_run(lambda: table.open_job("", "another", 0.0, 5000), job_table) <= few + 10 and len(table) > 4096
 
 
 def test_a_job_that_is_heard_of_while_it_is_idle_goes_later() -> None:
@@ -96,38 +96,38 @@ def test_a_job_that_is_heard_of_while_it_is_idle_goes_later() -> None:
     crowd(table, 2)
     for number in range(2):
         end(table, number)
-    first = table.get("", "job0")
+    first = table.get_job("", "job0")
     assert first is not None
     table.heard(first, 1.0)
-    _, gone = table.open("", "new", 1.0, 2)
+    _, gone = table.open_job("", "new", 1.0, 2)
     assert [job.id for job in gone] == ["job1"]
 
 
 def test_what_ends_after_its_job_was_forgotten_brings_nothing_back() -> None:
     table = JobTable(2)
     crowd(table, 1)
-    job = table.get("", "job0")
+    job = table.get_job("", "job0")
     assert job is not None
-    table.remove(job)
-    again, _ = table.open("", "job0", 1.0, 1)
+    table.remove_job(job)
+    again, _ = table.open_job("", "job0", 1.0, 1)
     table.began(again, "r1", 1)
     table.left(job, "r0")
     for name in ("a", "b", "c"):
-        table.open("", name, 2.0, 2)
-    assert table.get("", "job0") is again, "it is at work"
+        table.open_job("", name, 2.0, 2)
+    assert table.get_job("", "job0") is again, "it is at work"
 
 
 def test_a_client_that_floods_the_table_has_it_forget_its_own_jobs() -> None:
     table = JobTable(4)
     for number in range(4):
-        table.open("", f"bob/{number}", float(number), number, "bob")
-    table.open("", "alice/1", 5.0, 5, "alice")  # bob's oldest goes for it
+        table.open_job("", f"bob/{number}", float(number), number, "bob")
+    table.open_job("", "alice/1", 5.0, 5, "alice")  # bob's oldest goes for it
     for number in range(6, 40):
-        job, gone = table.open("", f"bob/{number}", float(number), number, "bob")
+        job, gone = table.open_job("", f"bob/{number}", float(number), number, "bob")
         table.began(job, f"r{number}", 1)
         table.left(job, f"r{number}")
         assert [each.client for each in gone] == ["bob"] and len(table) == 4
-    assert table.get("", "alice/1") is not None
-    table.open("", "alice/2", 41.0, 41, "alice")
-    _, gone = table.open("", "alice/3", 42.0, 42, "alice")
+    assert table.get_job("", "alice/1") is not None
+    table.open_job("", "alice/2", 41.0, 41, "alice")
+    _, gone = table.open_job("", "alice/3", 42.0, 42, "alice")
     assert [each.id for each in gone] == ["alice/1"], "each had half of the table"

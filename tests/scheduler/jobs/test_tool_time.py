@@ -35,25 +35,29 @@ def test_names() -> None:
 def test_a_history_is_bounded() -> None:
     history, rng = ToolHistory(), random.Random(1)
     for number in range(20_000):
-        history.add(f"tool{rng.randrange(3000)}", float(number))
+        history.add_duration(f"tool{rng.randrange(3000)}", float(number))
     for _ in range(1000):
-        history.add("one", 1.0)
+        history.add_duration("one", 1.0)
     assert len(history) == MAX_TOOLS == len(history.added) - 1
-    assert len(history.of("one")) == PER_TOOL and len(history.of_all()) == OF_ALL
-    assert (np.diff(history.of_all()) >= 0).all()
+    assert len(history.durations_of("one")) == PER_TOOL and len(history.all_durations()) == OF_ALL
+    assert (np.diff(history.all_durations()) >= 0).all()
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_what_is_no_duration_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="a tool took"):
-        ToolHistory().add("ls", seconds)
+        ToolHistory().add_duration("ls", seconds)
 
 
 def test_what_is_saved_is_loaded() -> None:
     saved = times(ls=[0.1, 0.2], make=[30.0])
     loaded = ToolTimes()
     loaded.load(saved.save())
-    assert loaded.history.of("ls").tolist() == [0.1, 0.2] and loaded.history.of_all().tolist() == [0.1, 0.2, 30.0]
+    assert loaded.history.durations_of("ls").tolist() == [0.1, 0.2] and loaded.history.all_durations().tolist() == [
+        0.1,
+        0.2,
+        30.0,
+    ]
     assert loaded.save() == saved.save()
 
 
@@ -74,7 +78,7 @@ def test_a_damaged_file_changes_nothing(data: bytes, words: str) -> None:
     known = times(ls=[0.5])
     with pytest.raises(ValueError, match=words):
         known.load(data)
-    assert known.history.of("ls").tolist() == [0.5]
+    assert known.history.durations_of("ls").tolist() == [0.5]
 
 
 def test_a_tool_that_is_hardly_known_goes_by_all() -> None:
@@ -194,7 +198,7 @@ def test_damaged_commands_are_refused(pair: str) -> None:
     known = times(ls=[0.5])
     with pytest.raises(ValueError, match=r"took|length 2"):
         known.load(b'{"version": 1, "tools": {}, "commands": [' + pair.encode() + b"]}")
-    assert known.history.of("ls").tolist() == [0.5]
+    assert known.history.durations_of("ls").tolist() == [0.5]
 
 
 @pytest.mark.parametrize("data", [b'{"version": 1, "x": ' + b"[" * 100_000, b'{"version": 1, "tools": {"ls": [NaN]}}'])
@@ -253,7 +257,7 @@ def test_a_tool_that_was_forgotten_begins_anew(rule: str) -> None:
     assert ttl(call("train"), 8.0) > 0.0
     for number in range(MAX_TOOLS):
         known.observe(call(f"tool{number}"), 200.0)
-    assert not len(known.history.of("train"))
+    assert not len(known.history.durations_of("train"))
     for _ in range(10):
         known.observe(call("train"), 200.0)
     assert ttl(call("train"), 8.0) == 0.0

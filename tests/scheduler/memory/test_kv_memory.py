@@ -30,13 +30,13 @@ class Scene:
 
     def waiting(self, rid: str, prompt: list[int], **fields) -> Request:
         spec = make_spec(rid, prompt, SamplingParams(max_new_tokens=4, temperature=0.0), **fields)
-        (request,) = self.harness.scheduler.add(spec, 0.0)
+        (request,) = self.harness.scheduler.add_request(spec, 0.0)
         return request
 
     def computed(self, rid: str, prompt: list[int]) -> Request:
         """A request whose whole prompt has slots and is committed."""
         request = self.waiting(rid, prompt)
-        assert self.memory.open(request, 0, 0.0) and self.memory.extend(request, len(prompt), 0.0) is not None
+        assert self.memory.open_request(request, 0, 0.0) and self.memory.extend(request, len(prompt), 0.0) is not None
         request.scheduled_len = request.committed_len = len(prompt)
         return request
 
@@ -58,9 +58,9 @@ class Scene:
     def opens_up_to(self, request: Request, reserve: int) -> None:
         """Admitted with this reserve and not with one token more, which changes nothing."""
         before = self.state()
-        assert not self.memory.open(request, reserve + 1, 0.0)
+        assert not self.memory.open_request(request, reserve + 1, 0.0)
         assert request.kv is None and self.state() == before
-        assert self.memory.open(request, reserve, 0.0)
+        assert self.memory.open_request(request, reserve, 0.0)
         assert request.committed_len == request.scheduled_len == request.held_kv.length
 
 
@@ -82,9 +82,9 @@ class TestOpen:
         scene = Scene(page)
         taken = [scene.memory.req_to_token.alloc() for _ in range(scene.memory.req_to_token.num_rows)]
         request, before = scene.waiting("r", prompt_of(10, 1)), scene.state()
-        assert not scene.memory.open(request, 0, 0.0) and scene.state() == before
+        assert not scene.memory.open_request(request, 0, 0.0) and scene.state() == before
         scene.memory.req_to_token.free(taken[0] or 0)
-        assert scene.memory.open(request, 0, 0.0)
+        assert scene.memory.open_request(request, 0, 0.0)
 
     def test_a_lease_is_taken_over_whole(self, page: int) -> None:
         scene = Scene(page)
@@ -105,7 +105,7 @@ class TestOpen:
         others = scene.memory.allocator.free_tokens + scene.memory.cache.evictable_tokens
         scene.opens_up_to(child, others - (scene.up(71) - (40 - 40 % page)))
         assert lease.state is LeaseState.GRANTED and child.inheritance.copied is lease and child.held_kv.length == 40
-        (copies,) = scene.memory.copies.take() if page > 1 else [None]
+        (copies,) = scene.memory.copies.take_copies() if page > 1 else [None]
         assert copies is None or (len(copies.source) == 8 and not np.isin(copies.source, copies.target).any())
 
 

@@ -28,7 +28,7 @@ class Book:
 
     def take(self, *searches: KVSequence) -> list[tuple[int, int]]:
         """(source, target) of all copies of a step."""
-        parts = self.copies.take(searches)
+        parts = self.copies.take_copies(searches)
         return [pair for part in parts for pair in zip(part.source.tolist(), part.target.tolist(), strict=True)]
 
 
@@ -39,17 +39,17 @@ def book() -> Book:
 
 def test_copies_of_a_sequence_go_with_the_next_step_and_once(book: Book) -> None:
     first, second = book.sequence(0), book.sequence(1)
-    book.copies.add(first, int32(50, 51), int32(12, 13))
-    book.copies.add(second, int32(52), int32(23))
+    book.copies.add_copies(first, int32(50, 51), int32(12, 13))
+    book.copies.add_copies(second, int32(52), int32(23))
     assert book.take() == [(50, 12), (51, 13), (52, 23)]
     assert book.take() == [] and not book.copies.has(first)
 
 
 def test_copies_of_a_search_wait_for_a_step_that_computes_it(book: Book) -> None:
     search, other, plain = (book.sequence(row) for row in range(3))
-    book.copies.add_beams(search, KVCopies(int32(13), int32(60)))
-    book.copies.add_beams(other, KVCopies(int32(23), int32(61)))
-    book.copies.add(plain, int32(50), int32(33))
+    book.copies.add_beam_copies(search, KVCopies(int32(13), int32(60)))
+    book.copies.add_beam_copies(other, KVCopies(int32(23), int32(61)))
+    book.copies.add_copies(plain, int32(50), int32(33))
     assert book.take() == [(50, 33)]
     assert book.take(other) == [(23, 61)]
     assert book.copies.has(search) and not book.copies.has(other)
@@ -60,9 +60,9 @@ def test_copies_of_a_search_wait_for_a_step_that_computes_it(book: Book) -> None
 def test_a_sequence_that_is_closed_needs_none(book: Book, own_step: bool) -> None:
     closed = book.sequence(0)
     if own_step:
-        book.copies.add_beams(closed, KVCopies(int32(13), int32(60)))
+        book.copies.add_beam_copies(closed, KVCopies(int32(13), int32(60)))
     else:
-        book.copies.add(closed, int32(50), int32(13))
+        book.copies.add_copies(closed, int32(50), int32(13))
     closed.node = None
     assert book.take(closed) == []
     assert book.take(book.sequence(0)) == []
@@ -70,21 +70,21 @@ def test_a_sequence_that_is_closed_needs_none(book: Book, own_step: bool) -> Non
 
 def test_what_has_been_given_back_since_is_not_copied(book: Book) -> None:
     cut = book.sequence(0)
-    book.copies.add(cut, int32(50, 51, 52), int32(11, 12, 13))
+    book.copies.add_copies(cut, int32(50, 51, 52), int32(11, 12, 13))
     cut.length = 3
     assert book.take() == [(50, 11), (51, 12)]
 
 
 def test_a_later_change_of_the_row_replaces_what_was_noted(book: Book) -> None:
     sequence = book.sequence(0)
-    book.copies.add(sequence, int32(50, 51), int32(12, 13))
-    book.copies.add(sequence, int32(52), int32(12))
+    book.copies.add_copies(sequence, int32(50, 51), int32(12, 13))
+    book.copies.add_copies(sequence, int32(52), int32(12))
     assert book.take() == [(52, 12)]
 
 
 def test_what_is_still_to_be_filled_is_copied_from_where_it_is_now(book: Book) -> None:
     sequence = book.sequence(0)
-    book.copies.add(sequence, int32(55, 51), int32(13, 11))
+    book.copies.add_copies(sequence, int32(55, 51), int32(13, 11))
     assert book.copies.source_of(sequence, int32(10, 11, 12, 13)).tolist() == [10, 51, 12, 55]
     assert book.copies.source_of(book.sequence(1), int32(11, 13)).tolist() == [11, 13]
     book.take()
@@ -93,18 +93,18 @@ def test_what_is_still_to_be_filled_is_copied_from_where_it_is_now(book: Book) -
 
 def test_the_next_owner_of_a_row_does_not_inherit_its_copies(book: Book) -> None:
     before = book.sequence(0)
-    book.copies.add(before, int32(50), int32(13))
+    book.copies.add_copies(before, int32(50), int32(13))
     after = book.sequence(0)
     assert book.copies.has(before) and not book.copies.has(after)
-    book.copies.drop(after)
+    book.copies.drop_copies(after)
     assert book.copies.has(before)
-    book.copies.drop(before)
+    book.copies.drop_copies(before)
     assert book.take() == []
 
 
 def test_clear_forgets_all(book: Book) -> None:
     sequence, search = book.sequence(0), book.sequence(1)
-    book.copies.add(sequence, int32(50), int32(13))
-    book.copies.add_beams(search, KVCopies(int32(23), int32(60)))
-    book.copies.clear()
+    book.copies.add_copies(sequence, int32(50), int32(13))
+    book.copies.add_beam_copies(search, KVCopies(int32(23), int32(60)))
+    book.copies.clear_copies()
     assert book.take(search) == []

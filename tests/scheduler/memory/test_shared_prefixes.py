@@ -37,7 +37,7 @@ def slow_answer(harness: Harness, request: Request, added: list[Request]) -> boo
 
 def open_request(harness: Harness, request: Request) -> bool:
     """Admit it by hand, so that it holds what is cached of it."""
-    return harness.scheduler._memory.open(request, 0, 0.0)
+    return harness.scheduler._memory.open_request(request, 0, 0.0)
 
 
 class Scene:
@@ -67,7 +67,7 @@ class Scene:
             namespace=self.rng.choice(["", "", "", "salt"]),
             logprobs=logprobs,
         )
-        (request,) = self.harness.scheduler.add(spec, 0.0)
+        (request,) = self.harness.scheduler.add_request(spec, 0.0)
         return request
 
     def fill_cache(self) -> None:
@@ -91,7 +91,7 @@ def test_the_answers_are_those_of_comparing_everything(seed: int, page_size: int
             assert shared.will_be_cached(request) == expected
             answers.add(expected)
             if not expected and open_request(scene.harness, request):
-                shared.add(request)
+                shared.add_request(request)
                 added.append(request)
     assert answers == {False, True}, "the scenes tell them apart"
 
@@ -110,11 +110,11 @@ def test_long_cached_prefixes_are_not_compared(monkeypatch: pytest.MonkeyPatch) 
     answers = []
     for number, tail in enumerate(tails):
         params = SamplingParams(max_new_tokens=4, temperature=0.0)
-        (request,) = scene.harness.scheduler.add(make_spec(f"t{number}", stem + tail, params), 0.0)
+        (request,) = scene.harness.scheduler.add_request(make_spec(f"t{number}", stem + tail, params), 0.0)
         answers.append(shared.will_be_cached(request))
         if not answers[-1]:
             assert open_request(scene.harness, request)
-            shared.add(request)
+            shared.add_request(request)
     assert answers == [False, False, True]
     assert compared == [0]
 
@@ -130,10 +130,10 @@ def test_the_same_tail_behind_another_prefix_is_not_the_same_prompt(alike: bool)
         scene.harness.run()
     params = SamplingParams(max_new_tokens=4, temperature=0.0)
     specs = [make_spec(f"r{number}", head + middle + tail, params) for number, middle in enumerate(middles)]
-    first, second = (scene.harness.scheduler.add(spec, 0.0)[0] for spec in specs)
+    first, second = (scene.harness.scheduler.add_request(spec, 0.0)[0] for spec in specs)
     shared = SharedPrefixes(scene.harness.cache, MIN)
     assert not shared.will_be_cached(first) and open_request(scene.harness, first)
-    shared.add(first)
+    shared.add_request(first)
     assert shared.will_be_cached(second) == alike == slow_answer(scene.harness, second, [first])
 
 
@@ -143,13 +143,13 @@ def test_nobody_waits_for_one_that_has_ended(page_size: int) -> None:
     params = SamplingParams(max_new_tokens=4, temperature=0.0)
     prompt = prompt_of(200, 1)
     first, second, third = (
-        scene.harness.scheduler.add(make_spec(f"r{number}", prompt, params), 0.0)[0] for number in range(3)
+        scene.harness.scheduler.add_request(make_spec(f"r{number}", prompt, params), 0.0)[0] for number in range(3)
     )
     shared = SharedPrefixes(scene.harness.cache, MIN)
     assert open_request(scene.harness, first)
-    shared.add(first)
+    shared.add_request(first)
     assert shared.will_be_cached(second)
-    scene.harness.scheduler._memory.close(first, None)
+    scene.harness.scheduler._memory.close_request(first, None)
     assert not shared.will_be_cached(second) and not shared.will_be_cached(third)
 
 

@@ -27,7 +27,7 @@ def turn(scene: Harness, rid: str, job: str = "job", **more) -> None:
 
 
 def learned(scene: Harness) -> list[float]:
-    return scene.scheduler._pins.times.history.of("train").tolist()
+    return scene.scheduler._pins.times.history.durations_of("train").tolist()
 
 
 def pass_time(scene: Harness, seconds: float) -> None:
@@ -57,11 +57,11 @@ def test_one_that_comes_back_later_counts_once(scene: Harness) -> None:
 
 def test_a_job_whose_end_was_said_teaches_nothing(scene: Harness) -> None:
     turn(scene, "a", job="deleted")
-    scene.scheduler._pins.end("", "deleted")
+    scene.scheduler._pins.end_job("", "deleted")
     turn(scene, "b", job="over", is_last_step=True)
     scene.add("c", PROMPT, 4, job_id="running")
     scene.step()
-    scene.scheduler._pins.end("", "running")  # its request goes on without it, and ends later
+    scene.scheduler._pins.end_job("", "running")  # its request goes on without it, and ends later
     scene.run()
     assert not scene.scheduler._pins._table._away
     pass_time(scene, MAX_PIN_S + 1)

@@ -143,7 +143,7 @@ def test_an_id_comes_back_while_a_request_of_the_job_that_is_over_still_runs():
     (job,) = scene.scheduler.describe_jobs("", "job", scene.now)
     assert not job["is_over"] and job["turns"] == 1 and job["open_requests"] == []
     assert scene.scheduler.stats().jobs.pins == 1, "the new job's step, not what is left of the old one"
-    assert scene.scheduler._pins.end("", "job") == ([], 33)
+    assert scene.scheduler._pins.end_job("", "job") == ([], 33)
     assert len(scene.scheduler._leases) == 0 and not scene.scheduler._pins._table._by_rid
 
 
@@ -163,11 +163,11 @@ def test_ending_a_job_gives_up_all_it_holds():
     said = turn(scene, "a", PROMPT)
     scene.add("b", [5] * 30, 30, job_id="job")
     scene.step()
-    rids, tokens = scene.scheduler._pins.end("", "job") or ([], 0)
+    rids, tokens = scene.scheduler._pins.end_job("", "job") or ([], 0)
     assert rids == ["b"] and tokens == len(said) - 1
     scene.abort("b")
     assert len(scene.scheduler._leases) == 0
-    assert scene.scheduler._pins.end("", "job") is None
+    assert scene.scheduler._pins.end_job("", "job") is None
     scene.run()
 
 
@@ -276,7 +276,7 @@ def test_times_of_tools_are_learned() -> None:
     scene.now += 0.75
     scene.add("b", [*said, 1], 4, job_id="job")
     scene.add("beside", [*said, 2], 4, job_id="job")  # nothing ended since: no other duration
-    assert scene.scheduler._pins.times.history.of("ls").tolist() == [pytest.approx(0.75, abs=0.05)]
+    assert scene.scheduler._pins.times.history.durations_of("ls").tolist() == [pytest.approx(0.75, abs=0.05)]
     scene.run()
     scene.scheduler.record_tool_calls("b", 0, BASH, scene.now)
     (job,) = scene.scheduler.describe_jobs("", "job", scene.now)
@@ -321,7 +321,7 @@ def test_a_rid_that_went_to_another_job_stays_there():
     scene = harness()
     turn(scene, "a", PROMPT, "first")
     turn(scene, "a", PROMPT, "second")
-    scene.scheduler._pins.end("", "first")
+    scene.scheduler._pins.end_job("", "first")
     scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
     assert expires_in(scene, "second") > 1.5
 

@@ -96,7 +96,7 @@ def test_a_job_is_expected_while_its_tool_runs_and_no_longer() -> None:
     rids = ("tool", "person", "later")
     for number, rid in enumerate(rids):
         chat(scene, rid, prompt(number + 1), job=f"job {rid}", unasked=False)
-        pins.called(rid, 0, () if rid == "person" else LS, scene.now)
+        pins.record_calls(rid, 0, () if rid == "person" else LS, scene.now)
     owners = {rid: lease.owner for rid, lease in leases(scene).items()}
     until = {rid: kept.expected_until for rid, kept in owners.items() if isinstance(kept, KeptTurn)}
     assert until["person"] == -math.inf and scene.now < until["tool"] < until["later"] <= scene.now + 2.0
@@ -111,10 +111,10 @@ def test_a_job_is_expected_while_its_tool_runs_and_no_longer() -> None:
     table.release(leases(scene)["person"])
     assert next_to_break() == "later", "of jobs that are expected the newest gives way"
     scene.now = until["tool"] + 0.01
-    pins.settle(scene.now)
+    pins.settle_pins(scene.now)
     assert next_to_break() == "tool", "it has not come back in time, the other still may"
     scene.now += 1.0
-    pins.settle(scene.now)
+    pins.settle_pins(scene.now)
     assert next_to_break() == "tool", "both are late; this one for longer"
 
 

@@ -28,7 +28,7 @@ def running(harness: Harness, prompt: list[int], **options) -> Request:
 def draft(
     harness: Harness, request: Request, most: int = 6, skipped: int = 0, ends: frozenset[int] = frozenset()
 ) -> Draft | None:
-    return harness.scheduler._speculation._drafter.find(request, SequenceDrafts(ends), skipped, most)
+    return harness.scheduler._speculation._drafter.find_draft(request, SequenceDrafts(ends), skipped, most)
 
 
 def saying(request: Request, *tokens: int) -> Request:
@@ -62,7 +62,7 @@ def test_the_path_that_an_equal_request_has_left(page_size: int) -> None:
         saying(request, expected[known])
     saying(request, 999)
     state = SequenceDrafts(frozenset())
-    harness.scheduler._speculation._drafter.find(request, state, 0, 9)
+    harness.scheduler._speculation._drafter.find_draft(request, state, 0, 9)
     assert not state.on_path, "it has left the path for good"
 
 

@@ -30,7 +30,7 @@ def test_finds_the_last_place_of_the_longest_ngram(chunk: int) -> None:
     for length in lengths:
         ids = np.array(text[:length], dtype=np.int32)
         index.update(ids)
-        size, place = index.find(ids, ids)
+        size, place = index.find_match(ids, ids)
         assert size == 0 or text[place - size : place] == text[length - size : length], "a hit is compared"
         assert place < length, "something follows it"
         same += (size, place) in slow_find(text[:length])
@@ -50,15 +50,15 @@ def test_short_texts() -> None:
     for length in range(SIZES[0] + 1):
         index, text = NgramIndex(), np.zeros(length, dtype=np.int32)
         index.update(text)
-        assert index.find(text, text) == (0, 0)
+        assert index.find_match(text, text) == (0, 0)
 
 
 def test_the_shortest_that_is_asked_for() -> None:
     text = np.array([1, 2, 3, 4, 5, 6, 7, 8, 3, 4], dtype=np.int32)
     index = NgramIndex()
     index.update(text)
-    assert index.find(text, text) == (2, 4)
-    assert index.find(text, text, shortest=4) == (0, 0)
+    assert index.find_match(text, text) == (2, 4)
+    assert index.find_match(text, text, shortest=4) == (0, 0)
 
 
 def test_a_long_prompt_and_a_step_cost_little() -> None:
@@ -70,7 +70,7 @@ def test_a_long_prompt_and_a_step_cost_little() -> None:
 
         def add(length: int) -> None:
             index.update(text[:length])
-            index.find(text[:length], text[:length])
+            index.find_match(text[:length], text[:length])
 
         return [lines_run(lambda n=n: add(n), ngram_index) for n in (length, *range(length + 1, length + 100))]
 

@@ -7,11 +7,11 @@ from baton.scheduler.token_buffer import TokenBuffer
 
 
 def said(past: PastOutputs, prompt: list[int], output: list[int], namespace: str = "") -> None:
-    past.add(namespace, TokenBuffer(np.array(prompt + output, dtype=np.int32)), len(prompt))
+    past.add_output(namespace, TokenBuffer(np.array(prompt + output, dtype=np.int32)), len(prompt))
 
 
 def find(past: PastOutputs, ids: list[int], most: int = 9, namespace: str = "", longer_than: int = 0):
-    size, tokens = past.find(namespace, np.array(ids, dtype=np.int32), longer_than, most)
+    size, tokens = past.find_match(namespace, np.array(ids, dtype=np.int32), longer_than, most)
     return size, tokens.tolist()
 
 

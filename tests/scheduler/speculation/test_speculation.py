@@ -27,7 +27,7 @@ class Watched(Harness):
         super().__init__(speculative_algorithm="NGRAM", speculative_num_draft_tokens=most, **options)
         self.batches: list[ScheduleBatch] = []
         self.speculation = self.scheduler._speculation
-        self.speculation._drafter.find = self.find  # type: ignore[method-assign]
+        self.speculation._drafter.find_draft = self.find  # type: ignore[method-assign]
         self._wrong = wrong
 
     def find(self, request, memory, skipped: int, most: int) -> Draft | None:
@@ -99,7 +99,7 @@ def test_where_steps_are_short_there_is_little_looking_up(step_s: float, looked_
         count += 1
         return find(*args)
 
-    harness.speculation._drafter.find = counted  # type: ignore[method-assign]
+    harness.speculation._drafter.find_draft = counted  # type: ignore[method-assign]
     harness.add("r", prompt_of(5), 350)
     harness.run()
     assert count > looked_up if step_s == 1.0 else count < looked_up
