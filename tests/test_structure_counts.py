@@ -1,0 +1,62 @@
+"""Bounds for what keeps the code searchable; tests/structure_counts.py says how each is counted."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.structure_counts import (
+    ROOT,
+    Source,
+    callbacks_of_pure_layers,
+    methods_by_name,
+    reaches_through_the_scheduler,
+    reading_list,
+    sources,
+    unclear_docstrings,
+)
+
+FREE_NAMES = {"close", "run"}
+
+
+@pytest.fixture(scope="module")
+def files() -> list[Source]:
+    return sources()
+
+
+def test_runtime_and_entrypoints_call_methods_of_the_scheduler_only(files: list[Source]) -> None:
+    assert not reaches_through_the_scheduler(files)
+
+
+def test_method_names_carry_their_object(files: list[Source]) -> None:
+    counts = methods_by_name(files)
+    frequent = {name: count for name, count in counts.items() if count > 10 and name not in FREE_NAMES}
+    assert not {name: count for name, count in frequent.items() if name != "add" or count > 15}
+
+
+def test_the_tour_lists_the_way_of_a_request() -> None:
+    way = reading_list()
+    assert way and len(set(way)) == len(way)
+    assert not [path for path in way if not (ROOT / path).is_file()]
+
+
+def test_the_counts_find_what_they_count() -> None:
+    """On a file of which every count is known."""
+    text = '''
+class Part:
+    """Of a part."""
+
+    def __init__(self, tell: Callable[[int], None], size: int) -> None:
+        """Tells somebody."""
+
+    def add(self) -> None:
+        """Add a page to the pool."""
+        self.scheduler.tiers.take()
+'''
+    pure = Source("scheduler/part.py", text, ast.parse(text))
+    above = Source("runtime/part.py", text, ast.parse(text))
+    assert callbacks_of_pure_layers([pure, above]) == ["scheduler/part.py:5: Part(tell)"]
+    assert reaches_through_the_scheduler([pure, above]) == ["runtime/part.py:10: self.scheduler.tiers.take()"]
+    assert methods_by_name([pure, above]) == {"add": 2}
+    assert [line.split(": ")[1] for line in unclear_docstrings([pure])] == ["Of a part.", "Tells somebody."]
