@@ -101,8 +101,8 @@ class EventLoop:
     ) -> None:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
         that time, see `runner/cpu_threads.py`. idle_work: does a piece of work for which no request may be open; called
-        until it returns False. tier_io: who does what the scheduler's tiers order; None where there are none.
-        job_records: who writes down what jobs do, kv_events: who tells others what is cached, if anybody."""
+        until it returns False. tier_io: executes the transfers that the scheduler's tiers order; None without tiers.
+        job_records: records the events of jobs; kv_events: publishes the contents of the cache; None for neither."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -235,7 +235,7 @@ class EventLoop:
         self._profiler.lap("commit")
 
     def fail_step(self, error: Exception, now: float) -> None:
-        """End the requests of a step that raised, with the reason; the others go on."""
+        """End the requests of a step that raised, with the reason; all others continue."""
         logger.error("a step failed; its requests end with an error", exc_info=error)
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
@@ -284,7 +284,7 @@ class EventLoop:
         copying = self._tier_io is not None and self._tier_io.under_way > 0
         if self._scheduler.is_idle or (self._control.paused and not has_news):
             timeout = self.seconds_to_sleep()
-        if copying and self._last_launched is None and not self._in_flight:  # nobody gets on before a copy ends
+        if copying and self._last_launched is None and not self._in_flight:  # nothing can run before a copy ends
             timeout = TIERS_POLL_S if not timeout else min(timeout, TIERS_POLL_S)
         messages = self._inbox.poll(timeout)
         self._profiler.lap("idle" if timeout else "receive")

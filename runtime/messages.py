@@ -24,14 +24,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class ReleaseRequest(Message, frozen=True):
-    """Give up the leases of a finished request; answered by a ControlReply whose payload is true if there were any."""
+    """Give up the leases of a finished request; answered by a ControlReply with the payload true if it had any."""
 
     call_id: int
     rid: str
 
 
 class StepCalls(Message, frozen=True):
-    """What a finished step of a job called, as its text says; sent before its client hears of the end."""
+    """The tool calls in the text of a job's finished step; sent before its client gets the last output."""
 
     rid: str
     index: int = 0
@@ -39,8 +39,8 @@ class StepCalls(Message, frozen=True):
 
 
 class EndJob(Message, frozen=True):
-    """End a job: its open requests, and all that is kept for it. Answered by a ControlReply whose payload says what was
-    given up, or is null if the job is not known."""
+    """End a job: abort its open requests and release its KV. Answered by a ControlReply; its payload says what was
+    released, or is null if the job is not known."""
 
     call_id: int
     namespace: str
@@ -48,8 +48,8 @@ class EndJob(Message, frozen=True):
 
 
 class DescribeJobs(Message, frozen=True):
-    """What is known of the jobs of a namespace (None: of all) whose ids begin with ``prefix``, or of one; answered by a
-    ControlReply with a list. See scheduler/jobs/report.py."""
+    """Describe the jobs of a namespace (None: of all) with ids that begin with ``prefix``, or the one of ``job_id``;
+    answered by a ControlReply with a list. See scheduler/jobs/report.py."""
 
     call_id: int
     namespace: str | None
@@ -58,8 +58,8 @@ class DescribeJobs(Message, frozen=True):
 
 
 class DescribeLeases(Message, frozen=True):
-    """What is leased, a page of it; answered by a ControlReply. client: only what counts in its budget; None for all.
-    See scheduler/continuation/report.py."""
+    """Describe a page of the live leases; answered by a ControlReply. client: only leases that count in its budget;
+    None for all. See scheduler/continuation/report.py."""
 
     call_id: int
     after: int
@@ -68,14 +68,14 @@ class DescribeLeases(Message, frozen=True):
 
 
 class WatchRequests(Message, frozen=True):
-    """Report what requests, leases and jobs do, for so long from now on: whoever goes on watching says so again."""
+    """Report on requests, leases and jobs for ``seconds`` from now on; a client that keeps watching sends it again."""
 
     seconds: float
 
 
 class WalkTree(Message, frozen=True):
-    """Tell what the cache's tree holds, in TreeRows. While a walk is under way, whoever asks shares it. with_heads:
-    with the first token ids of each node."""
+    """Report the contents of the cache's tree in TreeRows. Requests made during a walk share it. with_heads: with the
+    first token ids of each node."""
 
     with_heads: bool = False
 
@@ -96,7 +96,7 @@ class LoadItemTrie(Message, frozen=True):
 
 
 class DeleteItemTrie(Message, frozen=True):
-    """Delete a trie. Answered by a ControlReply whose payload is true if there was one."""
+    """Delete a trie. Answered by a ControlReply with the payload true if there was one."""
 
     call_id: int
     name: str
@@ -185,7 +185,7 @@ class TokenOutput(Message, frozen=True):
     finish: FinishReason | None = None
     params: DetokenizeParams | None = None
     prompt_ids: bytes = b""
-    """Packed int32; with the first output of a sample whose spec has ``returns_prompt``."""
+    """Packed int32; sent with a sample's first output if its spec has ``returns_prompt``."""
     input_logprobs: LogprobChunk | None = None
     output_logprobs: LogprobChunk | None = None
     continuation: ContinuationOutput | None = None
@@ -232,7 +232,7 @@ class ControlReply(Message, frozen=True):
 
 
 class WatchReport(Message, frozen=True):
-    """A part of a report; what it does not bring is None. t: seconds since the worker started."""
+    """A part of a report; fields that this part lacks are None. t: seconds since the worker started."""
 
     t: float
     load: LoadNow | None = None
@@ -243,11 +243,11 @@ class WatchReport(Message, frozen=True):
     jobs: list[JobNow] | None = None
     num_jobs: int = 0
     lives: list[Life] = []
-    """Those that have changed."""
+    """The lives that have changed."""
     is_first: bool = False
-    """The worker has only begun to record."""
+    """True in the first report after the worker began to record."""
     is_last: bool = False
-    """The report is whole."""
+    """True for the last part of a report."""
 
 
 class WalkEnd(Message, frozen=True):

@@ -51,13 +51,13 @@ _WORKER_COUNTERS = {
     "pins_expired": ("jobs.expired", "Pins that ended before the job was back."),
     "pins_broken": ("jobs.broken", "Pins ended early because memory was needed more."),
     "pins_released": ("jobs.released", "Pins given up because their job was over, or had other steps."),
-    "pins_demoted": ("jobs.demoted", "Of the pins that expired or broke: with a copy on a tier below the device."),
+    "pins_demoted": ("jobs.demoted", "Expired or broken pins with a copy on a tier below the device."),
     "pin_slot_seconds": ("jobs.slot_seconds", "Tokens × seconds that pins held."),
     "pin_saved_tokens": ("jobs.saved_tokens", "Tokens of pins that were taken over, and not computed again."),
     "pin_returned_tokens": ("jobs.returned_tokens", "Tokens that were pinned when their job was back."),
     "pin_returned_hit_tokens": (
         "jobs.returned_hit_tokens",
-        "Of these, found by the job's next step; fewer where a chat template drops what the model thought.",
+        "Returned tokens found by the job's next step; fewer where a chat template drops the model's reasoning.",
     ),
 }
 _WORKER_GAUGES = {
@@ -165,12 +165,12 @@ _COUNTERS = {
         "retired_tokens",
         "Evicted tokens that their job or request had marked as not reusable.",
     ),
-    "evicted_to_host_tokens": ("to_host_tokens", "Of the evicted tokens: those that have a copy on the host."),
+    "evicted_to_host_tokens": ("to_host_tokens", "Evicted tokens with a copy on the host."),
     "evicted_sampled_tokens": (
         "recorded_tokens",
-        "Of the evicted tokens without a copy: a sample, watched until the pool has been evicted once more.",
+        "Sample of evicted tokens without a copy, watched until the pool has been evicted once more.",
     ),
-    "evicted_too_early_tokens": ("recomputed_tokens", "Of that sample: tokens that were computed again meanwhile."),
+    "evicted_too_early_tokens": ("recomputed_tokens", "Sampled evicted tokens that were computed again meanwhile."),
 }
 _HISTOGRAMS = {
     "prefix_cache_query_depth_tokens": (

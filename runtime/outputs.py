@@ -45,7 +45,7 @@ class OutputBuilder:
 
     def __init__(self) -> None:
         self._pending: dict[int, _Pending] = {}
-        """By serial."""
+        """Unsent outputs by serial."""
         self._failures: list[tuple[Request, Exception]] = []
 
     def open_sample(self, request: Request) -> None:
@@ -66,7 +66,7 @@ class OutputBuilder:
         scheduler's clock."""
         if output is not None:
             for serial, chunk in output.input_logprobs:
-                if (pending := self._pending.get(serial)) is not None:  # else it has ended: nobody wants them
+                if (pending := self._pending.get(serial)) is not None:  # else it has ended
                     pending.input_logprobs.append(chunk)
         items: list[TokenOutput] = []
         for event in events:
@@ -77,12 +77,12 @@ class OutputBuilder:
         return TokenOutputs(items=items) if items else None
 
     def take_failures(self) -> list[tuple[Request, Exception]]:
-        """The requests of which the last messages lack something, with the reason: they must end with an error."""
+        """Take the requests with outputs that could not be built, each with its error: they must end with it."""
         failures, self._failures = self._failures, []
         return failures
 
     def _outputs_of(self, event: RequestEvent, output: StepOutput | None, now: float) -> list[TokenOutput]:
-        """What is due of one event."""
+        """The outputs to send for one event; empty if none is due."""
         pending = self._pending[event.request.serial]
         if event.token_ids:
             pending.ids.extend(event.token_ids)

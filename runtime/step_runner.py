@@ -1,7 +1,7 @@
 """Runs a step, from a ScheduleBatch to tokens on the host: forward, sample or rank beams, logprobs, stop strings.
 
 This is all that happens between the scheduler's `next_batch` and `process_result`. It knows the model runner and the
-sampler, not the queues. Of each sequence it knows only what the batches said (`SequenceTable`).
+sampler, not the queues. It knows only what the batches said of each sequence (`SequenceTable`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step computed: ``result`` for the scheduler, the logprobs for the clients."""
+    """The output of a step: ``result`` for the scheduler, the logprobs for the clients."""
 
     result: StepResult
     output_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class _OutputLogprobs:
     rows: list[int]
     """The batch rows that want them."""
     sampled: np.ndarray
-    """int64 [m]: which of the sampled tokens are theirs."""
+    """int64 [m]: indices of these rows' tokens among the sampled tokens."""
     scores: LogprobsInFlight
 
 
@@ -72,7 +72,7 @@ class StepInFlight:
     has_bans: bool
     beams: list[BeamCandidates | None]
     unchecked_rows: list[int]
-    """Batch rows of the searches whose stop strings could not be looked for."""
+    """Batch rows of searches for which the stop string check raised."""
 
 
 class StepRunner:
@@ -240,7 +240,7 @@ class StepRunner:
     def _output_logprobs(
         self, logits: torch.Tensor, sampled: torch.Tensor, sequences: list[SequenceState], rows: np.ndarray
     ) -> _OutputLogprobs | None:
-        """Parallel: the logits, the tokens, whose they are, and in which row of the batch that is."""
+        """Compute the logprobs of sampled tokens. Parallel: logits, tokens, their sequences and their batch rows."""
         if all(sequence.info.logprobs is None for sequence in sequences):
             return None
         wanted = np.array([i for i, sequence in enumerate(sequences) if sequence.info.logprobs is not None])
@@ -256,8 +256,8 @@ class StepRunner:
     def _rank_beams(
         self, logits: torch.Tensor, batch: ScheduleBatch, unchecked: list[int]
     ) -> list[BeamCandidates | None]:
-        """Parallel to batch.beams; None for searches that want no candidates. unchecked: gets the batch rows of the
-        searches whose stop strings could not be looked for."""
+        """Parallel to batch.beams; None for searches that want no candidates. unchecked: gets the batch rows of
+        searches for which the stop string check raised."""
         steps = [step for step in batch.beams if step.num_candidates > 0]
         if not steps:
             return [None] * len(batch.beams)
@@ -321,8 +321,8 @@ def _logprob_rows(batch: ScheduleBatch) -> np.ndarray:
 
 
 def _first_of_each(sampled: torch.Tensor, counts: np.ndarray) -> torch.Tensor:
-    """int64 [bs]: the first of the tokens that were sampled for each row of the batch, ``counts`` of each; 0 for none.
-    What follows guesses is known to nobody before they are verified, so no step asks for it."""
+    """int64 [bs]: the first of the ``counts`` tokens that were sampled for each row of the batch; 0 for none. No step
+    needs the tokens after guesses before the guesses are verified."""
     rows = np.flatnonzero(counts)
     index, first = upload([rows, (np.cumsum(counts) - counts)[rows]], sampled.device)
     return sampled.new_zeros(len(counts)).index_copy_(0, index, sampled.index_select(0, first))

@@ -108,19 +108,19 @@ class Worker(NamedTuple):
     step_runner: StepRunner
     profiler: StepProfiler
     info: dict
-    """Its description of itself."""
+    """The worker's description, for /server_info."""
     runner: ModelRunner
     host_pool: HostPool | None
-    """Set where there is a host tier; somebody must do what the tiers order (`connect_tiers`)."""
+    """Set where there is a host tier; `connect_tiers` executes the transfers that the tiers order."""
     stores: Stores | None
 
 
 def build_worker(
     config: WorkerConfig, backends: DeviceBackends | None = None, kv_events: KVEventPublisher | None = None
 ) -> Worker:
-    """Load the model and build everything around it.
+    """Load the model, and build the scheduler and the step runner on it.
 
-    backends: None chooses those that fit the device. kv_events: whom the cache has to be shown.
+    backends: None chooses those that fit the device. kv_events: publishes changes of the cache; None for nothing.
     """
     asked = config.scheduler
     runner = ModelRunner(
@@ -139,7 +139,7 @@ def build_worker(
         context_length=runner.config.context_length,
         max_total_tokens=runner.max_total_tokens,
         chunked_prefill_size=runner.chunked_prefill_size,
-        # Small steps come often: whoever has begun to answer should not wait for all of them.
+        # Small steps come often: requests that have begun to answer should not wait for all of them.
         enable_mixed_chunk=asked.enable_mixed_chunk or runner.chunked_prefill_size < asked.step_tokens,
     )
     eos_token_ids = runner.config.eos_token_ids
@@ -176,7 +176,7 @@ def _describe(
     host_pool: HostPool | None,
     stores: Stores | None,
 ) -> dict:
-    """What /server_info says of a worker."""
+    """The worker's part of /server_info."""
     return {
         "model_path": config.model.model_path,
         "vocab_size": runner.config.vocab_size,

@@ -1,8 +1,8 @@
 """Plain data between the scheduler and whatever computes a step.
 
 The scheduler hands out a `ScheduleBatch`, the runtime answers with a `StepResult`; neither knows more of the other. A
-batch holds arrays and numbers, no live objects: it can be logged, replayed, compared, and sent to another rank. What
-never changes while a sequence lives is sent once (`SequenceInfo`), with its first step.
+batch holds arrays and numbers, no live objects: it can be logged, replayed, compared, and sent to another rank. Facts
+that never change while a sequence lives are sent once (`SequenceInfo`), with its first step.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class BeamStep:
     scores: np.ndarray
     """float32 [stop - start]: accumulated log-probability of each beam."""
     shared_len: int = 0
-    """Tokens at the start of the beams whose K and V are in the same slots for all of them."""
+    """Leading tokens of the beams for which all beams share the same KV slots."""
     bans_ends: bool = False
     """True until min_new_tokens is reached: eos and stop ids are not candidates."""
     allowed: AllowedTokens | None = None
@@ -127,7 +127,7 @@ class BeamCandidates:
     top_logprobs: np.ndarray | None = None
     """float32 [rows, top_k]"""
     is_finite: bool = True
-    """False if the logits of some beam say nothing (StepResult.failed_rows)."""
+    """False if the logits of some beam are unusable (StepResult.failed_rows)."""
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class ScheduleBatch:
     req_pool_indices: np.ndarray
     """int32 [bs]: row of req_to_token."""
     prefix_lens: np.ndarray
-    """int32 [bs]: tokens whose KV is already in the pool."""
+    """int32 [bs]: tokens that already have KV in the pool."""
     extend_lens: np.ndarray
     """int32 [bs]: new tokens."""
     samples: np.ndarray
@@ -160,7 +160,7 @@ class ScheduleBatch:
     output_positions: np.ndarray
     """int32 [bs]: output tokens before the one that is sampled, those of a step in flight included."""
     logprob_starts: np.ndarray
-    """int32 [bs]: first of the row's new tokens whose input logprob is wanted; extend_len for none. New token j
+    """int32 [bs]: index of the row's first new token with a requested input logprob; extend_len for none. New token j
     predicts the token at position prefix_len + j + 1."""
     logprob_targets: list[np.ndarray]
     """int32 [n] for each row that wants some: the prompt tokens that its new tokens from logprob_start on predict. If
@@ -211,12 +211,13 @@ class StepResult:
     beams: list[BeamCandidates | None] = field(default_factory=list)
     """Parallel to ScheduleBatch.beams."""
     failed_rows: dict[int, int] = field(default_factory=dict)
-    """Batch rows whose logits say nothing: one is NaN or +inf, or all are -inf. What their tokens are is undefined.
-    With how many first tokens may be trusted: those before the first whose K or V is not finite; 0 if all are."""
+    """Batch rows with unusable logits (one is NaN or +inf, or all are -inf); their tokens are undefined. Each maps to
+    the number of leading tokens that may be trusted: those before the first with a K or V that is not finite; 0 if all
+    K and V are finite."""
     forbidden_rows: tuple[int, ...] = ()
-    """Batch rows with a token that the request does not allow. Their KV is as good as any."""
+    """Batch rows with a token that the request does not allow. Their KV is valid."""
     unchecked_rows: tuple[int, ...] = ()
-    """Batch rows whose stop strings could not be looked for, because that raised. Their KV is as good as any."""
+    """Batch rows for which the search for stop strings raised an exception. Their KV is valid."""
 
     @classmethod
     def of_rows(

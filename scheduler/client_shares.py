@@ -22,9 +22,9 @@ class ClientShares(Generic[Key]):
 
     def __init__(self) -> None:
         self._entries: dict[str, OrderedDict[Key, int]] = {}
-        """Of each client that holds something, sizes by key, the oldest first."""
+        """Each client's entries as sizes by key, oldest first; clients without entries are absent."""
         self._sizes: dict[str, int] = {}
-        """Their sums."""
+        """The sum of each client's sizes."""
         self._client_of: dict[Key, str] = {}
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class ClientShares(Generic[Key]):
 
     @property
     def num_clients(self) -> int:
-        """Clients that hold something."""
+        """Clients with at least one entry."""
         return len(self._entries)
 
     def put_key(self, client: str, key: Key, size: int = 0) -> None:

@@ -26,11 +26,11 @@ class OutOfMemory(Exception):
 
 
 class DecodeScheduler:
-    """Forms decode batches, and the rows that a mixed step takes along. Owns ``running``: requests whose prompt is
-    computed, in order of admission."""
+    """Forms decode batches and the decode rows of mixed steps. Owns ``running``: requests with a computed prompt, in
+    order of admission."""
 
     def __init__(self, memory: KVMemory, beams: BeamMemory, speculation: Speculation | None = None) -> None:
-        """speculation: who drafts, if anybody."""
+        """speculation: drafts tokens; None turns speculation off."""
         self._memory = memory
         self._speculation = speculation
         self._beams = beams
@@ -51,7 +51,7 @@ class DecodeScheduler:
     def next_batch(self, step_id: int, previous: ScheduleBatch | None, now: float) -> PlannedStep | None:
         """Form the next decode step; None if no request can take one. Raises OutOfMemory.
 
-        previous: the step in flight whose sampled tokens are not known yet; its rows stand in for them.
+        previous: the step in flight. Its sampled tokens are not known yet; its rows stand in for them.
         """
         requests = self.wanting()
         searches = [r for r in self.running if r.beams is not None and not r.num_output_placeholders]
@@ -91,8 +91,8 @@ class DecodeScheduler:
         return [r for r in self.running if r.beams is None and _wants_token(r)]
 
     def offer(self, wanting: list[Request], previous: ScheduleBatch | None, now: float) -> TokenRows | None:
-        """Rows of these requests, for a step of prompts. None, and nothing allocated, if there is no memory: nobody is
-        retracted for them. previous: as in `next_batch`."""
+        """Rows of these requests, for a step of prompts. None, and nothing allocated, if there is no memory: mixed rows
+        never cause a retraction. previous: as in `next_batch`."""
         allocated = self._allocate(wanting, [], previous, now)
         return allocated[0] if allocated is not None else None
 
@@ -134,8 +134,9 @@ class DecodeScheduler:
 
 
 def _wants_token(request: Request) -> bool:
-    """True if a token is missing that is not in flight. A constraint needs the last token, so it waits for that one;
-    and nobody knows how many tokens a draft brings before its step has ended."""
+    """True if a token is missing that is not in flight. A request with a constraint waits for the token in flight,
+    because the constraint needs it; so does one with a draft, because only the end of its step says how many tokens
+    the draft brings."""
     if request.num_drafted or (request.constraint is not None and request.num_output_placeholders):
         return False
     num_known = len(request.token_ids) + request.num_output_placeholders

@@ -1,4 +1,4 @@
-"""Limits: refuses at once what cannot be served (lengths, beams, a full queue), and says what leases may hold."""
+"""Limits: refuses at once what cannot be served (lengths, beams, a full queue), and sets the budget of leases."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .sampling_params import SamplingParams
 
 
 def check_lengths(request: Request, prompt_len: int, context: int, allocator: Allocator) -> int:
-    """How many tokens a request may generate: max_new_tokens, or what context and pool leave if that is None; not more
-    than the longest output that its constraint allows.
+    """Return how many tokens a request may generate: max_new_tokens, or what context and pool leave if that is None;
+    not more than the longest output that its constraint allows.
 
     Raises RequestRefused if the prompt, or prompt and output, can never fit, or if no such output is short enough.
     """
@@ -125,8 +125,8 @@ def check_beam_limits(sampling: SamplingParams, *, max_beam_width: int, rows: in
 def check_queue(spec: RequestSpec, queued: int, config: SchedulerConfig) -> None:
     """Raises RequestRefused if the queue is full: 429, or 400 for more sequences than an empty queue holds.
 
-    Continuations may exceed its limit by the number of leases: whoever comes back for a lease is not locked out by
-    newcomers.
+    Continuations may exceed its limit by the number of leases, so that newcomers cannot lock out a client that comes
+    back for a lease.
 
     queued: sequences that wait for admission or for their parent.
     """
@@ -190,7 +190,7 @@ def kv_cache_damaged() -> RequestRefused:
 
 
 def lease_budget(config: SchedulerConfig, allocator: Allocator) -> LeaseBudget:
-    """What leases may hold of the pool, all of them and one client's."""
+    """The share of the pool that leases may hold: all leases together, and those of one client."""
     max_tokens = int(config.max_leased_ratio * allocator.total_tokens)
     return LeaseBudget(
         allocator.page_size,

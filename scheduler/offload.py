@@ -61,9 +61,9 @@ class OffloadScheduler:
         self._readers: dict[int, list[Request]] = {}
         """Requests that wait for a read or a query, by its fence."""
         self._deferred: deque[Request] = deque()
-        """Requests whose read has not begun, because other reads take up the host's free pages."""
+        """Requests with a read that has not begun, because other reads take up the host's free pages."""
         self._late: set[int] = set()
-        """Reads and queries whose requests timed out, and that have not ended."""
+        """Reads and queries that are still under way although their requests timed out."""
 
     @property
     def num_waiting(self) -> int:
@@ -112,7 +112,7 @@ class OffloadScheduler:
         self._begin_deferred_reads(now)
 
     def stats(self) -> tuple[TierStats, ...]:
-        """Of each tier below the device, the host first."""
+        """The figures of each tier below the device, the host first."""
         host = self._memory.tier
         if host is None:
             return ()

@@ -1,4 +1,4 @@
-"""What clients hear of a request: what was found of it, how it ended, what is kept of it then. Plain data."""
+"""A request's outcome for its client: cached tokens found, finish reason, KV retained after the end. Plain data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class FoundTokens(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     device: int = 0
     host: int = 0
     disk: int = 0
-    """They went to the host on this request's account, and from there on."""
+    """Read from disk to the host for this request, then loaded to the device."""
     remote: int = 0
-    """As ``disk``."""
+    """As ``disk``, from a remote store."""
 
     @property
     def below_device(self) -> int:
@@ -42,14 +42,14 @@ class FoundTokens(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class DraftCounts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What speculation did: for one sequence, or for all."""
+    """Speculation counts: of one sequence, or of all."""
 
     verified: int = 0
     """Steps that verified a draft."""
     drafted: int = 0
     """Tokens in these drafts."""
     accepted: int = 0
-    """Of them, in the output."""
+    """Drafted tokens that are in the output."""
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
         return DraftCounts(self.verified + other.verified, self.drafted + other.drafted, self.accepted + other.accepted)
@@ -71,9 +71,9 @@ class Retained:
 
 
 class ContextOverflow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How much too long a request is, in tokens, for APIs that have words of their own for it.
+    """How much too long a request is, in tokens, for APIs with their own wording of this error.
 
-    prompt: its length; with ``at_least``, a lower bound, where nobody counted further. output: the length that was
+    prompt: its length; with ``at_least``, a lower bound, because counting stopped there. output: the length that was
     asked for; 0 where the prompt alone is too long.
     """
 

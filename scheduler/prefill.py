@@ -2,7 +2,7 @@
 
 A prompt longer than the step's token budget is computed in chunks; only one request at a time is in that state. A
 request enters only if its whole prompt fits beside what the running ones are expected to still need (`DecodeReserve`).
-The policy says who is tried first, who had better wait, and for whom a lease may break.
+The policy decides which request is tried first, which had better wait, and for which a lease may break.
 
 A mixed step (--enable-mixed-chunk) also computes one token for each running request, so that prompts and decodes share
 one pass over the weights (after SGLang's mixed chunked prefill).
@@ -80,7 +80,7 @@ class ExtendStep:
 
 
 class PrefillScheduler:
-    """Forms extend batches. Owns the one request whose prompt is partly computed (``prefilling``)."""
+    """Forms extend batches. Owns the one request with a partly computed prompt (``prefilling``)."""
 
     def __init__(
         self, memory: KVMemory, policy: SchedulePolicy, reserve: DecodeReserve, config: SchedulerConfig
@@ -95,21 +95,21 @@ class PrefillScheduler:
         self.prefilling: Request | None = None
 
     def stop_prefilling(self, request: Request) -> bool:
-        """Let go of the request if its prompt is the one that is partly computed; False if it is not."""
+        """Drop the request from ``prefilling``; False if another request, or none, is prefilling."""
         if request is not self.prefilling:
             return False
         self.prefilling = None
         return True
 
     def resume_prefilling(self, request: Request | None) -> None:
-        """Compute the rest of this request's prompt next; None: of no request."""
+        """Compute the rest of this request's prompt next; None leaves no prompt partly computed."""
         self.prefilling = request
 
     def next_batch(
         self, waiting: WaitingQueue, decode: DecodeScheduler, in_flight: list[PlannedStep], *, step_id: int, now: float
     ) -> PlannedStep | None:
-        """The next extend step, or None. Admitted requests leave ``waiting``; those whose last known token this step
-        computes join ``decode.running``."""
+        """Form the next extend step; None if there is none. Admitted requests leave ``waiting``; when the step computes
+        a request's last known token, the request joins ``decode.running``."""
         running = decode.running
         wanting = decode.wanting() if self._mixes else []
         mixes = self._mixes and 2 * len(wanting) <= self._chunk_size
@@ -183,7 +183,7 @@ class PrefillScheduler:
         waiting.remove_requests(admitted)
 
     def _order(self, waiting: list[Request], now: float) -> tuple[list[Request], Request | None]:
-        """As the policy has it, with the request that is overdue."""
+        """The waiting requests in the policy's order, and the overdue request, if any."""
         try:
             return self._policy.order(waiting, now), self._policy.overdue
         except Exception:

@@ -1,4 +1,4 @@
-"""What happens after an exception in the middle of a decision: the request that it came from ends, the others go on.
+"""Recovery from an exception in the middle of a decision: the request at fault ends, all others continue.
 
 An exception leaves state half changed: a request that is in no queue, a lock without a holder, a page without an owner,
 a step that was never formed. So nothing is undone step by step. Instead the live requests, the leases, the structure of
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def request_failed(error: Exception) -> RequestRefused:
-    """What the client of a request at fault hears."""
+    """The error for the client of a request at fault."""
     return RequestRefused(
         f"this request failed inside the server ({type(error).__name__}); other requests are not affected. Send it "
         "again, and report it if it fails again",
@@ -54,7 +54,7 @@ def request_failed(error: Exception) -> RequestRefused:
 
 
 class Recovery:
-    """Owns nothing: it puts right what others own."""
+    """Owns nothing: it repairs the state of the other components."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Recovery:
         """End the live requests at fault, siblings and waiting children included, and put everything else right.
 
         steps: in flight, each with the requests that its result has reached already. closed: gets the serials that a
-        step has opened. events: gets the ends. After an exception in here there is `end_all`.
+        step has opened. events: gets the ends. If this raises, call `end_all`.
         """
         self._end_families(at_fault, refusal, closed, events)
         flying = {request for request in self._live if _rewind(request, steps)}
@@ -121,7 +121,7 @@ class Recovery:
     def _end_families(
         self, at_fault: Sequence[Request], refusal: RequestRefused, closed: list[int], events: list[RequestEvent]
     ) -> None:
-        """End the live ones of these requests, their siblings, and all that cannot go on, with or without them."""
+        """End the live ones of these requests, their siblings, and every request that cannot continue."""
         rids = dict.fromkeys(request.rid for request in at_fault)
         doomed = {request: refusal for rid in rids for request in self._live.siblings_of(rid)}
         self._find_lost(doomed, refusal)
@@ -132,8 +132,8 @@ class Recovery:
             self._find_lost(doomed, refusal)
 
     def _find_lost(self, doomed: dict[Request, RequestRefused], refusal: RequestRefused) -> None:
-        """Add the live requests that cannot go on: half ended, not begun, holding what is not theirs, or waiting for a
-        parent that is gone."""
+        """Add the live requests that cannot continue: half ended, not begun, with KV that is not theirs, or waiting for
+        a parent that is gone."""
         for request in self._live:
             if request not in doomed and self._is_lost(request):
                 doomed |= dict.fromkeys(self._live.siblings_of(request.rid), refusal)
@@ -162,7 +162,7 @@ class Recovery:
         return not is_sound(self._memory.cache, request.kv)
 
     def _end(self, request: Request, refusal: RequestRefused, closed: list[int]) -> RequestEvent:
-        """Take a request out of everything, whatever of it is there. What it holds is found and freed by `_recount`."""
+        """Remove a request from every queue and table. `_recount` finds and frees the memory that it holds."""
         request.fail(refusal.message)
         self._waiting.discard_request(request)
         self._offload.discard_loading(request)
@@ -180,7 +180,7 @@ class Recovery:
         return RequestEvent(request, finish=request.finish, refusal=refusal)
 
     def _place(self, flying: set[Request]) -> None:
-        """Every live request is in one place, and nothing else is in any. flying: those that are in a step."""
+        """Put every live request in exactly one queue or set, and remove all others. flying: requests in a step."""
         live = set(self._live)
         self._decode.keep_running(lambda r: r in live and (r in flying or _is_computed(r)))
         prefilling = self._prefill.prefilling
@@ -208,7 +208,7 @@ class Recovery:
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def _recount(self, in_flight: Sequence[PlannedStep], now: float) -> None:
-        """Derive locks, leases, rows, pages and fences from those that hold them. Raises InvariantError."""
+        """Derive locks, leases, rows, pages and fences from their holders. Raises InvariantError."""
         memory, cache = self._memory, self._memory.cache
         holders = [request for request in self._live if request.kv is not None]
         for lease in memory.leases.live():
@@ -242,8 +242,9 @@ class Recovery:
         self._recount_pages(sequences, [self._beams.pages(r) for r in holders if r.beam_kv is not None], list(fences))
 
     def _recount_host(self) -> None:
-        """Count the host tier anew. Where that does not add up, or nobody knows whether a copy was made, its copies are
-        given up, and nobody fails. Raises InvariantError where a load ended by half, which requests may have read."""
+        """Recount the host tier. Where the count does not add up, or it is unknown whether a copy was made, drop its
+        copies; no request fails for that. Raises InvariantError where a load was left half done: requests may have
+        read from it."""
         tier, tree = self._memory.tier, self._memory.cache.tree
         if tier is None:
             return
@@ -302,7 +303,7 @@ def _is_computed(request: Request) -> bool:
 
 
 def _try(forget: Callable[[], None]) -> None:
-    """What is left behind is no more than a name; the request ends all the same."""
+    """Call ``forget``; log an exception, which leaves only a stale table entry: the request ends all the same."""
     try:
         forget()
     except Exception:

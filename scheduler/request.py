@@ -4,7 +4,7 @@
     loading ──disk───────────▶ ▲                                             │
                                └────────────────── retract ──────────────────┘
 
-Only a continuation whose parent still runs is ever parked. Only a request that finds KV on disk is ever loading.
+Only a continuation of a running parent is ever parked. Only a request that finds KV in a store is ever loading.
 
 Lengths of a sequence, always committed_len <= scheduled_len <= len(token_ids) + num_output_placeholders:
 
@@ -59,11 +59,11 @@ class Inheritance:
     trimmed_tokens: int = 0
     """Tokens of the parent's matched stop that were left out."""
     recomputed_tokens: int = 0
-    """Inherited tokens whose KV must be computed again; set at the first admission."""
+    """Inherited tokens without cached KV, which are computed again; set at the first admission."""
     lease: Lease | None = None
     """The lease it has claimed; None from admission on."""
     took_over: bool = False
-    """Its KV, or a copy of it, is what the request was opened with: nothing was looked up."""
+    """True if the request was opened with the lease's KV or a copy of it, without a look-up in the tree."""
     keep_parent: bool = False
     parent: tuple[str, int] | None = None
     """Rid and index of the parent, where it is known."""
@@ -90,13 +90,13 @@ class Inheritance:
 
 @dataclass(slots=True)
 class Loading:
-    """What a request waits for, or has waited for, of the stores behind the host."""
+    """A request's reads from the stores behind the host: those under way and those made."""
 
     reads: int = 0
     asked: bool = False
     """True once a store has been asked what it has."""
     deadline: float = math.inf
-    """When it goes on without."""
+    """When the request stops waiting and computes the missing part."""
     brought: dict[str, int] = field(default_factory=dict)
     """Tokens that came to the host, by store."""
 
@@ -179,7 +179,7 @@ class Request:
         self.max_new_tokens = 0
         """sampling.max_new_tokens, or what the context leaves when that is None."""
         self.logprob_next = 0
-        """Next prompt position whose logprob is still owed; prompt_len when none is. Position 0 never has one."""
+        """Next prompt position that still lacks a requested logprob; prompt_len when none does. Position 0 has none."""
         self.status = RequestStatus.PARKED
         self.inheritance: Inheritance | None = None
         """Set for a continuation once its parent's tokens are known."""
@@ -192,9 +192,9 @@ class Request:
         self.num_drafted = 0  # guesses of a step in flight: counted in scheduled_len, and as placeholders
         self.drafts = NO_DRAFTS
         self.prefix_node: TreeNode | None = None
-        """A node that its tokens match whole, found while it waits; the next look-up goes on from there."""
+        """A node that its tokens match whole, found while it waits; the next look-up starts there."""
         self.found = FoundTokens()
-        """What the first admission found in the cache."""
+        """Cached tokens that the first admission found, by tier."""
         self.loading = Loading()
         self.queried = False  # True once what was found is counted; a retracted request is not counted again
         self.beams: BeamGroup | None = None
@@ -233,7 +233,7 @@ class Request:
             self.logprob_next = max(self.logprob_next, min(length + 1, self.prompt_len))
 
     def fail(self, message: str) -> None:
-        """End with an error, whatever state it is in. It lets go of all that it holds; the pools are recounted."""
+        """End with an error, whatever state it is in. It drops all that it holds; the pools are recounted."""
         self.finish = FinishReason(type="abort", message=message)
         self.status = RequestStatus.FINISHED
         self.kv = self.beam_kv = None
@@ -257,7 +257,7 @@ class Request:
         self.held_kv.length = max(scheduled_len, self.held_kv.tree_len)
 
     def rewind_beams(self, num_steps: int) -> None:
-        """As `rewind`, of a search whose prompt is computed: so many steps in flight compute its beams."""
+        """As `rewind`, for a search with a computed prompt: ``num_steps`` steps in flight compute its beams."""
         self.num_output_placeholders = num_steps
         if not num_steps:
             self.held_beams.length = self.held_beams.committed
@@ -275,13 +275,13 @@ class Request:
 
     @property
     def held_beams(self) -> BeamKV:
-        """``beam_kv`` of a search whose prompt is computed."""
+        """``beam_kv`` of a search with a computed prompt."""
         assert self.beam_kv is not None, f"{self} has no beams yet"
         return self.beam_kv
 
     @property
     def num_computed_beam_tokens(self) -> int:
-        """Generated tokens of each beam whose KV is computed, or being computed."""
+        """Generated tokens of each beam that have KV, or get it from a step in flight."""
         return self.beam_kv.length - self.prompt_len if self.beam_kv is not None else 0
 
     @property
@@ -313,13 +313,13 @@ class Request:
         return n if retain_n is None else min(retain_n, n)
 
     def lease_terms(self, now: float, *, awaited: bool = False) -> LeaseTerms:
-        """How it asks for a lease at its end. awaited: a request waits to go on from it."""
+        """The terms of its lease at its end. awaited: a parked request will continue it."""
         kept = KeptTurn(Worth.RETURNED if awaited else self.worth, self.job, self.expected_until)
         return LeaseTerms(now + self.retain_ttl, now, self.spec.client, kept)
 
     @property
     def worth(self) -> Worth:
-        """How likely it is gone on from once it has ended."""
+        """How likely it is to be continued once it has ended."""
         if self.inheritance is not None or (self.job is not None and self.job.returns):
             return Worth.RETURNED
         return Worth.FIRST_TURN if self.spec.unasked else Worth.ASKED_FOR
@@ -352,8 +352,8 @@ class RequestEvent:
 
     row: row of the batch that the tokens came from, -1 when there is none (abort). token_ids: the row's new tokens up
     to the one that ended the request.
-    refusal: set if the request ended before it began, because its parent cannot be continued, or if what was computed
-    for it is worth nothing; ``finish`` is set too.
+    refusal: set if the request ended before it began, because its parent cannot be continued, or if its output is
+    invalid; ``finish`` is set too.
     """
 
     request: Request

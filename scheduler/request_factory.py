@@ -22,14 +22,14 @@ class RequestFactory:
         self._config = config
         self._allocator = allocator
         self._endings = endings
-        # Whoever starts a worker draws its seed (entrypoints); nothing is drawn here.
+        # The entrypoint that starts a worker draws its seed; nothing is drawn here.
         self._seeds = np.random.default_rng(config.random_seed or 0)
         self._num_requests = 0
 
     def make(
         self, spec: RequestSpec, now: float, own_ids: np.ndarray | None, constraint: Constraint | None
     ) -> list[Request]:
-        """Make ``spec.sampling.num_requests`` sequences, whose prompt may not be known yet. Raises RequestRefused for a
+        """Make ``spec.sampling.num_requests`` sequences; their prompt may not be known yet. Raises RequestRefused for a
         beam width, or a number of logprobs, that can never be served."""
         config = self._config
         check_logprob_limit(spec.logprobs, config.max_logprobs)

@@ -1,8 +1,8 @@
 """A client's request as one plain struct: it crosses the wire, and the scheduler takes it as it is.
 
-A new field touches three files: this one, its reader in entrypoints/, and whoever acts on it (CONTRIBUTING.md). Names
-(of an item trie) and computed values (the suffix of a continuation whose parent ended within a token) are resolved into
-the live `Request`.
+A new field touches three files: this one, its reader in entrypoints/, and the one that acts on it (CONTRIBUTING.md).
+Names (of an item trie) and computed values (the suffix of a continuation after a parent that ended within a token)
+are resolved into the live `Request`.
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ class ContinuationSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Predecessor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A finished request whose tokens this one's prompt may begin with, as those of a conversation's last turn. Where
-    they do, it is continued; otherwise, whatever became of it, the prompt stands by itself. index: which sample."""
+    """A finished request that may be the start of this one's prompt, such as a conversation's last turn. If the prompt
+    does begin with its tokens, it is continued; otherwise, or if it is unknown, the prompt stands by itself. index:
+    which sample."""
 
     rid: str
     index: int = 0
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Generate"):
-    """One prompt to continue, by ``sampling.num_requests`` sequences.
+    """One prompt, continued by ``sampling.num_requests`` sequences.
 
     input_ids: packed int32, the prompt, empty until it is tokenised; of a continuation only what follows the parent's
     tokens.
@@ -69,18 +70,18 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     namespace: requests of different namespaces share no cache.
     logprobs: None for none.
     returns_prompt: its first output brings the ids of the whole prompt, the parent's included.
-    predecessor: who may have computed the beginning of the prompt; not with a continuation.
+    predecessor: a request that may have computed the beginning of the prompt; not with a continuation.
     retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
     retain_n: how many of the n sequences (the first, or the best) stay leased; None for all.
     banned: token sequences that no output may hold, from ``sampling.bad_words``; empty until they are tokenised.
-    client: whose request it is, as far as known, for the budgets per client; "" if nobody can tell.
+    client: the client's name as far as it is known, for the budgets per client; "" if it is unknown.
     priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
-    job_id: the job that it is a step of: an agent's, whose tools run between its steps; None for none.
+    job_id: the job that it is a step of: an agent's work, with tools that run between its steps; None for none.
     is_last_step: nothing of the job follows; all that is kept for it is given up when this ends.
     unasked: its client asked for no lease and named no job; where it has them, they are the server's doing.
-    no_reuse_from: once it has ended, nobody asks for more than so many of its tokens again, prompt and output; None if
-    that is not known.
-    clamps_output: ``sampling.max_new_tokens`` is a default, and gives way where the context leaves less.
+    no_reuse_from: once it has ended, no later request reuses more than this many of its tokens, prompt and output;
+    None if that is not known.
+    clamps_output: ``sampling.max_new_tokens`` is a default, lowered where the context leaves less.
     """
 
     rid: str

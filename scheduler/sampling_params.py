@@ -11,7 +11,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 MAX_TEMPERATURE = 1e30
-"""Every logit is divided by it in float32, where anything over 3.4e38 is infinite."""
+"""Every logit is divided by the temperature in float32, where anything over 3.4e38 is infinite."""
 
 GREEDY_TEMPERATURE = 1e-6
 """Below this a temperature counts as 0, as in SGLang."""
@@ -20,19 +20,19 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-6, 1e6
 """Logits are divided or multiplied by it in float32, where the smallest are 1.2e-38 and the largest 3.4e38."""
 
 MAX_INT = 2**63 - 1
-"""Whole numbers cross the processes in 64 bits."""
+"""Integers cross process borders in 64 bits."""
 
 MIN_SEED, MAX_SEED = -MAX_INT - 1, MAX_INT
 """Sample i of n adds i. Noise is made of the sum's 64 bits, so a negative seed is one like any other."""
 
 MAX_BIAS = 100.0
-"""Of one token, either way, as in OpenAI's API."""
+"""Limit of one token's bias in either direction, as in OpenAI's API."""
 
 MAX_SEQUENCES = 512
 """The largest n and beam_width."""
 
 MAX_STOP_TOKEN_IDS = 1024
-"""Each step looks them up, or bans them."""
+"""Each step looks the ids up, or bans them."""
 
 MAX_STOPS, MAX_STOP_CHARS = 128, 16_384
 """Stop strings, and their characters together: each token of each sequence is searched for every one, in two processes.
@@ -46,17 +46,17 @@ MAX_LOGIT_BIAS = 1024
 """Entries. They are gathered whenever the sequences that sample together change, a beam search's in each step."""
 
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 128, 4096
-"""Words, and their characters together. They are tokenised at the door, and compared with the output in each step."""
+"""Words, and their characters together. They are tokenised on arrival, and compared with the output in each step."""
 
 MAX_ALLOWED_TOKEN_IDS = 16_384
-"""Each step of the request uploads them."""
+"""Each step of the request uploads the ids."""
 
 MAX_NAME_CHARS = 128
-"""Of an item trie; none has a longer one."""
+"""Longest name of an item trie."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Sampling parameters of one request. Raises ValueError naming the field, the value and the fix.
+    """Sampling parameters of one request. A bad value raises ValueError with the field, the value and the fix.
 
     max_new_tokens: tokens to generate at most; None means "up to the context length", 0 computes the prompt only.
     min_new_tokens: until that many are generated, eos, stop ids and stop strings cannot end the request.
@@ -66,7 +66,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_regex: regular expressions, in RE2's syntax, that end the output where they match; the match stays in the text.
     stop_token_ids: ids that end the output like eos does (``ignore_eos`` leaves them active).
     logit_bias: token id -> value in [-MAX_BIAS, MAX_BIAS] added to its logit.
-    bad_words: texts whose tokens, with a space before them or without, never come one after the other.
+    bad_words: texts to ban; the token sequence of each, with or without a leading space, never occurs in the output.
     seed: same seed, same prompt -> same tokens, whatever else is in the batch. None: drawn by the server.
     n: independent samples; sample ``i`` uses ``seed + i``. With a beam search: how many of its sequences are returned.
     beam_width: search for the likeliest sequences, with this many beams, instead of sampling; None samples.
@@ -74,7 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     early_stopping: True ends the search when beam_width sequences have finished, False when the best running one is not
     expected to beat the worst finished one, "never" when it cannot; all as transformers defines them.
     allowed_token_ids: the only ids that may be sampled, eos among them or not; empty for all.
-    item_trie: name of the trie whose items are the only outputs; the end of an item ends the output, eos does not.
+    item_trie: name of a trie; its items are the only outputs. The end of an item ends the output, eos does not.
     """
 
     max_new_tokens: int | None = 128

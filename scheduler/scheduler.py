@@ -77,8 +77,8 @@ from .stats import SchedulerCounters, SchedulerStats, take_stats
 logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 3
-"""So many turns in a row may fail for a reason that is no single request's: the first costs nobody anything, the second
-ends what runs, the third all that is there. One more means that the scheduler itself is broken."""
+"""Turns in a row that may fail for a reason that no single request causes: the first ends no request, the second ends
+the running ones, the third all of them. One more means that the scheduler itself is broken."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,8 +95,9 @@ class EndedJob:
 class Scheduler:
     """Owns the queues. ``eos_token_ids`` end a request unless it sets ignore_eos.
 
-    No exception about a request leaves it, but RequestRefused: the request ends with an error, and the others go on
-    (recovery.py). Every end is in the events of the call that it came with, or in `take_events`.
+    RequestRefused is the only exception about a request that leaves it; on any other, the request ends with an error
+    and all others continue (recovery.py). The call that ends a request returns the end as an event; `take_events`
+    returns the rest.
     """
 
     def __init__(
@@ -148,9 +149,9 @@ class Scheduler:
             self._speculation,
         )
         self._events: list[RequestEvent] = []
-        """Those that no call has returned yet."""
+        """Events that no call has returned yet."""
         self._processing: tuple[PlannedStep, set[Request]] | None = None
-        """The step whose result is being processed, and the requests that have theirs."""
+        """The step with the result that is being processed, and the requests that are done with it."""
         self._faults_in_a_row = 0
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []  # serials of ended sequences; the next step tells the step runner of them
@@ -195,14 +196,14 @@ class Scheduler:
         return list(requests)
 
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
-        """Give the sequences of one rid their prompt, and what their parent left. Raises RequestRefused."""
+        """Give the sequences of one rid their prompt and their inheritance. Raises RequestRefused."""
         self._factory.begin(children, handover.prompt)
         self._continuations.hand_over(children, handover, now)
 
     def _wake_children(
         self, parent: Request, samples: dict[int, SampleRecord], now: float
     ) -> list[tuple[Request, RequestRefused]]:
-        """Queue the parked children of a parent that has ended. Returns those that cannot go on, and why."""
+        """Queue the parked children of a parent that has ended. Returns those that cannot continue, and why."""
         woken: list[Request] = []
         refused: list[tuple[Request, RequestRefused]] = []
         for children, handover in self._continuations.take_children(parent, samples):
@@ -229,7 +230,7 @@ class Scheduler:
         return self._abort_and_take(self.live_requests, now, message)
 
     def time_out(self, now: float) -> list[RequestEvent]:
-        """End the requests that have been here for longer than the server allows."""
+        """End the requests that are older than --request-timeout."""
         if not (limit := self._config.request_timeout) or not (late := self._live.rids_before(now - limit)):
             return []
         refusal = timed_out(limit)
@@ -239,13 +240,13 @@ class Scheduler:
         return events
 
     def contain(self, error: Exception, at_fault: Sequence[Request], now: float) -> list[RequestEvent]:
-        """End requests because of an exception in what was done for them outside, with an error for their clients, and
-        put right whatever it left half done here."""
+        """End requests after an exception outside the scheduler that they caused, with an error for their clients, and
+        repair any state that it left half changed here."""
         self._recover(error, at_fault, now)
         return self.take_events()
 
     def take_events(self) -> list[RequestEvent]:
-        """The ends that the calls before have not returned: of requests that failed while others were at work."""
+        """Return the events that earlier calls have not returned: ends of requests that failed meanwhile."""
         events, self._events = self._events, []
         return events
 
@@ -254,7 +255,7 @@ class Scheduler:
         return self.take_events()
 
     def _abort_each(self, requests: Sequence[Request], now: float, message: str) -> list[RequestEvent]:
-        """End every sequence of the rids of these requests. The events wait for whoever returns them."""
+        """End every sequence of the rids of these requests. The events stay in ``_events`` for the caller to take."""
         first, reason = len(self._events), FinishReason(type="abort", message=message)
         for rid in dict.fromkeys(request.rid for request in requests):
             try:
@@ -265,8 +266,8 @@ class Scheduler:
         return self._events[first:]
 
     def _refuse(self, requests: list[Request], refusal: RequestRefused, now: float) -> None:
-        """End requests, siblings included, whose output is worth nothing: their clients get an error. Those that have
-        ended already are passed over."""
+        """End requests with invalid output, siblings included; their clients get an error. Skips those that have ended
+        already."""
         rids = {request.rid for request in requests if request.finish is None}
         events = self._abort_each([request for request in requests if request.rid in rids], now, refusal.message)
         for event in events:
@@ -274,7 +275,7 @@ class Scheduler:
                 event.refusal = refusal
 
     def _recover(self, error: BaseException | None, at_fault: Sequence[Request], now: float) -> None:
-        """An exception left something half done: end the requests at fault, and put the rest right."""
+        """Recover from an exception that left state half changed: end the requests at fault, repair the rest."""
         rids = ", ".join(sorted({request.rid for request in at_fault}))[:200] or "no request in particular"
         logger.error("an exception while %s was handled; it is contained", rids, exc_info=error)
         shown = error if isinstance(error, Exception) else RuntimeError()
@@ -370,7 +371,7 @@ class Scheduler:
         return step.batch
 
     def _form_step(self, now: float) -> PlannedStep | None:
-        """Everything that a step changes of requests is done, or the step does not count: see recovery.py."""
+        """Form a step. An exception halfway discards the step, and recovery.py undoes its changes to requests."""
         self._cache_statistics.advance(now)
         self._leases.expire(now)
         try:
@@ -398,7 +399,7 @@ class Scheduler:
         return step
 
     def _decode_is_due(self) -> bool:
-        """After a chunk of a long prompt, and after some extends in a row: running requests then get a token."""
+        """True after a chunk of a long prompt, or after several extends in a row: running requests then get a token."""
         most = self._config.decode_interval if self._prefill.prefilling is None else 1
         return self._extends_in_a_row >= most and bool(self._decode.running)
 
@@ -500,12 +501,12 @@ class Scheduler:
         self._nonfinite_guard.drop_kv(spoiled)
 
     def _drop_news(self, request: Request) -> None:
-        """A live request is about to fail: its client gets an error, and no token before it."""
+        """Drop the events of a request that is about to fail: its client gets only the error."""
         if request.finish is None:
             self._events = [event for event in self._events if event.request is not request]
 
     def _end_step(self, step: PlannedStep, now: float) -> None:
-        """A step has ended, well or not: what waited for it is free."""
+        """Close the fence of a step that ended or failed, which frees the pages that waited for it."""
         self._processing = None
         try:
             self._memory.close_fence(step.fence)
@@ -539,20 +540,20 @@ class Scheduler:
         return self._offload.take_orders(now)
 
     def finish_copy(self, fence: int, ok: bool, now: float, seconds: float = 0.0) -> list[RequestEvent]:
-        """A copy between device and host has been made, or has failed. Returns the ends of requests whose KV a failed
-        load did not bring. ``seconds``: how long the copy itself took. Call it once for each copy."""
+        """Take note that a copy between device and host has ended, well or not. Call it once for each copy. Returns the
+        ends of requests that a failed load left without their KV. ``seconds``: duration of the copy itself."""
         self._refuse(self._offload.finish_copy(fence, ok, seconds), kv_load_failed(), now)
         return self.take_events()
 
     def finish_block_order(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
         """An order to a store has ended, with ``blocks`` blocks done; requests that wait for it queue for admission.
-        ``seconds``: how long the order itself took."""
+        ``seconds``: duration of the order itself."""
         self._offload.finish_block_order(fence, blocks, now, seconds)
 
     # -- leases and continuations -------------------------------------------------------------------------------------
 
     def expire_leases(self, now: float) -> None:
-        """Give up the leases whose deadline has passed. `next_batch` does this too."""
+        """Release the leases that are past their deadline. `next_batch` does this too."""
         self._leases.expire(now)
 
     @property
@@ -615,12 +616,12 @@ class Scheduler:
     def describe_jobs(
         self, namespace: str | None, job_id: str | None, now: float, prefix: str = ""
     ) -> list[dict[str, Any]]:
-        """For JSON: the jobs of a namespace (None: of all) whose ids begin with ``prefix``, or the one of this id; see
-        jobs/report.py."""
+        """Describe jobs for JSON: those of a namespace (None: of all) with ids that begin with ``prefix``, or the one
+        of this id; see jobs/report.py."""
         return self._pins.describe_jobs(namespace, job_id, now, prefix)
 
     def unended_jobs(self) -> list[Job]:
-        """Jobs that are not over, or that still have open requests; the one heard of last comes first."""
+        """Jobs that are not over, or that still have open requests; the most recently active comes first."""
         return self._pins.unended_jobs()
 
     def trace_jobs(self) -> None:
@@ -681,7 +682,7 @@ class Scheduler:
         check_invariants(self._memory, self._beams, self.live_requests)
 
     def flush_cache(self) -> bool:
-        """Forget every cached prefix, leased ones too, and what was said. False, and nothing happens, unless idle."""
+        """Forget all cached prefixes, leased ones too, and the past outputs. False, and no change, unless idle."""
         if not self.is_idle:
             return False
         self._leases.break_all()
@@ -706,7 +707,7 @@ class Scheduler:
     # -- statistics ---------------------------------------------------------------------------------------------------
 
     def advance_statistics(self, now: float) -> None:
-        """Let the windows of the cache's statistics move on. Call it once a turn, before the cache changes."""
+        """Advance the windows of the cache's statistics. Call it once a turn, before the cache changes."""
         self._cache_statistics.advance(now)
 
     @property
@@ -718,7 +719,7 @@ class Scheduler:
         return self._cache_statistics.since_reset()
 
     def reset_cache_statistics(self) -> None:
-        """Count anew, in `cache_stats_since_reset` and the windows."""
+        """Set `cache_stats_since_reset` and the windows back to zero."""
         self._cache_statistics.reset()
 
     def packed_tick_times(self) -> tuple[bytes, bytes]:

@@ -57,7 +57,7 @@ class CopyStats:
 
     tokens: int = 0
     seconds: float = 0.0
-    """That they took themselves, one after the other."""
+    """Duration of the copies themselves, summed."""
     tokens_per_s: float | None = None
     """Measured lately; None until enough has been copied."""
     failed_tokens: int = 0
@@ -72,22 +72,22 @@ class TierStats:
     total_tokens: int | None = 0
     """None, here and in the next two, for a store that does not know how full it is."""
     used_tokens: int | None = 0
-    """Of prefixes that have a copy, or are being stored. Of a disk: of all blocks, earlier servers' too."""
+    """Tokens of prefixes with a copy here or being stored; on disk, of all blocks, including earlier servers'."""
     free_tokens: int | None = 0
     total_bytes: int | None = None
     """Bytes that the tier may take; None where they follow from the tokens."""
     used_bytes: int | None = None
     quarantined_tokens: int = 0
-    """Given up while a copy still touches them."""
+    """Freed, but not reusable until a copy that still touches them ends."""
     copies_under_way: int = 0
-    """Ordered, and not ended."""
+    """Copies that were ordered and have not ended."""
     evicted_tokens: int = 0
     no_room_tokens: int = 0
-    """Not stored, because nothing could give way."""
+    """Tokens not stored, because nothing could be evicted for them."""
     stores: CopyStats = field(default_factory=CopyStats)
-    """To this tier."""
+    """Copies to this tier."""
     loads: CopyStats = field(default_factory=CopyStats)
-    """From this tier."""
+    """Copies from this tier."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,21 +95,21 @@ class JobStats:
     """Since start. A hit is a pin that the job's next step took over; slot-seconds are tokens × seconds under pins."""
 
     jobs: int = 0
-    """Known now."""
+    """Jobs known now."""
     pins: int = 0
     hits: int = 0
     expired: int = 0
     broken: int = 0
     released: int = 0
     demoted: int = 0
-    """Of those that expired or broke: with a copy on a tier below the device."""
+    """Expired or broken pins with a copy on a tier below the device."""
     slot_seconds: float = 0.0
     saved_tokens: int = 0
-    """Of pins that were taken over: not computed again."""
+    """Tokens that were not computed again, because a pin was taken over."""
     returned_tokens: int = 0
-    """Pinned when the job's next step arrived."""
+    """Tokens that were pinned when the job's next step arrived."""
     returned_hit_tokens: int = 0
-    """Of these, what that step found in the cache: less where a template drops what the model thought."""
+    """Returned tokens that the step found in the cache; fewer where a template drops the model's reasoning."""
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -139,7 +139,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     failed_requests: int = 0
     steps: int = 0
     longest_gap: int = 0
-    """In steps: between two tokens of a running request, since start."""
+    """Most steps between two tokens of a running request, since start."""
     quarantined_tokens: int = 0
     open_fences: int = 0
     """Steps and copies that have not ended."""
@@ -148,13 +148,13 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prefill_tokens_per_s: float | None = None
     """Measured lately; None until enough has been computed."""
     bytes_per_token: int = 0
-    """Of KV, on every tier; 0 where nobody said."""
+    """Bytes of KV per token, on every tier; 0 where unknown."""
     tiers: tuple[TierStats, ...] = ()
-    """Those below the device."""
+    """The tiers below the device."""
     jobs: JobStats = JobStats()
     drafts: DraftCounts = NO_DRAFTS
     computed_prompt_tokens: int = 0
-    """Of prompts, and of what was retracted."""
+    """Computed tokens of prompts, and of retracted requests."""
     output_tokens: int = 0
     """Generated; of a search, in all beams."""
     cache: CacheStats = NOT_COUNTED
@@ -174,7 +174,7 @@ def take_stats(
     drafts: DraftCounts,
     cache_stats: CacheStats,
 ) -> SchedulerStats:
-    """Put the figures of all owners together."""
+    """Build a snapshot from the figures of all owners."""
     allocator = cache.allocator
     free, evictable, protected = allocator.free_tokens, cache.evictable_tokens, cache.protected_tokens
     return SchedulerStats(

@@ -22,7 +22,7 @@ def unpack_ids(data: bytes) -> np.ndarray:
 
 class TokenMemory:
     """The memory that token buffers share. data: int32; its first ``writable`` ids may be written, and those behind
-    ``used`` belong to nobody."""
+    ``used`` are free."""
 
     __slots__ = ("data", "used", "writable")
 
@@ -32,18 +32,18 @@ class TokenMemory:
         self.writable = writable
 
     def __len__(self) -> int:
-        """Ids that it has room for, used or not; this never changes."""
+        """Capacity in ids, used or not; constant."""
         return len(self.data)
 
 
 class TokenBuffer:
-    """Token ids that only grow: amortised O(1) append, zero-copy int32 view.
+    """Append-only token ids: amortised O(1) append, zero-copy int32 view.
 
     Buffers may share memory, like slices in Go: the one that ends where the memory's used part ends appends in place,
-    any other copies first. So a child goes on in its parent's memory, at no cost that grows with the prompt. The ids
-    that a buffer begins with belong to the caller, who must not change them; the first append copies them.
+    any other copies first. So a child appends to its parent's memory, at no cost that grows with the prompt. The ids
+    that a buffer begins with belong to the caller and must not change; the first append copies them.
 
-    If `extend` needs a copy, it is put off until somebody reads the ids: thousands of children may wait for one parent,
+    If `extend` needs a copy, the copy is put off until the ids are read: thousands of children may wait for one parent,
     and each copies its prompt only when it is admitted.
     """
 
@@ -85,7 +85,7 @@ class TokenBuffer:
             self._join()
 
     def _join(self) -> None:
-        """Bring the tail into the memory. If there is no memory for a copy, nothing has changed."""
+        """Write the tail into the memory. If memory for a copy cannot be allocated, nothing has changed."""
         ids = self._tail
         assert ids is not None
         start = self._length - len(ids)
@@ -102,7 +102,7 @@ class TokenBuffer:
 
     @property
     def memory(self) -> TokenMemory:
-        """What it keeps in memory, alone or with others."""
+        """The memory that holds the ids, possibly shared with other buffers."""
         if self._tail is not None:
             self._join()
         return self._memory
@@ -132,7 +132,7 @@ class TokenBuffer:
         return memory.used == length and length + count <= memory.writable
 
     def _move(self, length: int, count: int) -> None:
-        """Go on in a copy of the first ``length`` ids, with room for ``count`` more and some to spare."""
+        """Move to a copy of the first ``length`` ids, with room for ``count`` more and some to spare."""
         capacity = length + length // 4 + 64 + count
         data = np.empty(capacity, dtype=np.int32)
         data[:length] = self._memory.data[:length]

@@ -14,7 +14,7 @@ import hashlib
 import numpy as np
 
 KEY_BYTES = 20
-"""160 bits. With 128, an attacker who computes 2^64 prompts could find two with the same key, and have one answered
+"""160 bits. With 128, computing 2^64 prompts would yield two with the same key, and an attacker could have one answered
 with the KV of the other."""
 
 

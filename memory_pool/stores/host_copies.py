@@ -13,7 +13,7 @@ Pieces that small dominate the cost: each is a miss in the caches. That leaves t
 - `copy_pages_torch`, for a GPU: gathers on the device, and takes each run of host pages in one transfer. Where there is
   a kernel for it, that is given to `HostPool` instead (runtime/kv_transfer/kernel_copies.py).
 
-None of them starts threads: a copy runs beside the model, whose threads have other work.
+None of them starts threads: a copy runs beside the model, and the model needs the cores.
 """
 
 from __future__ import annotations

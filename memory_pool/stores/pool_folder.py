@@ -75,7 +75,7 @@ class PoolFolder:
             raise
 
     def close(self) -> None:
-        """Give the folder up to the next process. What is asked for later fails with EBADF."""
+        """Release the folder for the next process. Later calls fail with EBADF."""
         descriptors, self._fd, self._lock_fd = (self._fd, self._lock_fd), -1, -1
         for fd in descriptors:
             if fd >= 0:  # not closed twice: the number may belong to another file by then

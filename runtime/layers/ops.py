@@ -92,9 +92,9 @@ class Ops:
     silu_and_mul: SiluAndMulOp
     rotate_and_store: RotateAndStoreOp
     copy_kv: CopyKVOp
-    """Within the device's memory, as fast as possible; for forks and partial pages."""
+    """Copies within the device's memory, as fast as possible; for forks and partial pages."""
     transfer_kv: CopyKVOp
-    """Between device memory and pinned host memory, on few multiprocessors, so that the others go on computing."""
+    """Between device memory and pinned host memory, on few multiprocessors, so that the others keep computing."""
     look_up: LookUpOp
     add: AddOp
 

@@ -1,4 +1,4 @@
-"""Says in the log, once, that the cache finds less than it should."""
+"""Warns in the log, once, when the hit rate of the cache falls below a threshold."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from .cache_stats import WindowStats
 logger = logging.getLogger(__name__)
 
 MIN_PROMPTS = 20
-"""In the window; of fewer prompts the rate says little."""
+"""Least prompts in the window; the rate of fewer says little."""
 
 RECOVERY = 0.1
-"""Of what the threshold lacks to 1: so far above it the rate must be before it counts as good again."""
+"""The alert ends once the rate exceeds the threshold by this share of the distance from the threshold to 1."""
 
 
 class HitRateAlert:
-    """Compares the hit rate of one window with a threshold; 0: never mind."""
+    """Compares the hit rate of one window with a threshold; 0 turns it off."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
         self.active = False
 
     def judge(self, window: WindowStats) -> None:
-        """Call when the window has moved on. It counts once it is full: an empty cache finds nothing at first."""
+        """Call when the window has advanced. Judges only a full window: an empty cache finds nothing at first."""
         if not self.threshold:
             return
         rate = window.hit_rate
         if rate is None:
-            self.active = False  # nobody asks any more
+            self.active = False  # no prompts lately
         elif window.covered_s >= window.seconds and window.prompts >= MIN_PROMPTS:
             if rate < self.threshold and not self.active:
                 self.active = True

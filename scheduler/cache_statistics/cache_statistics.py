@@ -1,4 +1,4 @@
-"""What the prefix cache is asked for, what it finds, and what it lets go: since the start or a reset, and lately."""
+"""Statistics of the prefix cache (queries, hits, evictions): since start or a reset, and over recent windows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALERT_WINDOW_S = 300
 
 
 class CacheStatistics:
-    """Puts the counts together. Time comes from the scheduler, once a turn."""
+    """Combines the counts of all sources. Time comes from the scheduler, once a turn."""
 
     def __init__(self, cache: RadixCache, hit_rate_alert: float = 0.0) -> None:
         """hit_rate_alert: as the flag."""
@@ -28,7 +28,7 @@ class CacheStatistics:
         self._windows = RollingWindows()
         self._now = 0.0
         self._began: float | None = None
-        """When something was first heard; None before."""
+        """Time of the first `advance`; None before."""
         self._reset_at: float | None = None
         self._before_reset = CacheTotals()
 
@@ -49,11 +49,11 @@ class CacheStatistics:
 
     @property
     def tick_times(self) -> TickTimes:
-        """When the cache's ticks were."""
+        """Times of the cache's ticks."""
         return self._lives.times
 
     def admitted(self, requests: Iterable[Request]) -> None:
-        """These have been admitted, for the first time."""
+        """Count requests at their first admission."""
         for request in requests:
             self._lookups.admitted(request)
 
@@ -68,7 +68,7 @@ class CacheStatistics:
         return self._snapshot(self._totals() - self._before_reset, self._now - self._reset_at)
 
     def reset(self) -> None:
-        """Count anew, in `since_reset` and the windows; the alert waits until its window is full again."""
+        """Set `since_reset` and the windows back to zero; the alert waits until its window is full again."""
         if self._began is None:
             return
         self._before_reset, self._reset_at = self._totals(), self._now
@@ -82,7 +82,7 @@ class CacheStatistics:
         return CacheStats(totals, seconds, windows, self.alert.active)
 
     def _counts(self) -> CacheTotals:
-        """Since the start, of what there are windows of."""
+        """Counts since start, for the windowed statistics."""
         lookups, lives = self._lookups, self._lives
         return CacheTotals(
             prompts=lookups.prompts,

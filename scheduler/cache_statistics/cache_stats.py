@@ -1,4 +1,4 @@
-"""What is known of the cache's use. Plain data, which crosses to the HTTP process; `describe` is what clients read."""
+"""Statistics of the cache's use as plain data, sent to the HTTP process; `describe` formats them for clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ DEPTHS = tuple(128 << k for k in range(14))
 
 
 class HitTokens(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Prompt tokens that were found, by how. No token is in two of these."""
+    """Prompt tokens found in the cache, by source. Each token counts in one field only."""
 
     handoff: int = 0
     """Taken over from a parent's lease, without a look-up."""
     fork: int = 0
-    """Taken over from a parent that runs, likewise."""
+    """Taken over from a running parent, without a look-up."""
     match: int = 0
     """Found on the device by a look-up."""
     host: int = 0
-    """Likewise on the host, and so on."""
+    """Found on the host by a look-up; ``disk`` and ``remote`` likewise."""
     disk: int = 0
     remote: int = 0
 
@@ -38,10 +38,10 @@ class HitTokens(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Buckets(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens by some value of theirs. The bounds are those of its kind, `DEPTHS` or `SECONDS`."""
+    """A histogram of tokens. The bounds are `DEPTHS` or `SECONDS`, depending on the value."""
 
     counts: tuple[int, ...] = ()
-    """Not cumulative; the last has what is above all bounds. Empty: nothing was counted."""
+    """Not cumulative; the last bucket counts tokens above all bounds. Empty: nothing was counted."""
     sum: float = 0.0
 
     @property
@@ -58,9 +58,9 @@ class CacheTotals(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counts since some time. See radix/statistics/lives.py for those of KV."""
 
     prompts: int = 0
-    """Admitted; each sample of n counts."""
+    """Admitted prompts; each sample of n counts."""
     query_tokens: int = 0
-    """In these prompts."""
+    """Tokens in these prompts."""
     hits: HitTokens = HitTokens()
     query_depth: Buckets = Buckets()
     """``query_tokens``, by their position in the prompt."""
@@ -79,17 +79,17 @@ class CacheTotals(msgspec.Struct, frozen=True, omit_defaults=True):
     reuse_gap: Buckets = Buckets()
 
     def __sub__(self, earlier: CacheTotals) -> CacheTotals:
-        """What has been counted since then."""
+        """The counts since ``earlier``."""
         mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(earlier)
         return CacheTotals(*(a - b for a, b in zip(mine, theirs)))
 
 
 class WindowStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last ``seconds``."""
+    """Counts of the last ``seconds``."""
 
     seconds: int
     covered_s: float = 0.0
-    """What there was of them: less after a start or a reset, up to a slot more otherwise."""
+    """Seconds really covered: fewer after a start or a reset, otherwise up to one slot more."""
     prompts: int = 0
     query_tokens: int = 0
     hits: HitTokens = HitTokens()
@@ -97,19 +97,19 @@ class WindowStats(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def hit_rate(self) -> float | None:
-        """None if nothing was asked for."""
+        """None without queries."""
         return rate(self.hits.total, self.query_tokens)
 
 
 class CacheStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A snapshot."""
+    """A snapshot of the cache's statistics."""
 
     totals: CacheTotals = CacheTotals()
     seconds: float = 0.0
-    """That ``totals`` is about."""
+    """The time that ``totals`` covers."""
     windows: tuple[WindowStats, ...] = ()
     alert: bool = False
-    """The hit rate is below --hit-rate-alert."""
+    """True while the hit rate is below --hit-rate-alert."""
 
 
 NOT_COUNTED = CacheStats()
@@ -120,7 +120,7 @@ def rate(part: int, whole: int) -> float | None:
 
 
 def describe(stats: CacheStats, threshold: float) -> dict[str, Any]:
-    """For JSON. threshold: --hit-rate-alert."""
+    """Format for JSON. threshold: --hit-rate-alert."""
     totals = stats.totals
     return {
         "seconds": stats.seconds,
@@ -168,7 +168,7 @@ def _window(window: WindowStats) -> dict[str, Any]:
 
 
 def _depth(totals: CacheTotals) -> list[dict[str, Any]]:
-    """By position, as far as prompts went."""
+    """Hit rate by position in the prompt, up to the longest prompt."""
     rows: list[dict[str, Any]] = []
     low = 0
     hits = totals.hit_depth.counts or (0,) * (len(DEPTHS) + 1)

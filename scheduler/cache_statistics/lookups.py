@@ -1,4 +1,4 @@
-"""What prompts asked the cache for, and what they found there: how, and how deep in the prompt."""
+"""Counts the tokens that prompts look up in the cache, and the hits by source and depth in the prompt."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ FIRST_BITS = (DEPTHS[0] - 1).bit_length()
 
 
 class Depths:
-    """Tokens by their position, where all stretches begin at a prompt's first token: O(1) for each."""
+    """Histogram of tokens by position, for prefixes of prompts: O(1) per prefix."""
 
     def __init__(self) -> None:
         self._ends = [0] * (len(DEPTHS) + 1)
-        """Stretches, by the bucket in which they end."""
+        """Number of prefixes, by the bucket in which they end."""
         self._rests = [0] * (len(DEPTHS) + 1)
         """Their tokens in that bucket."""
         self._sum = 0
 
     def add_prefix(self, length: int) -> None:
-        """The first ``length`` tokens of a prompt."""
+        """Count the first ``length`` tokens of a prompt."""
         if length <= 0:
             return
         bucket = min(max(0, (length - 1).bit_length() - FIRST_BITS), len(DEPTHS))

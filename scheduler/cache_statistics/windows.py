@@ -1,4 +1,4 @@
-"""Counts of the last minutes, from counts that only grow: a snapshot every few seconds, and the difference to it."""
+"""Counts over recent windows, as differences between snapshots of growing counts taken every few seconds."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class RollingWindows:
         self._snapshots.clear()
 
     def is_due(self, now: float) -> bool:
-        """Is it time for the next snapshot?"""
+        """True if the next snapshot is due."""
         return not self._times or now >= self._times[-1] + SLOT_S
 
     def add_snapshot(self, totals: CacheTotals, now: float) -> None:
-        """Its windowed counts count; the others may be left out."""
+        """Add a snapshot; only the counts that `last` reports are needed."""
         self._times.append(now)
         self._snapshots.append(totals)
         if len(self._times) > self.MAX_SNAPSHOTS:
             del self._times[0], self._snapshots[0]
 
     def last(self, seconds: int, totals: CacheTotals, now: float) -> WindowStats:
-        """The last ``seconds``, or what there was of them."""
+        """Counts of the last ``seconds``, or since the first snapshot if that is later."""
         if not self._times:
             return WindowStats(seconds)
         index = max(0, bisect_right(self._times, now - seconds) - 1)

@@ -37,23 +37,23 @@ from .refusals import (
 
 @dataclass(slots=True)  # not frozen, which would make it slow to build; there is one for each child
 class Handover:
-    """The whole prompt of a request, and what its first tokens are taken over from."""
+    """The whole prompt of a request, and the source of its inherited tokens."""
 
     prompt: TokenBuffer
     path: ContinuationPath | None = None
-    """None: from nobody, it stands by itself."""
+    """How the first tokens are inherited; None for a prompt without a parent."""
     inherited_tokens: int = 0
     trimmed_tokens: int = 0
     lease: Lease | None = None
-    """On the parent's KV, if the parent has ended and was retained."""
+    """The lease on the parent's KV, if the parent has ended and was retained."""
     running_parent: Request | None = None
-    """The parent whose KV is to be copied, for a fork."""
+    """For a fork: the running parent; its KV is copied."""
     parent: tuple[str, int] | None = None
-    """Whose tokens they are: rid and index; None where that is forgotten, too."""
+    """Rid and index of the parent; None if there is none or its name is forgotten."""
 
 
 class Continuations:
-    """Finds parents, hands over to children, and records what ended: see the module."""
+    """Finds parents, hands over to children, and records ended requests: see the module docstring."""
 
     def __init__(self, config: SchedulerConfig, memory: KVMemory, beams: BeamMemory, leases: LeaseTable) -> None:
         self._memory = memory
@@ -68,7 +68,7 @@ class Continuations:
         return len(self._parked)
 
     def leased(self) -> dict[Lease, tuple[str, int]]:
-        """Whose the live leases are: rid and index."""
+        """The live leases on record, each with the rid and index of its sequence."""
         return self._records.leased()
 
     def leases_of(self, rid: str) -> dict[int, Lease]:
@@ -148,7 +148,7 @@ class Continuations:
                 self._leases.claim(first.lease, now)
 
     def give_claim_back(self, child: Request, now: float) -> None:
-        """Give back the lease that a waiting child has claimed, if any: the child goes away."""
+        """Give back the lease that a waiting child has claimed, if any, because the child is leaving."""
         if child.inheritance is not None and child.inheritance.lease is not None:
             self._leases.unclaim(child.inheritance.lease, now)
             child.inheritance.lease = None
@@ -168,7 +168,7 @@ class Continuations:
         self, request: Request, kept_tokens: int | None, now: float, fence: int | None
     ) -> dict[int, SampleRecord]:
         """Record a request that ended well. Returns what children inherit, by sample: the ids without the matched stop,
-        and a lease on their KV if anybody wants one.
+        and a lease on their KV if retain_ttl or a parked child asks for one.
 
         kept_tokens: output tokens that are inherited, None for all; each result of a search knows its own number.
         fence: that of the step in flight which may still write for the request.
@@ -217,7 +217,7 @@ class Continuations:
         self._records.record_failure(request, reason or "aborted", self._leases)
 
     def discard_request(self, request: Request) -> None:
-        """A request has failed: it waits for no parent, and nobody can continue it."""
+        """Unpark a failed request and record its failure, so that it cannot be continued."""
         self.unpark_child(request)
         self.record_failure(request)
 
@@ -280,8 +280,11 @@ def _handover(sample: SampleRecord, suffix: np.ndarray) -> Handover:
 
 
 def _branch(sample: SampleRecord, request: Request) -> Handover:
-    """What a prompt that does not go on from a job's only lease takes of it: the first tokens, if they are most of it,
-    as where a template drops what the model thought. Else the job does something beside, and may come back for it."""
+    """Inherit the tokens that a prompt shares with its job's only lease, although it does not continue that sequence.
+
+    This holds if they are most of the lease, as where a template drops the model's reasoning. Otherwise the job runs a
+    side task and may come back for the lease, so nothing is inherited.
+    """
     shared = sample.shared_with(request.own_ids)
     if 2 * shared < sample.length:
         return Handover(request.token_ids)

@@ -1,10 +1,10 @@
-"""Who may continue whom, and what a child inherits: the records of finished requests and the children that wait.
+"""Records of finished requests and their children: which parents can be continued, and what a child inherits.
 
     parent runs      ──▶ the child is parked under the parent's key until the parent ends
     parent finished  ──▶ its record has the ids a child inherits, and the lease on their KV while that lives
     parent failed    ──▶ its record is a tombstone: 409
     parent forgotten ──▶ only its name is remembered: the child's own full prompt, else 410
-    anything else    ──▶ 404, also where the namespace differs: nobody learns of other people's requests
+    anything else    ──▶ 404, also where the namespace differs: requests of other namespaces stay hidden
 
 Owns records and parked children; leases belong to the LeaseTable, requests to the Scheduler.
 """
@@ -54,7 +54,7 @@ class SampleRecord:
         return int(differing[0]) if len(differing) else len(ids)
 
     def begins(self, prompt: np.ndarray) -> bool:
-        """Do these tokens begin ``prompt``, int32 [n]?"""
+        """True if ``prompt``, int32 [n], begins with these tokens."""
         middle = len(self.ids)
         return (
             len(prompt) >= self.length
@@ -65,7 +65,7 @@ class SampleRecord:
 
 @dataclass(slots=True)
 class ParentRecord:
-    """One finished rid; ``failure`` says why nobody can continue it."""
+    """One finished rid; ``failure`` says why it cannot be continued, None if it can."""
 
     namespace: str
     samples: dict[int, SampleRecord] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class HeldTokens:
 
 class ParentRecords:
     """Finished requests. When there are too many, the oldest of the client that holds most are forgotten first; those
-    with a live lease never are. A turn that goes on in its parent's memory adds only what that had no room for."""
+    with a live lease never are. A turn that appends to its parent's memory adds only what that had no room for."""
 
     FORGOTTEN_PER_RECORD = 16
     """This many names of forgotten requests are remembered for each record that may be kept."""
@@ -129,7 +129,7 @@ class ParentRecords:
         self._forget_others()
 
     def record_failure(self, request: Request, reason: str, leases: LeaseTable) -> None:
-        """Record that a sequence was aborted or failed. Its rid fails with it: nobody can continue a sibling either."""
+        """Record that a sequence was aborted or failed. Its rid fails with it: no sibling can be continued either."""
         record = self._record(request)
         record.failure = reason
         _orphan_leases(record, leases)
@@ -172,7 +172,7 @@ class ParentRecords:
         return record.samples[spec.index]
 
     def leased(self) -> dict[Lease, tuple[str, int]]:
-        """Whose the live leases are: rid and index."""
+        """The live leases on record, each with the rid and index of its sequence."""
         return {
             sample.lease: (rid, index)
             for rid, record in self._records.items()
@@ -196,7 +196,7 @@ class ParentRecords:
         return self._records.setdefault(rid, ParentRecord(request.namespace))
 
     def _forget_others(self) -> None:
-        """Forget what is too much, the newest record left out."""
+        """Forget records until the limits hold, except the newest record."""
         while (too_many := len(self._records) > self._max_records) or self.held.total > self._max_tokens:
             by_size = not too_many
             old = next(filter(self._is_forgettable, self._shares.in_order_of_forgetting(by_size=by_size)), None)

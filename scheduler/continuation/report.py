@@ -1,4 +1,4 @@
-"""What an operator hears of the leases: plain data for JSON. Times are seconds from now."""
+"""The leases as plain data for JSON, for operators. Times are seconds from now."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Name = tuple[str, int]
 def describe_leases(
     leases: LeaseTable, names: Mapping[Lease, Name], now: float, after: int, limit: int, client: str | None = None
 ) -> dict[str, Any]:
-    """The live leases in the order in which they were granted, at most ``limit`` of them, whose serials come ``after``
-    one. ``next``: to go on after; None where these are the last. names: `Continuations.leased`. client: describe only
-    what counts in this client's budget."""
+    """A page of at most ``limit`` live leases, in the order in which they were granted, with serials greater than
+    ``after``. ``next``: the value of ``after`` for the next page; None on the last. names: `Continuations.leased`.
+    client: describe only leases that count in this client's budget."""
     live = [lease for lease in leases.live() if client is None or lease.client == client]
     later = [lease for lease in live if lease.serial > after]
     return {
@@ -29,8 +29,8 @@ def describe_leases(
 
 
 def _describe(lease: Lease, name: Name | None, now: float) -> dict[str, Any]:
-    """name: of the sequence that it was granted for; None where that is forgotten, as only those are that wait for
-    it."""
+    """name: rid and index of the sequence that it was granted for; None where its record is gone, and only waiting
+    children still hold a claim."""
     rid, index = name if name is not None else (None, None)
     return {
         "serial": lease.serial,

@@ -49,7 +49,7 @@ class BeamMemory:
         self, search: Request, candidates: BeamCandidates | None, end_ids: frozenset[int]
     ) -> FinishReason | None:
         """Apply a step's result: select beams, free those that lost, keep the KV that a lease will want. Returns why
-        the search has ended, None while it goes on.
+        the search has ended, None while it continues.
 
         candidates: None if the step only recomputed tokens the search knew. end_ids: eos and stop ids of the request.
         """

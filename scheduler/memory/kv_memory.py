@@ -3,7 +3,7 @@
     open_request ──▶ extend ──▶ publish ──▶ extend ──▶ … ──▶ retain, or close
       │                    │                           │
     row, lock on        what is computed            a lease has it all, or the tree has
-    what is cached      is shared, it goes on       what is whole and the rest is free
+    what is cached      is shared, it continues     what is whole and the rest is free
 
 Rows, allocator, tree and leases are used together only here. So two orders are written down only once: how memory is
 reclaimed (evict, then break leases; then the caller retracts), and how a row changes (allocate, then write the row).
@@ -31,12 +31,12 @@ from .pending_copies import PendingCopies
 from .transfer_rates import TransferRates
 
 MAX_SLACK = 512
-"""Tokens, or 1/256 of the pool if that is less, that are evicted at least: so that a full pool does not evict for every
-few tokens anew."""
+"""Least number of tokens to evict at a time, or 1/256 of the pool if that is less: a full pool then does not evict anew
+for every few tokens."""
 
 
 class NotYet(Exception):
-    """There will be memory once copies that are under way have ended."""
+    """Memory will be free once the copies under way have ended."""
 
 
 class KVMemory:
@@ -51,8 +51,8 @@ class KVMemory:
         tier: HostTier | None = None,
         host_rates: TransferRates | None = None,
     ) -> None:
-        """tier: what keeps KV on the host; None for nothing. host_rates: whether loading from it is faster than
-        computing again; None: it always is."""
+        """tier: keeps KV on the host; None without a host tier. host_rates: decides whether loading from it is faster
+        than computing again; None: it always is."""
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.cache = cache
@@ -61,7 +61,7 @@ class KVMemory:
         self.copies = PendingCopies(req_to_token)
         self._host_rates = host_rates
         self._loads: list[TierCopy] = []
-        """Ordered since the last `take_tier_copies`."""
+        """Loads that were ordered since the last `take_tier_copies`."""
         self._least_eviction = min(MAX_SLACK, allocator.total_tokens // 256)
 
     @property
@@ -106,7 +106,7 @@ class KVMemory:
         return True
 
     def _open_match(self, request: Request, reserve: int) -> tuple[KVSequence | None, int]:
-        """With the tokens of it that had to come from the host."""
+        """Returns the sequence, None if it does not fit, and the number of its tokens to load from the host."""
         ids = request.token_ids.view(0, request.prefix_limit)
         match = self.cache.match_prefix(request.namespace, ids, after=request.prefix_node)
         request.prefix_node = None
@@ -251,8 +251,8 @@ class KVMemory:
             self._evict_for(needed)
 
     def break_lease(self, lease: Lease) -> None:
-        """Break a lease to free memory. What a first turn alone had in the cache then goes before all else: a turn that
-        has been returned to is likelier to be asked for again, though it has lost its lease too."""
+        """Break a lease to free memory. KV that only a first turn had in the cache is then evicted before all else: a
+        conversation that has come back before is likelier to do so again, though its lease is gone too."""
         assert lease.kv is not None and lease.kv.node is not None
         node, kept = lease.kv.node, lease.owner
         self.leases.break_lease(lease)
@@ -295,7 +295,7 @@ class KVMemory:
     # -- publish, retain, close ---------------------------------------------------------------------------------------
 
     def publish(self, request: Request) -> None:
-        """Let others share what a request has computed so far; it goes on."""
+        """Share the KV that a request has computed so far; the request keeps running."""
         self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
 
     def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> tuple[Lease | None, int]:
@@ -355,7 +355,7 @@ class KVMemory:
         self.copies.clear_copies()
 
     def close_fence(self, fence: int) -> None:
-        """A step has ended: what only waited for it is free again."""
+        """Close the fence of a step that has ended, and free the pages that only waited for it."""
         self.allocator.fences.close_fence(fence)
         self.allocator.release_quarantine()
 
@@ -365,8 +365,8 @@ class KVMemory:
 
 
 def retire_unwanted(cache: RadixCache, request: Request) -> None:
-    """A request has ended, and what it says nobody will ask for goes before all else. One that never began has made
-    nothing, and says nothing of what others have."""
+    """Mark the KV of an ended request beyond its ``no_reuse_from`` to be evicted before all else. A request that never
+    began computed nothing, so the KV of other requests stays as it is."""
     if request.spec.no_reuse_from is not None and request.queried:
         node, _, _ = cache.find_prefix(request.namespace, request.token_ids.view())
         retire(cache, node, request.spec.no_reuse_from, leased=True)

@@ -1,4 +1,4 @@
-"""Quarantines the KV of requests whose logits are not finite, so that no other request computes with it.
+"""Quarantines the KV of requests with non-finite logits, so that no other request computes with it.
 
 A NaN or an infinity in the K or V of one token spoils every token that attends to it. Requests that share a spoiled
 prefix therefore all fail, and would fail for as long as it is cached. The step reports the first spoiled token: the

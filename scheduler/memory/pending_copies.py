@@ -1,8 +1,8 @@
-"""KV that is still to be copied from slot to slot: noted when a row is forked or cut, done by the runtime in a step.
+"""KV copies that no step has made yet: noted when a row is forked or cut, made by the runtime in a step.
 
     fork, cut ──add_copies──▶ book ──take_copies──▶ the step now formed makes the copies before it computes anything
                         │
-                        └── the sequence is closed, or gives the target slots back: nobody needs them any more
+                        └── the sequence is closed, or gives the target slots back: they are not needed any more
 
 The rules of the book:
 
@@ -10,8 +10,8 @@ The rules of the book:
 - A sequence's copies go with the very next step, whatever that computes: a lease may be waiting for them, and a lease
   never computes anything.
 - A beam search's copies wait for a step that computes the search, so that no other step can lose them by failing.
-- A step reads all its sources before it writes any target. So whoever copies from a slot that is still to be filled
-  must copy from where the KV is now (`source_of`).
+- A step reads all its sources before it writes any target. So a copy from a slot that is still to be filled
+  must read from where the KV is now (`source_of`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PendingCopies:
         self._entries[sequence.row] = _Entry(sequence, KVCopies(source, target), own_step=False)
 
     def add_beam_copies(self, trunk: KVSequence, copies: KVCopies) -> None:
-        """Fill slots of the beams that go on from a computed prompt, ``trunk``."""
+        """Fill slots of the beams that continue a computed prompt, ``trunk``."""
         self._entries[trunk.row] = _Entry(trunk, copies, own_step=True)
 
     def has(self, sequence: KVSequence) -> bool:
@@ -56,8 +56,8 @@ class PendingCopies:
         return self._find(sequence) is not None
 
     def reads(self, slots: np.ndarray) -> bool:
-        """Are some of these slots, int32 [n], to be copied from? They may have been freed since: the step that makes
-        the copies does so before it writes anything, but a load would not wait for that."""
+        """True if a pending copy reads some of these slots, int32 [n]. They may have been freed since: the step that
+        makes the copies does so before it writes anything, but a load would not wait for that."""
         return any(np.isin(entry.copies.source, slots).any() for entry in self._entries.values())
 
     def source_of(self, sequence: KVSequence, slots: np.ndarray) -> np.ndarray:
@@ -91,11 +91,11 @@ class PendingCopies:
         return taken
 
     def confirm_taken(self) -> None:
-        """The step that took copies is formed: they need not be put back."""
+        """Call once the step that took copies is formed: they need not be put back."""
         self.taken = {}
 
     def keep_only(self, sequences: Iterable[KVSequence]) -> None:
-        """Put back what a step had taken that was not formed, and forget the copies of all but these sequences."""
+        """Put back the copies taken for a step that was not formed, and keep only those of these sequences."""
         held = {id(sequence) for sequence in sequences}
         entries, self.taken = self.taken | self._entries, {}
         self._entries = {
@@ -117,7 +117,7 @@ class PendingCopies:
         return entry if entry is not None and entry.sequence is sequence else None
 
     def _still_wanted(self, entry: _Entry) -> KVCopies:
-        """The copies of an entry, without those whose target the sequence has given back since."""
+        """The copies of an entry, except those with a target slot that the sequence has given back since."""
         sequence, copies = entry.sequence, entry.copies
         named = np.isin(copies.target, self._req_to_token.rows[sequence.row, : sequence.length])
         return copies if named.all() else KVCopies(copies.source[named], copies.target[named])

@@ -2,9 +2,9 @@
 
 The sums are compared first, which costs microseconds. Only if they disagree are the owners of every page looked up and
 the state dumped to the log. Pages without an owner go back to the free list. A page with two owners means that
-somebody's KV is wrong, and through the tree it may be anybody's: then every request that holds KV fails and the pool
-starts afresh; requests that still wait are not touched. Where the host's pool does not add up, its copies are given up,
-and nobody fails. The server goes on in all these cases.
+the KV of some request is wrong, and through the tree that may be any request: then every request that holds KV fails
+and the pool starts afresh; requests that still wait are not touched. Where the host's pool does not add up, its copies
+are given up, and no request fails. The server keeps running in all these cases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class PageAudit:
-    """int32 arrays of page numbers: owned by nobody, and owned more than once."""
+    """int32 arrays of page numbers: pages without an owner, and pages with more than one."""
 
     missing: np.ndarray
     doubled: np.ndarray
@@ -90,8 +90,8 @@ def check_invariants(memory: KVMemory, beams: BeamMemory, live: Sequence[Request
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """The result of a check: pages that nobody owned, which are free again; or pages owned twice, after which the pool
-    has been reset and nobody holds KV any more."""
+    """The result of a check. leaked_tokens: in pages without an owner, which are free again. was_reset: pages had two
+    owners, so the pool has been reset and no request holds KV any more."""
 
     leaked_tokens: int = 0
     was_reset: bool = False

@@ -1,4 +1,4 @@
-"""Which requests had better wait a step, because the coming step computes a prefix that they share.
+"""Finds requests that had better wait a step, because the coming step computes a prefix that they share.
 
 Two prompts share their first tokens if they end at, or pass, the same place in the tree. So where both are cached
 nothing is compared, however long it is: only the page or pages behind a request's cached prefix, and what another one
@@ -23,7 +23,7 @@ class SharedPrefixes:
         self._min_tokens = min_tokens
         self._added: list[Request] = []
         self._index: _Index | None = None
-        """Of those that are in ``_added`` no more. It is made when somebody asks; a step of one request never does."""
+        """Index of the requests moved out of ``_added``; made on the first query, so never in a step of one request."""
 
     def add_request(self, request: Request) -> None:
         """Note a request that is being computed. One that has ended meanwhile will leave nothing to be found."""
@@ -81,7 +81,7 @@ class _Index:
         return request.namespace, request.token_ids.view(position, position + self._window).tobytes()
 
     def _at(self, position: int) -> dict[tuple[str, bytes], list[Request]]:
-        """The added requests by their window at ``position``; what a shorter one has there matches nobody's."""
+        """The added requests by their window at ``position``; the window of a shorter one is too short to match."""
         found = self._by_window.setdefault(position, {})
         for other in self._all[self._sorted.get(position, 0) :]:
             found.setdefault(self._key(other, position), []).append(other)
@@ -89,7 +89,7 @@ class _Index:
         return found
 
     def _shares(self, request: Request, end: TreeNode, cached: int, other: Request) -> bool:
-        """Do both begin with the same ``cached`` tokens? end: the node in which those of ``request`` end."""
+        """True if both begin with the same ``cached`` tokens. end: the node in which those of ``request`` end."""
         kv = other.kv
         if kv is None or kv.node is None:
             return False

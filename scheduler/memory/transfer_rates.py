@@ -1,4 +1,4 @@
-"""How fast copies between two tiers are, measured: what loading KV costs, against computing it again."""
+"""Measured speed of copies between two tiers, to compare loading KV with computing it again."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ ENOUGH_TOKENS = 1024
 """Copied tokens after which the measurement counts."""
 
 HALF_LIFE_TOKENS = 1 << 16
-"""After so many tokens what was measured before them counts half."""
+"""Copied tokens after which an older measurement counts half."""
 
 
 class CopyRate:
-    """Of one direction. Large copies count for more than small ones, new ones for more than old ones."""
+    """Speed of copies in one direction. Large copies count for more than small ones, and new for more than old."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """That copies took, in all."""
+        """Total duration of the copies."""
         self._seen = 0
         self._tokens = 0.0
         self._busy_s = 0.0
 
     def note(self, tokens: int, seconds: float) -> None:
-        """A copy has been made. seconds: how long it took itself, without its time in the queue. What took no time that
-        could be measured says nothing."""
+        """Record a copy. seconds: its duration without the time in the queue; a copy too short to measure is
+        ignored."""
         if seconds <= 0:
             return
         self.seconds += seconds
@@ -39,27 +39,27 @@ class CopyRate:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None until enough has been seen."""
+        """None until ENOUGH_TOKENS have been copied."""
         return self._tokens / self._busy_s if self._seen >= ENOUGH_TOKENS else None
 
 
 TRY_AGAIN = 32
-"""So often, of the times when loading would not pay, it is done all the same, to see whether it still does not."""
+"""One in this many loads that would not pay is made all the same, to keep the measurement up to date."""
 
 
 class TransferRates:
-    """Of one tier, both directions: is loading from it faster than computing again? fill_time: what that costs."""
+    """Copy rates of one tier in both directions. fill_time: the cost of computing KV again, to compare with."""
 
     def __init__(self, fill_time: FillTime) -> None:
         self.stores = CopyRate()
-        """Of copies to this tier."""
+        """Rate of copies to this tier."""
         self.loads = CopyRate()
-        """Of copies from this tier."""
+        """Rate of copies from this tier."""
         self._fill_time = fill_time
         self._declined = 0
 
     def loading_pays(self) -> bool:
-        """Yes, as long as nothing else was measured. Copies and steps overlap, so what counts is the rate alone."""
+        """True unless loading was measured to be slower than computing. Only rates count: copies and steps overlap."""
         load, compute = self.loads.tokens_per_s, self._fill_time.tokens_per_s
         if load is None or compute is None or load >= compute:
             return True

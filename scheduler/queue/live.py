@@ -1,4 +1,4 @@
-"""Every request that has not ended, whatever it waits for."""
+"""The table of every request that has not ended, in whatever state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LiveRequests:
         self._by_rid: dict[str, list[Request]] = {}
 
     def __len__(self) -> int:
-        """Rids."""
+        """Number of rids."""
         return len(self._by_rid)
 
     def __iter__(self) -> Iterator[Request]:

@@ -9,7 +9,7 @@ from ..request import Request
 
 
 class WaitingQueue:
-    """In order of arrival; a retracted request comes back to its old place. Who goes first is the policy's business."""
+    """Requests in order of arrival; a retracted one returns to its old place. The policy picks the next to admit."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -36,21 +36,21 @@ class WaitingQueue:
             queue.sort(key=_serial)
 
     def remove_request(self, request: Request) -> None:
-        """Remove one that waits."""
+        """Remove a waiting request."""
         place = bisect_left(self._requests, request.serial, key=_serial)
         assert self._requests[place] is request
         del self._requests[place]
 
     def discard_request(self, request: Request) -> None:
-        """Remove one if it is there."""
+        """Remove a request if it waits here."""
         self._requests = [other for other in self._requests if other is not request]
 
     def replace_requests(self, requests: list[Request]) -> None:
-        """These wait, and no others."""
+        """Replace the queue by these requests."""
         self._requests = sorted(requests, key=_serial)
 
     def remove_requests(self, requests: Collection[Request]) -> None:
-        """Remove several that wait."""
+        """Remove several waiting requests."""
         if len(requests) == len(self._requests):
             self._requests = []
         elif requests:

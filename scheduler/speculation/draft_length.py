@@ -1,4 +1,4 @@
-"""How many tokens to draft: how often drafts were right lately, and what that is worth.
+"""Chooses how many tokens to draft, from the recent accept rates and the cost of a step.
 
 A draft of k tokens, each right with probability p if those before it were, brings p + p² + … + p^k tokens more than the
 step would have brought anyway, and makes it k tokens larger. The lengths of a step's drafts are chosen together, for
@@ -15,47 +15,47 @@ import numpy as np
 from .step_cost import StepCost
 
 KEPT = 0.8
-"""Of what was seen of one sequence, at each of its verifications; of all sequences together, more."""
+"""Decay of one sequence's observations at each of its verifications; KEPT_OF_ALL is that of all sequences."""
 
 KEPT_OF_ALL = 0.98
 
 WEIGHT_OF_ALL, WEIGHT_OF_GUESS = 2.0, 4.0
-"""In tokens: what all sequences have shown counts for one of them, and what was guessed counts for all, as so many."""
+"""Weights in tokens: of the rate over all sequences as the prior of one, and of the guess as the prior of all."""
 
 LEAST = np.array([2.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05])[:, None]
-"""The probabilities that are tried; at 2 there are no drafts."""
+"""The least probabilities to try; 2 means no drafts."""
 
 MAX_RATE = 0.98
 
 LEAST_GAIN = 1.15
-"""Drafts that promise less are not worth the looking up, nor what is uncertain about the promise."""
+"""Drafts with a smaller expected gain are not worth the look-up and the uncertainty of the estimate."""
 
 
 class AcceptRate:
-    """How often drafted tokens were right whose predecessors were. Old verifications fade."""
+    """Rate at which drafted tokens were right, given that all before them were. Old verifications fade."""
 
     __slots__ = ("_accepted", "_kept", "_tried")
 
     def __init__(self, kept: float) -> None:
-        """kept: what is left of older observations at each new one."""
+        """kept: factor on older observations at each new one."""
         self._kept = kept
         self._accepted = self._tried = 0.0
 
     def note(self, accepted: int, drafted: int) -> None:
-        """The first ``accepted`` tokens of a draft were right, the next one, if there was one, was not."""
+        """Record a draft: its first ``accepted`` tokens were right; the next one, if there was one, was wrong."""
         tried = accepted + (accepted < drafted)
         self._accepted = self._kept * self._accepted + accepted
         self._tried = self._kept * self._tried + tried
 
     def estimate(self, prior: float, weight: float) -> float:
-        """With ``prior``, which counts for ``weight`` tokens."""
+        """The rate, with a ``prior`` that counts for ``weight`` tokens."""
         return (self._accepted + weight * prior) / (self._tried + weight)
 
 
 def best_lengths(rates: Sequence[float], longest: Sequence[int], rows: int, room: int, cost: StepCost) -> list[int]:
-    """How many tokens to draft for some of the ``rows`` of a step, one token each, for the most tokens per second.
+    """Choose the draft lengths for some of the ``rows`` of a step, one token each, for the most tokens per second.
 
-    rates: how likely a drafted token is right. longest: tokens of each draft there is. room: tokens in all, at most.
+    rates: how likely a drafted token is right. longest: length of each draft found. room: most tokens in all.
     """
     rate = np.minimum(np.array(rates), MAX_RATE)
     lengths = np.clip(np.floor(np.log(LEAST) / np.log(rate)), 0, np.array(longest))

@@ -1,4 +1,4 @@
-"""Guesses at what follows the last token of a sequence, from what was said before: no model is asked.
+"""Drafts the tokens that may follow a sequence from text seen before, without a draft model.
 
     path      the whole sequence so far begins a path of the radix tree: what comes next there
     own       the last 8, 4 or 2 tokens stood before in prompt or output: what came next there
@@ -28,7 +28,7 @@ GUESSED_RATES = {
     Source.PAST_8: 0.7,
     Source.PATH: 0.9,
 }
-"""How often a drafted token is right, until something was seen."""
+"""Assumed rate of right tokens for each source, until there are measurements."""
 
 _OWN = dict(zip(SIZES, (Source.OWN_2, Source.OWN_4, Source.OWN_8), strict=True))
 _PAST = dict(zip(SIZES[1:], (Source.PAST_4, Source.PAST_8), strict=True))
@@ -44,22 +44,22 @@ class Draft:
 
 
 class Drafter:
-    """Finds them. Owns what requests have said lately."""
+    """Finds drafts. Owns the index of recent outputs."""
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
         self.past = PastOutputs()
 
     def find_draft(self, request: Request, memory: SequenceDrafts, skipped: int, most: int) -> Draft | None:
-        """What may follow the known tokens of a running request, without the first ``skipped`` of it: ``most`` tokens
-        at most. None if nothing is known."""
+        """Find at most ``most`` tokens that may follow a running request's known tokens, after skipping the first
+        ``skipped`` of them (still in flight). None if nothing is found."""
         ids = request.token_ids.view(0)
         draft = self._find(request, memory, ids, skipped + most)
         if draft is None:
             return None
         tokens = draft.tokens[skipped:]
         for place, token in enumerate(draft.tokens.tolist()):
-            if token in memory.end_ids:  # it needs no draft: whoever comes to it samples it
+            if token in memory.end_ids:  # no draft needed: the step that reaches it samples it
                 tokens = draft.tokens[skipped:place]
                 break
         return Draft(draft.source, tokens) if len(tokens) else None
@@ -79,6 +79,6 @@ class Drafter:
             return Draft(_PAST[past_size], followed)
         if not size:
             return None
-        # What follows may reach the end of the text: then it goes round, as in a list of equal lines.
+        # The following tokens may reach the end of the text: repeat them then, as in a list of equal lines.
         followed = ids[place : place + most]
         return Draft(_OWN[size], followed if len(followed) == most else np.resize(followed, most))

@@ -1,6 +1,6 @@
-"""Where the last few tokens of a text stood before: a table per length of n-gram, from its hash to its last place.
+"""Finds where the last few tokens of a text occurred before: per n-gram length, a table from hash to last place.
 
-Lossy on purpose: a later n-gram with the same hash takes the place of an earlier one, and whoever looks something up
+Lossy on purpose: a later n-gram with the same hash takes the place of an earlier one, so a look-up
 compares the tokens. So a token costs a few bytes, whole prompts are indexed by numpy in microseconds, and a wrong
 entry costs a comparison.
 """
@@ -21,7 +21,7 @@ _FIRST_BITS = 11
 """The smallest table has 2,048 places. There are at least four for each token: then one in ten n-grams is lost."""
 
 _FEW = 12
-"""So many new tokens, or fewer, are indexed without numpy."""
+"""Up to this many new tokens are indexed without numpy."""
 
 
 class NgramIndex:
@@ -34,7 +34,7 @@ class NgramIndex:
         self._done = 0
         """The n-grams that end at or before this place are in the tables."""
         self._tables = _empty(self._bits)
-        """int32 [sizes, places]: where the text went on after the n-gram, 0 for none."""
+        """int32 [sizes, places]: where the text continued after the n-gram, 0 for none."""
 
     def update(self, text: np.ndarray) -> None:
         """Index a text, int32 [n], that begins with the one of the last call. Its very last n-grams are left out:

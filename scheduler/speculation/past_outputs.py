@@ -1,6 +1,6 @@
-"""What requests have said lately, by namespace: many of them say the same things, such as calls of the same tools.
+"""Recent outputs, by namespace: many requests repeat the same text, such as calls of the same tools.
 
-Namespaces share nothing here either: how fast a request is would tell what another one said.
+Namespaces share nothing here either: the speed of a request would reveal the output of another.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from ..token_buffer import TokenBuffer
 from .ngram_index import SIZES, NgramIndex
 
 MAX_TOKENS = 1 << 15
-"""Of one namespace; then the older half is forgotten."""
+"""Tokens kept of one namespace; beyond that the older half is forgotten."""
 
 MAX_NAMESPACES = 16
-"""The one that ended a request longest ago is forgotten first."""
+"""Namespaces kept; the least recently used is forgotten first."""
 
 SHORTEST = SIZES[1]
 """Fewer tokens in common say little about the output of another request."""
 
 MIN_OUTPUT = 4
-"""Shorter outputs are not worth their place."""
+"""Shorter outputs are not kept."""
 
 CONTEXT = SIZES[-1]
 """Tokens before an output that are kept with it, so that its first ones are found too."""
 
 _END = np.full(1, -1, dtype=np.int32)
-"""Between two outputs; no token."""
+"""Separator between two outputs; no token id."""
 
 
 class _Text:
@@ -58,13 +58,13 @@ class _Text:
 
 
 class PastOutputs:
-    """Owns these texts."""
+    """Owns the recent outputs of each namespace."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, _Text] = OrderedDict()
 
     def add_output(self, namespace: str, token_ids: TokenBuffer, prompt_len: int) -> None:
-        """A sequence has ended, whose output begins behind ``prompt_len`` tokens."""
+        """Add the output of an ended sequence, which begins after ``prompt_len`` tokens."""
         text = self._texts.setdefault(namespace, _Text())
         self._texts.move_to_end(namespace)
         text.add_ids(token_ids.view(max(0, prompt_len - CONTEXT)))

@@ -1,4 +1,4 @@
-"""What is known of the drafts of one sequence: where they came from, and how often they were right."""
+"""State of one sequence's drafts: their sources, and how often each was right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .ngram_index import NgramIndex
 
 
 class Source(IntEnum):
-    """Where a draft comes from, with how many tokens in common; how often it is right is learned for each."""
+    """Source of a draft, with the number of tokens in common; each has an accept rate of its own."""
 
     OWN_2 = 0
     OWN_4 = 1
@@ -20,7 +20,7 @@ class Source(IntEnum):
 
 
 class SequenceDrafts:
-    """What is known of one sequence's drafts."""
+    """The n-gram index of one sequence, and the accept rates of its drafts."""
 
     __slots__ = ("end_ids", "index", "on_path", "rates", "source")
 
@@ -32,4 +32,4 @@ class SequenceDrafts:
         """False once its tokens have left every path of the tree."""
         self.rates = [AcceptRate(KEPT) for _ in Source]
         self.source = Source.PATH
-        """Of the draft in flight."""
+        """Source of the draft in flight."""

@@ -1,4 +1,4 @@
-"""Slots for drafts: taken where nobody has to give way for them, given back where a guess was wrong."""
+"""Slots for drafts: allocated only from free and evictable memory, given back where a guess was wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def extend_with_drafts(
 
 
 def keep_first(memory: KVMemory, request: Request, length: int) -> None:
-    """A step has ended, and only the first ``length`` tokens that were computed are the request's: the slots of the
-    others are free, and their KV is as if it had never been."""
+    """Keep only the first ``length`` computed tokens of a request after a step, and free the slots of the others."""
     request.committed_len = request.scheduled_len = length
     truncate(memory.cache, request.held_kv, length)

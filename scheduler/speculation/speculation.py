@@ -28,18 +28,18 @@ from .slots import keep_first
 from .step_cost import StepCost
 
 PROBE = 2
-"""Tokens of a draft that does not seem to pay but is made to see."""
+"""Tokens of a probe: a draft that does not seem to pay, made to measure the accept rate."""
 
 FIRST_GAP, LONGEST_GAP = 8, 64
-"""Steps from one of these to the next, of any sequence: twice as many each time while no draft seems to pay."""
+"""Steps from one probe to the next, of any sequence; doubled each time while no draft seems to pay."""
 
 LOOK_UP_S, LOOK_UP_SHARE, LONGEST_PAUSE = 20e-6, 0.01, 64
-"""Seconds that looking up takes for a sequence, its share of a new one's index included; what that may take of a step
-where no draft pays; and steps in which nothing is looked up, at most."""
+"""Seconds of a look-up for one sequence, including its share of indexing a new one; the share of a step that look-ups
+may take while no draft pays; and the most steps without look-ups."""
 
 
 class Speculation:
-    """Drafts for the running requests. ``enabled``: does it ever propose anything?"""
+    """Drafts for the running requests. ``enabled``: False if it never proposes a draft."""
 
     def __init__(self, config: SchedulerConfig, memory: KVMemory, endings: Endings) -> None:
         self.enabled = config.speculative_algorithm != "off"
@@ -52,17 +52,17 @@ class Speculation:
         self._rates = {source: AcceptRate(KEPT_OF_ALL) for source in Source}
         self._last_result = 0.0
         self._pause_left = 0
-        """Steps in which nothing is looked up."""
+        """Steps left without look-ups."""
         self._until_probe, self._probe_gap = 0, FIRST_GAP
-        """Steps until a probe may be made, and from that one to the next."""
+        """Steps until the next probe, and from that one to the one after."""
         self._sequences: dict[int, SequenceDrafts] = {}
-        """By serial, from the first draft to the end."""
+        """Draft state by serial, from the first draft to the end of the request."""
         self.counts = NO_DRAFTS
-        """Since start."""
+        """Counts of all sequences since start."""
 
     def propose(self, requests: list[Request], num_beams: int) -> list[np.ndarray] | None:
-        """Drafts for the next decode step: int32 [k], maybe none, for each of these requests, each of which gets a
-        token in it. None if there are none at all. num_beams: rows of the step besides."""
+        """Propose drafts for the next decode step: int32 [k] for each of these requests, k may be 0. Each request gets
+        a token in that step. None if no request has a draft. num_beams: further rows of the step."""
         if not self.enabled:
             return None
         self._until_probe -= 1
@@ -93,8 +93,8 @@ class Speculation:
         return drafts if any(map(len, drafts)) else None
 
     def settle(self, batch: ScheduleBatch, row: int, request: Request, num_sampled: int, num_taken: int) -> None:
-        """A step has ended, and its row has given this request ``num_sampled`` tokens, of which it has taken
-        ``num_taken``: fewer if one of them ended it. If it had a draft, the KV of wrong guesses is given back."""
+        """Settle the draft of one row after its step, and give back the KV of wrong guesses. The row sampled
+        ``num_sampled`` tokens; the request took ``num_taken`` of them, fewer if one of them ended it."""
         drafted = int(batch.draft_lens[row]) if batch.draft_lens is not None else 0
         if not drafted:
             return
@@ -110,23 +110,23 @@ class Speculation:
         self.counts += counts
 
     def step_done(self, step: PlannedStep, now: float) -> None:
-        """Note what a step took. If the one before it still ran when it was formed, it began with that one's result."""
+        """Record a step's duration. A step formed while the one before it ran began with that one's result."""
         began, self._last_result = max(step.formed, self._last_result), now
         if self.enabled and not step.num_prompts:
             self._cost.note(int(step.batch.extend_lens.sum()), now - began)
 
     def ended(self, request: Request) -> None:
-        """Remember what a request has said, and forget its drafts."""
+        """Keep the output of an ended request for later drafts, and forget its own drafts."""
         self._sequences.pop(request.serial, None)
         if self.enabled and request.beams is None and request.num_output_tokens >= MIN_OUTPUT:
             self._drafter.past.add_output(request.namespace, request.token_ids, request.prompt_len)
 
     def discard_sequence(self, request: Request) -> None:
-        """Forget the drafts of a request, and remember nothing of it."""
+        """Forget the drafts of a request without keeping its output."""
         self._sequences.pop(request.serial, None)
 
     def forget(self) -> None:
-        """Forget what requests have said."""
+        """Forget all past outputs."""
         self._drafter.past = PastOutputs()
 
     def _draft_of(self, request: Request) -> Draft | None:
@@ -149,7 +149,7 @@ class Speculation:
         return self._drafter.find_draft(request, state, request.num_output_placeholders, most) if most > 0 else None
 
     def _pause(self, rows: int) -> int:
-        """Steps in which nothing is looked up after one in which no draft pays: none where a row takes milliseconds."""
+        """Steps to skip look-ups after one in which no draft paid: 0 where a row takes milliseconds."""
         seconds_a_row = float(self._cost.estimate(np.array([rows]))[0]) / rows
         return min(LONGEST_PAUSE, int(LOOK_UP_S / (LOOK_UP_SHARE * seconds_a_row)))
 
@@ -162,8 +162,8 @@ _NOTHING = np.empty(0, dtype=np.int32)
 
 
 def can_draft(request: Request) -> bool:
-    """False where what may come next depends on the tokens before it in ways that only the host knows: with penalties,
-    bans of several tokens and constraints. Nor do beams draft."""
+    """False for beam searches, and where the allowed next tokens depend on earlier ones in ways that only the host
+    knows: with penalties, bans of several tokens and constraints."""
     if request.is_search or request.constraint is not None or request.sampling.has_penalties:
         return False
     return all(len(banned) < 2 for banned in request.spec.banned)

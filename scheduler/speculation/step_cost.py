@@ -1,4 +1,4 @@
-"""What a decode step takes, by its number of tokens: measured while serving, in seconds.
+"""Duration of a decode step in seconds, by its number of tokens, measured while serving.
 
 On a GPU some more tokens cost next to nothing, on a CPU a small model may take half as long again for each. Nor is it a
 straight line: kernels change with the number of rows. So there is a mean for each number of tokens, and lines between.
@@ -11,17 +11,17 @@ import math
 import numpy as np
 
 GUESSED_SLOPE = 0.05
-"""What one more token costs, by the cost of a step, where nothing of that size was measured yet: low, so that it will
-be."""
+"""Assumed cost of one more token, as a share of a step, for sizes that were not measured yet: low, so that they get
+tried."""
 
 FINE = 16
-"""Up to so many tokens each number has its own mean; beyond, eight means for each doubling."""
+"""Up to this many tokens, each size has its own mean; beyond, there are eight means for each doubling."""
 
 WEIGHT = 0.1
-"""Of a new measurement in the mean."""
+"""Weight of a new measurement in the mean."""
 
 MAX_SURPRISE = 2.0
-"""A step that took longer than this times the mean counts as that: something else held it up."""
+"""A step longer than this multiple of the mean counts as that multiple: something else held it up."""
 
 MEMORY = 2000
 """Measurements after which a mean that none of them touched is forgotten."""
@@ -41,7 +41,7 @@ class StepCost:
         self._noted = 0
 
     def note(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Record that a step of ``tokens`` tokens took ``seconds``."""
         if seconds <= 0.0 or not 0 < tokens <= MAX_TOKENS:
             return
         place = _place(tokens)
@@ -57,7 +57,7 @@ class StepCost:
             self._counts[self._touched <= self._noted - MEMORY] = 0
 
     def estimate(self, tokens: np.ndarray) -> np.ndarray:
-        """float [n], for int [n] tokens: what a step costs. In no unit until something was measured."""
+        """Cost of a step, float [n], for int [n] tokens: seconds, or relative until there is a measurement."""
         known = np.flatnonzero(self._counts)
         if not len(known):
             return 1.0 + GUESSED_SLOPE * (tokens - 1)

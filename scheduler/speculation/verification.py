@@ -1,4 +1,4 @@
-"""Which of a step's samples follow from what was really said."""
+"""Verifies drafts: keeps the samples of a step that follow from tokens really sampled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..batch import ScheduleBatch
 
 
 def verify(batch: ScheduleBatch, sampled: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Take the samples of each row up to the first that was not guessed: what was computed behind it is worth nothing.
+    """Take the samples of each row up to the first that was not guessed; those computed behind it are invalid.
 
     sampled: int [n], the tokens sampled, row after row; counts: int32 [bs], how many of each row, one more than its
     guesses. Returns int32 [bs], how many are taken of each, and bool [n], which.

@@ -85,7 +85,7 @@ def block_tile(
         cells = [(row, part) for row in range(num_rows) for part in range(num)]
 
         def add(step: Any, sums: dict[Cell, Any]) -> None:
-            """What one input gives, or a pair: a word of x for each row, a line of the weight for each vector."""
+            """Add one input's products, or a pair's: a word of x for each row, a line of the weight for each vector."""
             place, word = b.add(weight, b.mul(step, v.i64_of(4 * wide))), b.mul(step, v.i64_of(4))
             v.prefetch(v.shifted(place, AHEAD), num * LINE)
             lines = [v.load(v.shifted(place, LINE * part), LANES) for part in range(num)]

@@ -27,7 +27,7 @@ from . import block_tiles
 from .block_tiles import HAS_512_BITS, block_tile
 
 NEXT, COUNT, ROWS, STEPS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP = range(11)
-"""Of the kernel's arguments, an array of int64. COUNT: of blocks; STEPS: inputs, or pairs of them."""
+"""Places in the kernel's arguments, an array of int64. COUNT: number of blocks; STEPS: inputs, or pairs of them."""
 ARGUMENTS = 11
 
 TILES = (12, 8, 4, 2, 1) if HAS_512_BITS else (6, 4, 2, 1, 1)

@@ -21,7 +21,7 @@ from . import tiles
 from .tiles import dot_tile
 
 NEXT, OUTS, ROWS, X, X_STEP, WEIGHT, TARGET, TARGET_STEP = range(8)
-"""Of the kernel's arguments. The steps are bytes from one row to the next."""
+"""Places in the kernel's arguments, an array of int64. The steps are bytes from one row to the next."""
 ARGUMENTS = 8
 
 TILE = 4

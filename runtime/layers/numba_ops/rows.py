@@ -1,4 +1,4 @@
-"""What the operations do to one row of numbers, as Numba intrinsics over addresses.
+"""Numba intrinsics over addresses: the row operations (norms, activations, rotation) of the kernels.
 
 ``size``, ``kind`` (of numbers in memory, an index into KINDS) and the switches are constants of a kernel. Everything is
 computed in float32 and rounded once, when it is stored.
