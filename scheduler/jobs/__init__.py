@@ -1,1 +1,1 @@
-"""Jobs: agents whose steps come back after a tool has run, and how long such tools take."""
+"""Jobs: agents that send their next step after a tool has run, and how long such tools take."""

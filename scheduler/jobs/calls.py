@@ -1,4 +1,4 @@
-"""A call of a tool, as the scheduler hears of it: which tool, and with what. Plain data; it crosses the wire."""
+"""A tool call as the scheduler sees it: the tool and its arguments. Plain data; it crosses the wire."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 import msgspec
 
 MAX_COMMAND = 512
-"""Characters of a command that are kept, by whoever makes the call."""
+"""Longest command in characters; the code that makes a `ToolCall` truncates it."""
 
 
 _JOINTS = re.compile(r"&&|\|\||[|;&\n]")
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
-    """tool: its name; of a shell command the program. command: what is run, or the arguments as text.
+    """tool: its name; for a shell command, the program. command: the command line, or the arguments as text.
 
-    Whoever makes it has taken a command apart already (entrypoints/step_calls/shell.py): it begins with the tool, has
-    no wrappers such as sudo, and no argument that holds one of the marks that join commands.
+    A shell command has already been taken apart (entrypoints/step_calls/shell.py): it begins with the tool, has no
+    wrappers such as sudo, and none of its arguments contains a mark that joins commands.
     """
 
     tool: str
@@ -25,30 +25,30 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def programs(self) -> list[list[str]]:
-        """The commands that are joined in this one, each as its words. The arguments of what is no shell command may
-        look like anything: there the tool's name is all."""
+        """The commands that this one joins, each as a list of words. For a call that is not a shell command, only the
+        tool's name: its arguments may look like anything."""
         if not self.command.startswith(self.tool):
             return [[self.tool]]
         return programs_in(self.command)
 
 
 MAX_NAMES = 8
-"""Tools in a name: an answer with more of them is called after these."""
+"""Most tools in a name; if an answer calls more, the first in alphabetical order stand for all."""
 
 
 def name_of(calls: tuple[ToolCall, ...]) -> str:
-    """Under which times are kept: the tool's name; of several that run at the same time, all. "" for no call: then
-    somebody thinks, and answers."""
+    """Name under which durations are kept: the tool's name, or the joined names of tools that run at the same time. ""
+    without a call: then the duration is the time a user takes to answer."""
     names = sorted({call.tool for call in calls})
     return "+".join(names[:MAX_NAMES])
 
 
 def programs_in(command: str) -> list[list[str]]:
-    """The commands that are joined in one, each as its words."""
+    """The commands that one command line joins, each as a list of words."""
     return [words for part in _JOINTS.split(command) if (words := part.split())]
 
 
 def text_of(calls: tuple[ToolCall, ...]) -> str:
-    """What is called, in at most MAX_COMMAND characters: what is learned about durations is learned from this."""
+    """The calls as one text of at most MAX_COMMAND characters, from which the model of durations learns."""
     parts = [call.command if call.command.startswith(call.tool) else f"{call.tool} {call.command}" for call in calls]
     return " ; ".join(parts)[:MAX_COMMAND]

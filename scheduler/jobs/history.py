@@ -1,4 +1,4 @@
-"""How long tools took: the last durations of each, in seconds. Bounded; it can be saved, and loaded again."""
+"""Recent durations of each tool, in seconds. Bounded; can be saved and loaded again."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import numpy as np
 from .calls import MAX_COMMAND
 
 PER_TOOL = 256
-"""Durations kept of one tool; the oldest goes."""
+"""Durations kept per tool; the oldest is dropped first."""
 
 MAX_TOOLS = 1024
-"""Of more, the one that was used longest ago goes."""
+"""Tools kept; beyond that, the least recently used one is dropped."""
 
 MAX_NAME_CHARS = 2048
-"""Of a name in a file; those that are read from answers are shorter."""
+"""Longest tool name accepted from a file; names read from answers are shorter."""
 
 OF_ALL = 4096
 """Durations kept of all tools together."""
 
 COMMANDS = 2048
-"""Commands kept, with their durations, where something is learned from them."""
+"""Commands kept with their durations, if a model learns from them."""
 
 _NOTHING = np.empty(0)
 
 
 class SavedHistory(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What a history looks like in a file. tools: the one that was used last comes last. commands: with the time each
-    took, where something is learned from them."""
+    """File format of a history. tools: durations by name, the most recently used tool last. commands: each with its
+    duration in seconds; empty unless a model learns from them."""
 
     version: int
     tools: dict[str, list[float]]
@@ -38,24 +38,24 @@ class SavedHistory(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class ToolHistory:
-    """Durations by the name of the tool (`name_of`). with_commands: also the commands, which then stand in the saved
-    history as they are, secrets in them included."""
+    """Durations by the name of the tool (`name_of`). with_commands: also keep the commands; the saved history then
+    contains them verbatim, including any secrets in them."""
 
     def __init__(self, with_commands: bool = False) -> None:
         self.commands: deque[tuple[str, float]] = deque(maxlen=COMMANDS if with_commands else 0)
         self._tools: OrderedDict[str, deque[float]] = OrderedDict()
-        """The one that was used last comes last."""
+        """Least recently used first."""
         self._all: deque[float] = deque(maxlen=OF_ALL)
         self.added: Counter[str | None] = Counter()
-        """How many durations each tool has ever brought; None is for all tools."""
+        """Durations ever added for each tool; None is for all tools."""
         self._sorted: dict[str | None, np.ndarray] = {}
-        """What has been asked for since it last changed; None is for all tools."""
+        """Cache of sorted durations, dropped when one is added; None is for all tools."""
 
     def __len__(self) -> int:
         return len(self._tools)
 
     def add_duration(self, name: str, seconds: float) -> None:
-        """A tool took so long."""
+        """Add a duration of a tool. Raises ValueError unless it is finite and at least 0."""
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"a tool took {seconds} seconds; use a number from 0")
         durations = self._tools.setdefault(name, deque(maxlen=PER_TOOL))
@@ -72,11 +72,11 @@ class ToolHistory:
             del self.added[oldest]
 
     def durations_of(self, name: str) -> np.ndarray:
-        """float64 [n], in order of length; not to be changed."""
+        """float64 [n], ascending; do not modify."""
         return self._in_order(name, self._tools.get(name))
 
     def all_durations(self) -> np.ndarray:
-        """As `of`, of whatever tool."""
+        """As `durations_of`, for all tools together."""
         return self._in_order(None, self._all)
 
     def _in_order(self, key: str | None, durations: deque[float] | None) -> np.ndarray:

@@ -9,7 +9,7 @@ from ...radix.lease import Lease
 from .calls import ToolCall
 
 MAX_STEPS = 8
-"""Finished steps that a job can go on from: its last ones."""
+"""The last finished steps of a job, which its next request may continue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,37 +19,38 @@ class Job:
     namespace: str
     id: str
     arrival: float
-    """Of its first request: what the order of jobs goes by."""
+    """Arrival of its first request; jobs are ordered by it."""
     serial: int
-    """Of its first request; breaks ties."""
+    """Serial of its first request; breaks ties."""
     heard: float
-    """When it was last here: an arrival, an end, a call."""
+    """Time of its last activity: an arrival, an end, or a report of its calls."""
     client: str = ""
-    """Of its first request."""
+    """Client of its first request."""
     open_rids: dict[str, int] = field(default_factory=dict)
-    """Requests that have not ended, with their number of sequences."""
+    """Number of open sequences of each request that has not ended, by rid."""
     steps: deque[FinishedStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
-    """The latest last."""
+    """Latest last."""
     ended: float | None = None
-    """When its last request ended; None before that, and once the time until its next request is known."""
+    """When its last request ended; None before that, and again once its next request has arrived."""
     turns: int = 0
     """Requests that ended well."""
     returns: int = 0
-    """How often it came back after all its requests had ended."""
+    """How often it sent a new request after all earlier ones had ended."""
     is_over: bool = False
     """Its last step has ended."""
     shared_tokens: int | None = None
-    """What its first request found in the cache: computed by others, and theirs as well. None until it has ended."""
+    """Tokens that its first request found in the cache: others computed them and may use them too. None until that
+    request has ended."""
     prompt_tokens: int = 0
     hit_tokens: int = 0
-    """Of its prompts' tokens, found in the cache."""
+    """Prompt tokens that were found in the cache."""
 
     @property
     def last_step(self) -> FinishedStep | None:
         return self.steps[-1] if self.steps else None
 
     def pinned_steps(self) -> list[FinishedStep]:
-        """Those whose lease lives."""
+        """The finished steps that have a live lease."""
         return [step for step in self.steps if step.is_pinned]
 
     def __repr__(self) -> str:
@@ -58,21 +59,22 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class FinishedStep:
-    """A sequence of a job that ended well, and the lease on its KV, if there is one: a pin."""
+    """A job's sequence that ended successfully, and the lease on its KV, if there is one: a pin."""
 
     job: Job
     rid: str
     index: int
     ended: float
     tokens: int
-    """Under the lease when it was granted; 0 without one."""
+    """Tokens under the lease when it was granted; 0 without a lease."""
     lease: Lease | None = None
     asked_until: float = 0.0
-    """The deadline that the client asked for with retain_ttl; a policy goes beyond it, never below."""
+    """Deadline that the client requested with retain_ttl; a policy may extend it, but never shortens it."""
     has_copy: bool = False
-    """A tier below the device has its KV, or will before it leaves the device; known once its calls are."""
+    """A tier below the device has its KV, or will have it before the KV leaves the device; set once its calls are
+    known."""
     calls: tuple[ToolCall, ...] | None = None
-    """What it called; None until somebody has read its text."""
+    """The tools it called; None until its text has been parsed."""
 
     @property
     def is_pinned(self) -> bool:

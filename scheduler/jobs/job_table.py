@@ -1,5 +1,5 @@
-"""The jobs that are known, by namespace and id. Bounded: of the client that has most of them, the one that was here
-longest ago is forgotten first."""
+"""Table of known jobs, by namespace and id. Bounded: it first forgets the least recently active job of the client with
+the most idle jobs."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from ..client_shares import ClientShares
 from .job import FinishedStep, Job
 
 MAX_IDLE_S = 3600.0
-"""A job of which nothing was heard for so long begins anew when it comes back: it has lost its place in the order."""
+"""A job that was silent for longer than this begins anew when it returns: it has lost its place in the order."""
 
 
 class JobTable:
-    """Owns the jobs. Whoever forgets one gives up its leases."""
+    """Owns the jobs. It returns the jobs that it forgets; the caller gives up their leases."""
 
     def __init__(self, max_jobs: int) -> None:
         self._max_jobs = max_jobs
         self._jobs: OrderedDict[tuple[str, str], Job] = OrderedDict()
-        """The one that was here last comes last."""
+        """Least recently active first."""
         self._idle: ClientShares[tuple[str, str]] = ClientShares()
-        """Those with no open request: a table of jobs that are all at work is not searched."""
+        """Jobs with no open request. Only these may be forgotten; a table in which all jobs are at work is not
+        searched."""
         self._by_rid: dict[str, Job] = {}
-        """Of every request that has not ended and of every step that is kept."""
+        """The job of every request that has not ended and of every kept step, by rid."""
         self._away: OrderedDict[Job, float] = OrderedDict()
-        """Those whose tools run, with the time at which they left; the one that has been away for longest first."""
+        """Jobs that wait for their tools, with the time at which each left; longest away first."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def unended(self) -> list[Job]:
-        """The jobs that are not over, or that still have open requests; the one that was here last comes first."""
+        """The jobs that are not over or still have open requests, most recently active first."""
         return [job for job in reversed(self._jobs.values()) if job.open_rids or not job.is_over]
 
     def select(self, namespace: str | None, prefix: str) -> list[Job]:
-        """The jobs of a namespace, or of all where it is None, whose ids begin with ``prefix``; the one that was here
-        last comes last."""
+        """The jobs with ids that begin with ``prefix``, in one namespace or, for None, in all; most recently active
+        last."""
         jobs = (job for job in self._jobs.values() if namespace is None or job.namespace == namespace)
         return [job for job in jobs if job.id.startswith(prefix)]
 
     def find_active(self, namespace: str, id: str, now: float) -> Job | None:
-        """A job that can be gone on with: it is not over, and was not silent for too long."""
+        """The job if it can be continued: it is not over, and was not silent for too long."""
         job = self._jobs.get((namespace, id))
         if job is None or job.is_over:  # though some of its requests may still run
             return None
@@ -54,7 +55,8 @@ class JobTable:
         return self._by_rid.get(rid)
 
     def open_job(self, namespace: str, id: str, now: float, serial: int, client: str = "") -> tuple[Job, list[Job]]:
-        """The job, a new one if `find_active` finds none; and the jobs forgotten for it, or replaced by it."""
+        """Return the job, or a new one if `find_active` finds none; and the jobs forgotten to make room, or replaced by
+        it."""
         job, gone = self.find_active(namespace, id, now), []
         if job is None:
             if (old := self._jobs.get((namespace, id))) is not None:
@@ -67,7 +69,7 @@ class JobTable:
             while len(self._jobs) > self._max_jobs:
                 idle = next((key for key in self._idle.in_order_of_forgetting() if key != new), None)
                 if idle is None:
-                    break  # of jobs at work the queue bounds how many there are
+                    break  # the rest have open requests, which the queue bounds
                 each = self._jobs[idle]
                 self._remove(each)
                 gone.append(each)
@@ -83,20 +85,20 @@ class JobTable:
             self._idle.renew_key(key)
 
     def name_taken(self, rid: str) -> None:
-        """A new request has this rid: a step that had it has no name any more."""
+        """Forget the kept steps with this rid, because a new request has taken it."""
         if (owner := self._by_rid.get(rid)) is not None:
             for step in [step for step in owner.steps if step.rid == rid]:
                 self.discard_step(owner, step)
 
     def began(self, job: Job, rid: str, sequences: int) -> None:
-        """A request of the job has been taken in."""
+        """Record a new request of the job."""
         self.name_taken(rid)
         self._idle.remove_key((job.namespace, job.id))
         job.open_rids[rid] = sequences
         self._by_rid[rid] = job
 
     def left(self, job: Job, rid: str) -> None:
-        """A sequence of a request has ended."""
+        """Record that one sequence of a request has ended."""
         job.open_rids[rid] -= 1
         if not job.open_rids[rid]:
             del job.open_rids[rid]
@@ -106,7 +108,7 @@ class JobTable:
                 self._idle.put_key(job.client, (job.namespace, job.id))
 
     def set_open(self, job: Job, rid: str, sequences: int) -> None:
-        """Say how many sequences of a request are open, whatever was counted."""
+        """Set how many sequences of a request are open, in place of the count so far."""
         if sequences:
             job.open_rids[rid] = sequences
             return
@@ -117,17 +119,19 @@ class JobTable:
             self._idle.put_key(job.client, (job.namespace, job.id))
 
     def goes_away(self, job: Job, now: float) -> None:
-        """Its last request has ended; another should follow, if it is not over or forgotten."""
+        """Record that all requests of a job have ended, and another should follow. No effect if it is over or
+        forgotten."""
         if not job.is_over and self.get_job(job.namespace, job.id) is job:
             self._away[job] = now
             self._away.move_to_end(job)
 
     def is_back(self, job: Job) -> bool:
-        """Its next request is there. False if it had been given up, or was not away."""
+        """Record that the next request of a job has arrived. False if the job was given up, or was not away."""
         return self._away.pop(job, None) is not None
 
     def give_up(self, now: float, seconds: float) -> list[Job]:
-        """Those that have been away for so long. Each is named once; what is known of it stays known."""
+        """Stop waiting for the jobs that have been away for at least ``seconds``, and return them. They stay in the
+        table."""
         lost = []
         while self._away:
             job, left = next(iter(self._away.items()))
@@ -138,7 +142,8 @@ class JobTable:
         return lost
 
     def keep_step(self, step: FinishedStep) -> FinishedStep | None:
-        """Remember a step; returns the one that is forgotten for it. Of a job that is not known any more, nothing."""
+        """Remember a step. Returns the step that is forgotten to make room, if any. No effect if its job is not known
+        any more."""
         job = step.job
         if self.get_job(job.namespace, job.id) is not job:
             return None
@@ -150,12 +155,12 @@ class JobTable:
         return old
 
     def discard_step(self, job: Job, step: FinishedStep) -> None:
-        """Forget one of its steps."""
+        """Forget a kept step of a job."""
         job.steps.remove(step)
         self._drop_name(job, step.rid)
 
     def remove_job(self, job: Job) -> None:
-        """Forget a job; its open requests go on without it."""
+        """Forget a job; its open requests continue without it."""
         if self._jobs.get((job.namespace, job.id)) is job:
             self._remove(job)
 

@@ -1,4 +1,4 @@
-"""Why the KV of a finished turn is leased, as far as the scheduler knows: the value of its lease goes by this."""
+"""Why the KV of a finished turn is leased, as far as the scheduler knows: this determines the value of its lease."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .job import Job
 
 
 class Worth(IntEnum):
-    """How likely a turn is gone on from. A higher one outlasts a lower one."""
+    """How likely a turn is to be continued. A higher worth outlasts a lower one."""
 
     FIRST_TURN = 0
-    """A conversation that has not been returned to, and of which its client asked nothing: most are never."""
+    """The first turn of a conversation, without a lease or job from the client: most are never continued."""
     ASKED_FOR = 1
-    """Its client named a job, or asked for a lease."""
+    """The client named a job, or asked for a lease."""
     RETURNED = 2
-    """It went on from an earlier turn itself, or another request waits for it."""
+    """The turn continued an earlier one, or another request waits for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +28,8 @@ class KeptTurn:
     worth: Worth
     job: Job | None = None
     expected_until: float = -math.inf
-    """Until when the policy expects its job back: while its text has not been read, and then while its tool runs. After
-    a turn that called nothing, nothing is expected: a person may write again, or not."""
+    """Time until which the policy expects its job back: while its text has not been parsed, and then while its tool
+    runs. A turn that called nothing sets no such time: its user may or may not write again."""
 
 
 def job_id_of(lease: Lease) -> str | None:
@@ -39,5 +39,5 @@ def job_id_of(lease: Lease) -> str | None:
 
 
 def worth_of(lease: Lease) -> Worth:
-    """A lease that belongs to no turn has been asked for."""
+    """The worth of a lease. One that belongs to no turn counts as asked for."""
     return lease.owner.worth if isinstance(lease.owner, KeptTurn) else Worth.ASKED_FOR

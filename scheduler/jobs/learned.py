@@ -1,8 +1,8 @@
-"""A model that learns from the words of commands which are slow: for calls on which rules and history leave doubt.
+"""A model that learns from their words which commands are slow; used where rules and history leave doubt.
 
-A logistic regression on hashed words, trained as durations come in, BATCH at a time, so that a step of the scheduler
-never pays for more than one small batch. It needs scikit-learn (`pip install -e '.[learned]'`), which is imported when
-the first model is made.
+A logistic regression on hashed words, trained as durations arrive, BATCH at a time, so that no step of the scheduler
+pays for more than one small batch. It needs scikit-learn (`pip install -e '.[learned]'`), which is imported when the
+first model is made.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ FEATURES = 1 << 10
 """Length of the vector that a command's features are hashed into."""
 
 COUNTS = 8
-"""Of its last places, for what is counted."""
+"""Places at the end of that vector that hold counts, such as those of pipes and options."""
 
 MAX_PROGRAMS, MAX_WORDS = 8, 24
-"""Of a command, and of each program in it, that are looked at."""
+"""Limits on the programs examined per command, and on the words examined per program."""
 
 BATCH = 16
-"""Observations that are learned from at once."""
+"""Observations per training step."""
 
 ENOUGH = 64
-"""Observations before the model says anything; it must have seen fast and slow ones, too."""
+"""Observations before the model predicts anything; they must include fast and slow commands."""
 
 SURE = 0.8
 """Probability from which the model decides."""
 
 MIDDLE_S = 5.0
-"""What is learned: does a call take longer than this?"""
+"""Seconds; the model predicts whether a call takes longer than this."""
 
 LOOP = re.compile(r"\b(?:for|while|until|xargs|-exec)\b")
 NUMBER = re.compile(r"\d+")
 
 
 class LearnedSpeed:
-    """Which commands are slow. Predictions depend on the observations and their order alone."""
+    """Predicts which commands are slow. Predictions depend only on the observations and their order."""
 
     def __init__(self) -> None:
         try:
@@ -78,7 +78,7 @@ class LearnedSpeed:
             self.observe(command, seconds)
 
     def slow_probability(self, command: str) -> float | None:
-        """That it takes longer than MIDDLE_S; None before enough was seen."""
+        """Probability that the command takes longer than MIDDLE_S; None until enough was observed."""
         if sum(self._seen) < ENOUGH or not min(self._seen):
             return None
         score = float(features_of(command) @ self._model.coef_[0] + self._model.intercept_[0])
@@ -114,7 +114,8 @@ def features_of(command: str) -> np.ndarray:
 
 
 def _forms(word: str) -> set[str]:
-    """What an argument stands for: itself, without numbers; of a path its first folder and its ending."""
+    """The features of an argument: its text with numbers made alike and, for a path, its first folder and its
+    ending."""
     plain = NUMBER.sub("0", word)
     if "/" not in word and "." not in word:
         return {plain}

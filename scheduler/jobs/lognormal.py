@@ -1,7 +1,7 @@
-"""What is believed of a tool's time before much is known of it: log-normal, its two parameters unknown.
+"""Log-normal belief about a tool's duration while little is known of it; both parameters are unknown.
 
 Normal-inverse-gamma, the conjugate prior of a normal distribution with unknown mean and variance, on the logarithm of
-the time; what it predicts is a Student t distribution (Murphy 2007, "Conjugate Bayesian analysis of the Gaussian
+the duration. Its predictive distribution is a Student t (Murphy 2007, "Conjugate Bayesian analysis of the Gaussian
 distribution").
 """
 
@@ -14,16 +14,17 @@ from statistics import NormalDist
 import numpy as np
 
 LEAST_S = 1e-3
-"""Shorter times count as this: they have no logarithm, and nobody can tell them apart."""
+"""Shorter durations count as this: 0 has no logarithm, and such differences do not matter."""
 
 MOST_LOG = 50.0
-"""Of a duration: what little data says about the far end stays finite."""
+"""Upper bound of a duration's logarithm: keeps the far tail finite where there is little data."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormalBelief:
-    """mean and weight: of the logarithm's mean, and how many durations that belief is worth. shape, scale: of its
-    variance, inverse gamma. The default knows next to nothing: a second, give or take a factor of ten."""
+    """mean, weight: the expected mean of the log durations, and the number of durations which that belief is worth.
+    shape, scale: inverse-gamma parameters of their variance. The default knows next to nothing: a second, give or take
+    a factor of ten."""
 
     mean: float = 0.0
     weight: float = 1.0
@@ -31,7 +32,7 @@ class LogNormalBelief:
     scale: float = 5.0
 
     def after(self, durations: np.ndarray) -> LogNormalBelief:
-        """What is believed after these durations in seconds, float64 [n]."""
+        """The belief updated with these durations in seconds, float64 [n]."""
         count = len(durations)
         if not count:
             return self
@@ -47,37 +48,38 @@ class LogNormalBelief:
         )
 
     def as_prior(self, worth: float) -> LogNormalBelief:
-        """The same, but worth no more than so many durations: what is known of all tools, for one of them."""
+        """The same belief, but worth at most ``worth`` durations: turns the belief about all tools into a prior for
+        one."""
         shape = min(self.shape, 2.0 + worth / 2)
         return LogNormalBelief(
             self.mean, min(self.weight, worth), shape, self.scale * max(shape - 1, 1) / max(self.shape - 1, 1)
         )
 
     def quantile(self, share: float) -> float:
-        """Seconds within which that share of the tool's calls is expected to be back."""
+        """Seconds within which ``share`` of the tool's calls is expected to return."""
         return float(self.quantiles(np.array([NormalDist().inv_cdf(share)]))[0])
 
     def quantiles(self, normal: np.ndarray) -> np.ndarray:
-        """As `quantile`, of several shares, which are given as quantiles of the normal distribution, float64 [n]: these
-        can be kept, and take longer than all else."""
+        """As `quantile` for several shares, given as quantiles of the normal distribution, float64 [n]: computing those
+        takes longest, and the caller can keep them."""
         spread = math.sqrt(self.scale * (self.weight + 1) / (self.shape * self.weight))
         return np.exp(np.minimum(self.mean + spread * _student_t(normal, 2 * self.shape), MOST_LOG))
 
     def draw(self, rng: np.random.Generator) -> float:
-        """A duration in seconds, of a world drawn from what is believed (Thompson 1933)."""
+        """A duration in seconds, under parameters drawn from the belief (Thompson 1933)."""
         variance = self.scale / rng.gamma(self.shape)
         mean = rng.normal(self.mean, math.sqrt(variance / self.weight))
         return _exp(rng.normal(mean, math.sqrt(variance)))
 
 
 def student_t_quantile(share: float, freedom: float) -> float:
-    """Of Student's t distribution with ``freedom`` degrees of freedom, at least 3; to 1 % of itself up to a share of
-    0.99 with 4 degrees (Abramowitz and Stegun, 26.7.5)."""
+    """Quantile of Student's t distribution with ``freedom`` degrees of freedom, at least 3. The relative error is at
+    most 1 % up to a share of 0.99 with 4 degrees (Abramowitz and Stegun, 26.7.5)."""
     return float(_student_t(np.array([NormalDist().inv_cdf(share)]), freedom)[0])
 
 
 def _student_t(z: np.ndarray, freedom: float) -> np.ndarray:
-    """z: quantiles of the normal distribution, float64 [n]. Returns those of Student's t of the same shares."""
+    """z: quantiles of the normal distribution, float64 [n]. Returns the quantiles of Student's t at the same shares."""
     z2 = z * z
     terms = (
         (z2 + 1) * z / 4,

@@ -1,4 +1,4 @@
-"""What an operator or a client hears of a job: plain data for JSON. Times are seconds from now."""
+"""Describes a job to operators and clients: plain data for JSON. Times are seconds from now."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .job import FinishedStep, Job
 
 
 def describe(job: Job, now: float, predicted: float | None) -> dict[str, Any]:
-    """predicted: for how long after the last step its tool runs, as far as anybody knows."""
+    """predicted: seconds that its tool is expected to run after the last step; None if unknown."""
     pinned = job.pinned_steps()
-    last = None if job.is_over else job.last_step  # nobody comes back from the tools of a job that is over
+    last = None if job.is_over else job.last_step  # a job that is over does not return from its tools
     returns = None if predicted is None or job.ended is None or job.is_over else max(0.0, job.ended + predicted - now)
     return {
         "job_id": job.id,

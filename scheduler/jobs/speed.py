@@ -1,4 +1,4 @@
-"""Is a tool fast, slow, or uncertain? First by rules on its command, then by what is known of its times."""
+"""Classifies tools as fast, slow or uncertain: first by rules on the command, then by the tool's known durations."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _SLOW = {
     "git fetch", "git push", "git submodule", "python setup.py", "mypy", "pyright",
 }  # fmt: skip
 _UNCERTAIN = {"docker ps", "docker images", "docker inspect", "uv --version"}
-"""More words win: of what is slow in general, these are not."""
+"""Exceptions to the slow programs above: an entry of two words takes precedence over one of a single word."""
 
 
 def by_rules(calls: tuple[ToolCall, ...]) -> Speed:
-    """By the commands alone. Of several the slowest counts; no call at all is uncertain: somebody thinks."""
+    """Classify by the commands alone; the slowest counts. Without a call the result is uncertain: a user has to
+    answer."""
     return slowest([_of_program(words) for call in calls for words in call.programs])
 
 
@@ -46,14 +47,14 @@ def slowest(speeds: list[Speed]) -> Speed:
 
 
 def by_times(soon: float, late: float, *, fast_s: float, slow_s: float) -> Speed:
-    """By when most calls are back (``late``), and when few are (``soon``), in seconds."""
+    """Classify by two quantiles of the duration in seconds: most calls have returned by ``late``, few by ``soon``."""
     if late <= fast_s:
         return Speed.FAST
     return Speed.SLOW if soon >= slow_s else Speed.UNCERTAIN
 
 
 def _of_program(words: list[str]) -> Speed:
-    """Of a program with its arguments: `git -C folder status` is a `git status`."""
+    """Classify a program with its arguments: `git -C folder status` counts as `git status`."""
     name, *arguments = words
     for known in (*(f"{name} {argument}" for argument in arguments), name):
         for table, speed in ((_UNCERTAIN, Speed.UNCERTAIN), (_FAST, Speed.FAST), (_SLOW, Speed.SLOW)):
