@@ -34,13 +34,14 @@ class BeamKV:
     length: int
     """row[:length] has slots, in each row."""
     parents: np.ndarray
-    """int32 [beams of the next step]: which of ``rows`` each goes on from; `fork_rows` makes it the identity."""
+    """int32 [beams of the next step]: the index into ``rows`` of the beam that each continues; `fork_rows` makes it the
+    identity."""
     committed: int = 0
     """row[:committed] is computed, and the result of its step is known."""
     spare: list[int] = field(default_factory=list)
-    """Rows of beams that have ended, to be used again."""
+    """Rows of beams that have ended, for reuse."""
     kept: list[np.ndarray] = field(default_factory=list)
-    """int32 [n] each: slots behind ``start`` of finished sequences whose KV is to be leased."""
+    """int32 [n] each: slots after ``start`` of finished sequences with KV that will be leased."""
 
     @property
     def is_forked(self) -> bool:
@@ -70,12 +71,12 @@ class BeamRows:
 
     def _first_slots(self, kv: BeamKV) -> tuple[np.ndarray, np.ndarray]:
         """The first slot of each page after ``start``, int32 [beams, pages]; then the same without the pages that all
-        beams share. Those are most, and comparing them is what takes time."""
+        beams share. Most pages are shared, and comparing them dominates the cost."""
         table = self._req_to_token.rows[kv.rows, kv.start : kv.length : self._allocator.page_size]
         return table, table[:, (table != table[0]).any(axis=0)]
 
     def choose(self, kv: BeamKV, parents: np.ndarray, kept: list[np.ndarray]) -> None:
-        """Let the next step go on from these beams (int32 [n], indices into ``kv.rows``, which have been forked). The
+        """Continue these beams in the next step (int32 [n], indices into ``kv.rows``, which have been forked). The
         others end, and pages that neither a beam nor ``kept`` names any more are freed."""
         survivors, index = np.unique(parents, return_inverse=True)
         kv.parents = index.astype(np.int32)
@@ -101,8 +102,8 @@ class BeamRows:
         return (len(kv.parents) - len(kv.rows)) * page if kv.length % page else 0
 
     def fork_rows(self, kv: BeamKV) -> KVCopies | None:
-        """Give each beam of the next step its row. Returns what must be copied before that step computes anything;
-        None, and nothing changed, if there is no memory."""
+        """Give each beam of the next step its row. Returns the copies that must be made before that step computes
+        anything; None, and nothing changed, if there is no memory."""
         pool, page = self._req_to_token, self._allocator.page_size
         begin = kv.length - kv.length % page
         partial = kv.length - begin
@@ -142,7 +143,7 @@ class BeamRows:
     def close(self, kv: BeamKV, trunk: KVSequence, fence: int | None) -> None:
         """Free everything that the group owns; the trunk and its row stay.
 
-        fence: that of a step in flight, which still writes; the pages come back after it.
+        fence: of a step in flight, which still writes; the pages are freed after it.
         """
         slots = self.pages(kv) * self._allocator.page_size
         for row in (*kv.rows.tolist(), *kv.spare):

@@ -43,11 +43,11 @@ class Hypothesis:
     kept_tokens: int
     """Output tokens that a continuation inherits: a matched stop is left out, unless no_stop_trim."""
     visible_tail: str = ""
-    """The text between them and a matched stop string, which the client sees."""
+    """Text between the inherited tokens and a matched stop string, which the client sees."""
     slots: np.ndarray | None = None
     """int32: the slots of its tokens behind the whole pages of the prompt, if its KV is kept for a lease."""
     top_ids: np.ndarray | None = None
-    """int32 [generated tokens, top_k], where the request wants them; likewise below."""
+    """int32 [generated tokens, top_k], if the request asked for them; likewise below."""
     top_logprobs: np.ndarray | None = None
     """float32 [generated tokens, top_k]"""
 
@@ -76,8 +76,8 @@ class _Paths:
 
 @dataclass(slots=True, frozen=True)
 class Selection:
-    """The choice of a step. parents: int32 [live], the former beam each live one goes on from. finished: those that
-    have just entered the results, with the former beam they came from."""
+    """The choice of a step. parents: int32 [live], the former beam that each live beam continues. finished: sequences
+    that have just entered the results, each with the former beam it came from."""
 
     parents: np.ndarray
     finished: list[tuple[Hypothesis, int]] = field(default_factory=list)
@@ -100,12 +100,12 @@ class BeamGroup:
         """float32 [live]: accumulated log-probability of each live beam, best first. Before the first step there is
         one: the prompt."""
         self._states: ConstraintState | None = constraint.start() if constraint is not None else None
-        """Where in the constraint each live beam is."""
+        """Position of each live beam in the constraint."""
         self._steps: list[_Step] = []
         self.finished: list[Hypothesis] = []
         """Best first, at most ``width``."""
         self.retained: list[Retained | None] = []
-        """What became of retain_ttl, for each of ``results``; set at the end, if the request asked for it."""
+        """Outcome of retain_ttl for each of ``results``; set at the end, if the request asked for it."""
         self.done = False
 
     @property
@@ -136,12 +136,12 @@ class BeamGroup:
         return f"{found} of {wanted} sequences: {name} has no more within max_new_tokens {self._max_new_tokens}"
 
     def tokens_at(self, position: int) -> np.ndarray:
-        """int32 [live]: the token that each live beam has at this place of its output."""
+        """int32 [live]: each live beam's token at this position of its output."""
         if position == self.num_tokens - 1:
             return self._steps[-1].tokens
         return self.sequences()[:, position]
 
-    # -- what a step needs ---------------------------------------------------------------------------------------------
+    # -- inputs of a step ----------------------------------------------------------------------------------------------
 
     @property
     def num_candidates(self) -> int:
@@ -159,7 +159,7 @@ class BeamGroup:
         """The only continuations of each live beam; None without a constraint."""
         return None if self._states is None else self._states.allowed()
 
-    # -- what a step brings --------------------------------------------------------------------------------------------
+    # -- results of a step ---------------------------------------------------------------------------------------------
 
     def select(self, candidates: BeamCandidates, end_ids: Collection[int]) -> Selection:
         """Take the ranked continuations of the live beams; sets ``done``. end_ids: eos and stop ids of the request."""
@@ -265,7 +265,7 @@ class BeamGroup:
         step.parents, step.tokens, step.logprobs = step.parents[ranks], step.tokens[ranks], step.logprobs[ranks]
 
     def _can_improve(self) -> bool:
-        """Could a live beam still get among the results?"""
+        """Could a live beam still enter the results?"""
         if len(self.finished) < self.width:
             return True
         early, penalty = self._sampling.early_stopping, self._sampling.length_penalty
@@ -277,7 +277,7 @@ class BeamGroup:
     # -- sequences -----------------------------------------------------------------------------------------------------
 
     def sequences(self) -> np.ndarray:
-        """int32 [live, num_tokens]: what the live beams have generated."""
+        """int32 [live, num_tokens]: the tokens that the live beams have generated."""
         beam = np.arange(self.num_live, dtype=np.int32)
         ids = np.empty((self.num_live, self.num_tokens), dtype=np.int32)
         for position in range(self.num_tokens - 1, -1, -1):

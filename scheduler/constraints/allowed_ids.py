@@ -1,5 +1,5 @@
-"""The only token ids that an output may have, as a constraint. It never ends an output, and nothing follows from what
-has been said."""
+"""Restricts an output to a list of token ids, as a constraint. It never ends an output, and does not depend on earlier
+tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The interface of constraints on outputs: item tries and lists of ids today, grammars later.
 
 Constraint        which outputs a request may have; immutable, shared by all requests that name it
-ConstraintState   where some of its sequences are; immutable too, so that a fork costs a reference
+ConstraintState   the positions of some sequences in it; immutable too, so that a fork costs a reference
 AllowedTokens     which tokens may come next, as packed bits: the form in which a step tells the sampler
 """
 
@@ -52,8 +52,8 @@ class AllowedTokens:
         return self.rows[at], (self.words[at] << 5) + (found & (BITS - 1))
 
     def holds(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """bool [n]: which of these pairs of sequence and token, int [n] each, are among them. Any token may be asked
-        for, also one that no vocabulary has."""
+        """bool [n]: which of these pairs of sequence and token, int [n] each, are allowed. Any token id is accepted,
+        including one outside every vocabulary."""
         wanted, words = rows.astype(np.int64), tokens.astype(np.int64) >> 5
         in_reach = (words >= 0) & (words < 2**31)
         wanted = wanted << 32 | np.where(in_reach, words, 0)
@@ -77,7 +77,7 @@ class AllowedTokens:
 
 
 class ConstraintState(Protocol):
-    """Where n sequences are in a constraint."""
+    """The positions of n sequences in a constraint."""
 
     def __len__(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""Item tries: which token sequences are items. For generative recommenders, whose every output must name one.
+"""Item tries: sets of token sequences, the items. For generative recommenders: every output must name an item.
 
 A trie is one sorted array: for each node, the edge (parent, token) that leads to it. Nodes are numbered breadth-first.
 
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 MAX_ITEM_TOKENS = 16_384
-"""Each of them is a pass over all items, so an array of one endless row would take minutes, and gigabytes."""
+"""Most tokens of an item. Each takes a pass over all items, so an array of one endless row would take minutes, and
+gigabytes."""
 
 _MAX_INT32 = 2**31 - 1
 _ROOT_EDGE = -(2**63)
@@ -69,7 +70,7 @@ class ItemTrie:
         # the row before in one of its first d + 1 tokens. Nodes found in this order are in breadth-first order.
         is_new = np.zeros(len(order), dtype=bool)
         is_new[0] = True
-        node = np.zeros(len(order), dtype=np.int64)  # the one that each row is at
+        node = np.zeros(len(order), dtype=np.int64)  # the node that each row has reached
         edges = [np.array([_ROOT_EDGE])]
         num_nodes = 1
         for depth, column in enumerate(columns):
@@ -98,7 +99,7 @@ class ItemTrie:
         return self.num_children(nodes) == 0
 
     def children(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(index into ``nodes``, token), int32 [m] each: every way to go on from every node; tokens ascend in each."""
+        """(index into ``nodes``, token), int32 [m] each: every child of every node; tokens ascend in each."""
         first, end = self._child_ranges(nodes)
         index = np.repeat(np.arange(len(nodes), dtype=np.int32), end - first)
         # Slices, not one gather: they are copied at the speed of memory.
@@ -114,7 +115,7 @@ class ItemTrie:
         return child.astype(np.int32)
 
     def _child_ranges(self, nodes: np.ndarray) -> np.ndarray:
-        """int64 [2, n]: the first child of each node, and the end (exclusive): children are numbered in a row."""
+        """int64 [2, n]: the first child of each node, and the end (exclusive): children have consecutive numbers."""
         parents = np.stack([nodes, nodes + 1])
         return np.searchsorted(self.edges, _edges(parents, 0))
 
@@ -162,7 +163,7 @@ def _checked_columns(items: np.ndarray) -> np.ndarray:
 
 
 def _refuse_beginnings(depth: int, is_new: np.ndarray, column: np.ndarray, order: np.ndarray) -> None:
-    """Raise ItemTrieError if an item ends at this depth and others go on from there: it sorts right before those.
+    """Raise ItemTrieError if an item ends at this depth and others continue it: it sorts right before those.
 
     is_new: bool [items], the row differs from the one before in its first ``depth`` tokens; column: the next tokens.
     """

@@ -55,7 +55,7 @@ class LearnedSpeed:
                 f"learning from commands needs scikit-learn, which is not there ({error}): "
                 "pip install -e '.[learned]', or turn learning off"
             ) from error
-        # Steps of one size learn fast; the average of the weights they lead to is steadier than the last of them.
+        # A constant learning rate learns fast; averaged weights are steadier than the last ones.
         self._model: Any = linear_model.SGDClassifier(
             loss="log_loss", alpha=1e-5, learning_rate="constant", eta0=1.0, average=True, random_state=0
         )

@@ -70,7 +70,7 @@ class ToolTimes:
         """Median duration in seconds, over all tools if this one was never seen; None if nothing is known."""
         own = self.history.durations_of(name_of(calls)) if calls is not None else ()
         durations = own if len(own) else self.history.all_durations()
-        middle = durations[(len(durations) - 1) // 2 : len(durations) // 2 + 1]  # they are in order
+        middle = durations[(len(durations) - 1) // 2 : len(durations) // 2 + 1]  # ascending
         return float(np.mean(middle)) if len(durations) else None
 
     def fixed_ttl(self, calls: Calls, threshold_s: float) -> float:

@@ -1,13 +1,13 @@
-"""What the scheduler does for jobs: it keeps the KV of a step that has ended until the job's next step, and not longer.
+"""Pins: keeps the KV of a job's finished step until the job's next step, and no longer.
 
-    arrived ──▶ the time since the job's last step is how long its tool took; it may go on from that step's lease
-    ended   ──▶ pinned: leased for a moment (the policy's `ttl` without calls), because its text has to be read first
+    arrived ──▶ the time since the job's last step is how long its tool took; the request may use its lease
+    ended   ──▶ pinned: leased for a moment (the policy's `ttl` without calls), because its text has to be parsed first
     called  ──▶ the tool is known: the policy's `ttl` extends the lease or lets it go
     last step, or `end` ──▶ all leases of the job are given up
 
 A pin is a lease like any other (radix/lease.py): it counts in the budgets, and breaks where memory is needed more.
-Owns the table of jobs; leases belong to the LeaseTable. The idea to pin KV for the time of a tool call, and to order
-steps by their job's arrival, is that of Continuum, a fork of vLLM.
+Owns the table of jobs; leases belong to the LeaseTable. Pinning KV for the time of a tool call, and ordering steps by
+their job's arrival, are ideas from Continuum, a fork of vLLM.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..stats import JobStats
 from .trace import JobTrace
 
 COPIED = 0.9
-"""A tier that has, or has promised, so much of a step's KV has a copy of it."""
+"""Share of a step's KV that a tier must hold, or have promised, to count as having a copy of it."""
 
 _ENDS = {
     LeaseState.HANDED_OFF: "hits",
@@ -46,7 +46,7 @@ _ENDS = {
 
 
 class Pins:
-    """Called by the scheduler as requests come and go, and once a turn."""
+    """Called by the scheduler as requests arrive and end, and once a turn."""
 
     def __init__(self, tools: PolicyTools, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int) -> None:
         self._cache = tools.cache
@@ -55,12 +55,12 @@ class Pins:
         self._policy = policy
         self._table = JobTable(max_jobs)
         self._pins: dict[Lease, FinishedStep] = {}
-        """Those whose end has not been counted."""
+        """The pinned step of each lease, until the lease's end has been counted."""
         self._pinned_at_arrival: dict[Request, int] = {}
         self._ending: dict[Request, FinishedStep] = {}
-        """Those that are about to end, with what is to become of them."""
+        """Finished steps that `ending` has prepared, by request, until `ended` records them."""
         self._expected: list[tuple[float, int, Lease]] = []
-        """A heap of (when its job is expected back at the latest, a running number, the lease)."""
+        """Heap of (latest time at which its job is expected back, a running number, the lease)."""
         self._numbers = count()
         self._stats = JobStats()
         self.trace = JobTrace()
@@ -68,12 +68,12 @@ class Pins:
     # -- requests arrive ----------------------------------------------------------------------------------------------
 
     def steps_of(self, spec: RequestSpec, now: float) -> list[tuple[str, int]]:
-        """What a new request may go on from: rid and index of its job's last steps, the latest first."""
+        """The steps that a new request may continue: rid and index of its job's last steps, the latest first."""
         job = self._table.find_active(spec.namespace, spec.job_id, now) if spec.job_id is not None else None
         return [(step.rid, step.index) for step in reversed(job.steps)] if job is not None else []
 
     def arrived(self, requests: Sequence[Request], now: float) -> None:
-        """New sequences of one request, which has been taken in."""
+        """Record the sequences of a new request."""
         first, spec = requests[0], requests[0].spec
         if spec.job_id is None:
             self._table.name_taken(spec.rid)
@@ -96,7 +96,7 @@ class Pins:
     # -- requests end -------------------------------------------------------------------------------------------------
 
     def ending(self, request: Request, now: float) -> None:
-        """A sequence is about to end well: say how long its KV stays without being asked for."""
+        """Before a sequence ends well, extend its ``retain_ttl`` to the time for which the policy pins its KV."""
         job = request.job
         if job is None or job.is_over or request.spec.is_last_step or request.is_search:
             return
@@ -108,7 +108,7 @@ class Pins:
         self._ending[request] = step
 
     def ended(self, request: Request, leases: dict[int, Lease | None], now: float) -> None:
-        """A sequence has ended. leases: on what is on record of it, by sample; empty if it did not end well."""
+        """Record the end of a sequence. leases: those on its results, by sample; empty if it did not end well."""
         job, step = request.job, self._ending.pop(request, None)
         if job is None:
             return
@@ -140,7 +140,7 @@ class Pins:
                 retire(self._cache, node, job.shared_tokens or 0)
 
     def discard_request(self, request: Request, siblings: Sequence[Request]) -> None:
-        """A sequence has failed: forget it. siblings: the sequences of its rid that are still live."""
+        """Forget a failed sequence. siblings: the sequences of its rid that are still live."""
         self._ending.pop(request, None)
         self._pinned_at_arrival.pop(request, None)
         job = request.job or self._table.of_rid(request.rid)
@@ -159,7 +159,7 @@ class Pins:
             self.trace.pinned(step, lease.deadline - now, now)
 
     def _expect(self, lease: Lease, until: float) -> None:
-        """The policy expects the job back until then; later its lease is worth less (`settle_pins`)."""
+        """Note until when the policy expects the job back; later its lease is worth less (`settle_pins`)."""
         assert isinstance(lease.owner, KeptTurn)
         lease.owner.expected_until = until
         if until > -math.inf:
@@ -178,8 +178,8 @@ class Pins:
     # -- tools --------------------------------------------------------------------------------------------------------
 
     def record_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
-        """The text of a finished step has been read, and called these tools. Steps that are not known count for
-        nothing: their job is over, or they belong to none."""
+        """Record the tools that a finished step called, as parsed from its text. Unknown steps are ignored: their job
+        is over, or they belong to none."""
         job = self._table.of_rid(rid)
         step = next((s for s in job.steps if (s.rid, s.index) == (rid, index)), None) if job is not None else None
         if job is None or step is None or step.calls is not None:
@@ -197,15 +197,15 @@ class Pins:
         self._leases.extend_lease(step.lease, max(until, step.asked_until, now))
 
     def _note_duration(self, job: Job, seconds: float) -> None:
-        """The tools of its last step took so long, or longer."""
+        """Record that the tools of the job's last step took this many seconds, or longer."""
         if (last := job.last_step) is not None and last.calls is not None:
             self.times.observe(last.calls, max(0.0, seconds))
 
     # -- once a turn --------------------------------------------------------------------------------------------------
 
     def settle_pins(self, now: float) -> None:
-        """Count the pins that have ended since the last call. What has been away for longer than any pin holds counts
-        as that long, back or not: else tools after which nobody comes back would look fast."""
+        """Count the pins that have ended since the last call. A job that has been away for longer than any pin holds
+        counts as that long, even if it never returns: otherwise tools with no return would look fast."""
         for job in self._table.give_up(now, MAX_PIN_S):
             self._note_duration(job, MAX_PIN_S)
         while self._expected and self._expected[0][0] < now:
@@ -230,8 +230,8 @@ class Pins:
     # -- jobs end, and are looked at ----------------------------------------------------------------------------------
 
     def end_job(self, namespace: str, id: str) -> tuple[list[str], int] | None:
-        """Give up all that is kept for a job, and forget it. Returns the rids of its open requests, which the caller
-        ends, and the tokens that were pinned; None if it is not known."""
+        """Give up everything kept for a job, and forget it. Returns the rids of its open requests, which the caller
+        ends, and the tokens that were pinned; None if the job is not known."""
         job = self._table.get_job(namespace, id)
         if job is None:
             return None
@@ -242,14 +242,14 @@ class Pins:
         return list(job.open_rids), tokens
 
     def unended_jobs(self) -> list[Job]:
-        """The jobs that are not over, or that still have open requests; the one that was here last comes first."""
+        """The jobs that are not over or still have open requests, most recently active first."""
         return self._table.unended()
 
     def describe_jobs(
         self, namespace: str | None, id: str | None, now: float, prefix: str = ""
     ) -> list[dict[str, Any]]:
-        """The jobs of a namespace (None: of all) whose ids begin with ``prefix``, or the one of this id in this
-        namespace if it is known; see jobs/report.py."""
+        """Describe the jobs with ids that begin with ``prefix``, in one namespace or, for None, in all; with an ``id``,
+        only that job of the namespace, if it is known. See jobs/report.py."""
         if id is None:
             jobs = self._table.select(namespace, prefix)
         else:

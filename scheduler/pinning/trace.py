@@ -1,4 +1,4 @@
-"""The events of jobs, one plain dict each, for whoever writes them down (``--scheduler-trace``) or replays them."""
+"""Records events of jobs, one plain dict each, for a log (``--scheduler-trace``) or a replay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..jobs.job import FinishedStep, Job
 from ..request import Request
 
 MAX_EVENTS = 100_000
-"""Kept until somebody takes them; later ones are dropped, and counted."""
+"""Events kept until `take_events` is called; later ones are dropped, and counted."""
 
 
 class JobTrace:
@@ -28,20 +28,20 @@ class JobTrace:
         return events
 
     def arrived(self, job: Job, request: Request, now: float) -> None:
-        """A request of a job has been taken in. (Of a continuation of a running parent the prompt is not known.)"""
+        """Record a new request of a job. (Its prompt's length is not known if it continues a running parent.)"""
         if self.enabled:
             prompt = {"prompt_tokens": request.prompt_len, "is_last_step": request.spec.is_last_step}
             self._add("arrival", job, now, rid=request.rid, turn=job.turns + 1, **prompt)
 
     def returned(self, job: Job, now: float) -> None:
-        """The job's next request is there; its tool took this long."""
+        """Record that the job's next request has arrived, and how long its tool took."""
         step = job.last_step
         if self.enabled and job.ended is not None and step is not None:
             names = [call.tool for call in step.calls] if step.calls is not None else None
             self._add("returned", job, now, tools=names, seconds=now - job.ended)
 
     def departed(self, job: Job, request: Request, now: float) -> None:
-        """A sequence has ended."""
+        """Record the end of a sequence."""
         if self.enabled:
             assert request.finish is not None
             self._add(
@@ -58,7 +58,7 @@ class JobTrace:
             )
 
     def called(self, step: FinishedStep, now: float) -> None:
-        """What a step called is known."""
+        """Record the tools that a step called."""
         if self.enabled:
             calls = [{"tool": call.tool, "command": call.command} for call in step.calls or ()]
             self._add("called", step.job, now, rid=step.rid, index=step.index, calls=calls)

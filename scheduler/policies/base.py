@@ -22,8 +22,9 @@ class _Overtaken:
 
 
 class BasePolicy(ABC):
-    """A higher priority goes first; among equals children return first, and the newest gives way. A lease that has been
-    idle for long gives way to newcomers. Nobody is passed for ever, and whoever has waited longest gets on."""
+    """Higher priorities go first; among equals, children return first, and the newest request is retracted first. A
+    lease that has been idle for long breaks for newcomers. No request is overtaken for ever, and the longest-waiting
+    one always makes progress."""
 
     min_shared_tokens = 32
     max_deferred = 256
@@ -39,16 +40,17 @@ class BasePolicy(ABC):
         """The first waiting request without a lease; children have passed it ``_passes`` times."""
         self._passes = 0
         self._overtaken: list[_Overtaken] = []
-        """The oldest waiting request last. Before it stand those that were the oldest until an older one came back:
-        their counts go on."""
+        """The oldest waiting request last. The entries before it were the oldest until an even older request came back;
+        they keep their counts."""
 
     @abstractmethod
     def rank(self, waiting: list[Request], now: float) -> list[Request]:
-        """The order of the queue if nobody had a lease or a priority; as `SchedulePolicy.order`."""
+        """The order of the queue without regard to leases and priorities; see `SchedulePolicy.order`."""
 
     def order(self, waiting: list[Request], now: float) -> list[Request]:
-        """As ranked, but a higher priority comes first, and among equals children for which a lease waits: they cost
-        little and free the lease. The oldest request comes first once it has been overtaken often enough."""
+        """The ranked order, except that higher priorities come first and, among equals, children for which a lease
+        waits: they cost little and free the lease. The oldest request comes first once it has been overtaken often
+        enough."""
         if waiting and not (self._overtaken and self._overtaken[-1].request is waiting[0]):
             self._note_oldest(waiting[0])
         if len(waiting) == 1:
@@ -66,7 +68,7 @@ class BasePolicy(ABC):
     def _note_oldest(self, oldest: Request) -> None:
         noted = self._overtaken
         while noted and noted[-1].request.serial < oldest.serial:
-            noted.pop()  # it waits no more
+            noted.pop()  # no longer waiting
         if not noted or noted[-1].request is not oldest:
             noted.append(_Overtaken(oldest))
 
@@ -86,36 +88,37 @@ class BasePolicy(ABC):
         return sorted(order, key=_by_priority) if prioritized else order
 
     def admitted(self, request: Request, now: float) -> None:
-        """Count whom the request has passed."""
+        """Count this admission for each older request that it overtakes."""
         if self._head is not None and request.inheritance is not None:
             self._passes += request.serial > self._head.serial
         for noted in self._overtaken:
             noted.times += request.serial > noted.request.serial
 
     def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
-        """The newest of the lowest priority. Never the oldest of all while there is another: so somebody gets on."""
+        """The newest request of the lowest priority. The oldest of all is spared while there is another, so at least
+        one request makes progress."""
         candidates = [*running, prefilling] if prefilling is not None else list(running)
         if len(candidates) > 1:
             candidates.remove(min(candidates, key=_by_age))
         return min(candidates, key=lambda request: (request.spec.priority, -request.arrival, -request.serial))
 
     def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
-        """Granted leases break first, the least likely to be used before all: by `Worth`, and of equal worth the
-        longest idle one. Then claimed ones, the newest first."""
+        """Granted leases break first: those of the lowest `Worth`, and of equal worth the longest idle one. Claimed
+        leases follow, the newest first."""
         if lease.state is LeaseState.CLAIMED:
             return 1, -lease.serial
         return 0, worth_of(lease), lease.idle_since
 
     def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
-        """True for a lease that has been idle for longer than T_fill. Breaking younger ones lets newcomers in at the
-        cost of those who are about to return, who then do the same to the next: everybody thrashes. A first turn that
-        nobody has asked to keep is not waited for: most of them are never gone on from."""
+        """True for a lease that has been idle for longer than T_fill. Breaking younger ones would admit newcomers at
+        the cost of requests that are about to return, which then do the same to the next: the cache thrashes. A first
+        turn that no client asked to keep may break at once, because most are never continued."""
         if lease.state is not LeaseState.GRANTED:
             return False
         return worth_of(lease) is Worth.FIRST_TURN or now - lease.idle_since > self._fill_time.seconds
 
     def ttl(self, step: FinishedStep, now: float) -> float:
-        """Nothing is pinned."""
+        """0: nothing is pinned."""
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""ContextServe's policy: three ways to treat a step, by what it called. As far as its behaviour is published."""
+"""ContextServe's policy, as far as its behaviour is published: the calls of a step decide between three treatments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .job_order import JobOrder
 from .pin_times import pin_seconds
 
 FAST_S = 3.0
-"""A fast tool's pin; one whose calls are mostly back within this time is fast."""
+"""Seconds that a fast tool's step is pinned; a tool is fast if most of its calls return within this time."""
 
 SLOW_S = 8.0
-"""One that is rarely back before is slow."""
+"""Seconds; a tool is slow if few of its calls return within this time."""
 
 
 class ContextServe(JobOrder):
-    """Fast tools are pinned, slow ones are let go at once, uncertain ones are pinned as Continuum does."""
+    """Pins steps of fast tools, releases those of slow ones at once, and pins uncertain ones as Continuum does."""
 
     def ttl(self, step: FinishedStep, now: float) -> float:
         if step.calls is None:

@@ -6,4 +6,5 @@ from .job_order import JobOrder
 
 
 class Continuum(JobOrder):
-    """Pins every tool for a fixed time, unless it is known to take longer; steps in the order of their jobs."""
+    """Pins every step for a fixed time, unless its tool is known to take longer; runs steps in the order of their
+    jobs."""

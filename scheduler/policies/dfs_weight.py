@@ -9,12 +9,13 @@ from .fill_time import FillTime
 
 
 class DepthFirstByWeight(BasePolicy):
-    """Goes through the cache's tree from the root, first to where most requests wait: those that share a prefix go
-    together, the largest groups first, so that a prefix is used by all who want it before it makes room. Whose prompt
-    ends in the cache where others go on comes after them. Equal groups go by their first arrival.
+    """Walks the cache's tree from the root, first to where most requests wait. Requests that share a prefix run
+    together, the largest groups first, so that all of them use the prefix before it is evicted. A request with a cached
+    prefix that ends at a node comes after those that continue below it. Groups of equal size go by their first arrival.
 
-    As with lpm a long queue is served in order of arrival; that whoever waits below a light branch is not passed for
-    ever, `BasePolicy` sees to."""
+    As with lpm, a long queue is served in order of arrival. `BasePolicy` bounds how often requests below a light branch
+    are overtaken.
+    """
 
     max_queue = 128
     """The longest queue that is ranked."""
@@ -27,11 +28,11 @@ class DepthFirstByWeight(BasePolicy):
         if len(waiting) > self.max_queue:
             return waiting
         paths: list[list[int]] = []
-        """Of each request the nodes from the root down to where its cached prefix ends, by serial."""
+        """For each request, the serials of the nodes from the root down to the end of its cached prefix."""
         weights: dict[int, int] = {}
-        """Of each node the requests that wait at it or below."""
+        """Number of requests that wait at a node or below it, by the node's serial."""
         firsts: dict[int, int] = {}
-        """Of each node the place of the first of them."""
+        """Queue position of the first of these requests, by the node's serial."""
         for place, request in enumerate(waiting):
             _, _, end = self._cache.find_prefix(request.namespace, request.token_ids.view())
             paths.append([node.serial for node in self._cache.tree.path(end, 0)])

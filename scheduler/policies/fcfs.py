@@ -7,7 +7,7 @@ from .base import BasePolicy
 
 
 class FirstComeFirstServed(BasePolicy):
-    """Whoever has waited longest. A retracted request keeps its first arrival, so it comes back first."""
+    """The longest-waiting request first. A retracted request keeps its first arrival, so it comes back first."""
 
     def rank(self, waiting: list[Request], now: float) -> list[Request]:
         return waiting

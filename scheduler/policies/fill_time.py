@@ -1,8 +1,8 @@
 """The fill time (T_fill): how long the whole pool would take to fill with newly computed KV.
 
-This is the break-even time of an idle lease: what it holds costs ``tokens × seconds per token`` to compute again, and
-the pool could have served others with those tokens for as long. So a lease that has been idle for longer costs more
-than it saves (the rule of DESIGN §5, where a simulation of agents found it: 9 s on a 24 GB card, 21 s on 141 GB).
+This is the break-even time of an idle lease: recomputing its KV costs ``tokens × seconds per token``, and the pool
+could have served others with those tokens for as long. A lease that has been idle for longer costs more than it saves
+(DESIGN §5; a simulation of agents found 9 s on a 24 GB card and 21 s on one of 141 GB).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ENOUGH_TOKENS = 2048
 """Computed prompt tokens after which the measurement counts."""
 
 WINDOW_TOKENS = 1 << 18
-"""When so many are counted, all counts are halved: what was measured long ago fades."""
+"""Counted tokens at which all counts are halved, so that old measurements fade."""
 
 
 class FillTime:

@@ -1,8 +1,8 @@
-"""Baton's own policy for agents: pins that are worth what they cost, jobs in order, and nothing kept for the dead.
+"""Baton's own policy for agents: pins that are worth their cost, jobs in order, and no KV kept for finished jobs.
 
-It rests on what a simulation of agents showed (docs/policies.md): newcomers that are not admitted do less harm than
-anything that ranks what is evicted; a pin needs the right to go first with it; what idles for longer than T_fill costs
-more than it saves; and where the host has a copy, no pin is needed.
+It follows from a simulation of agents (docs/policies.md): refusing newcomers does less harm than any ranking of what is
+evicted; a pin helps only if its request also goes first; a lease that idles for longer than T_fill costs more than it
+saves; and where the host has a copy, no pin is needed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from .job_order import JobOrder
 
 
 class Handoff(JobOrder):
-    """A pin lasts until the rate at which its job may come back falls to 1 / T_fill (Gittins' index, jobs/ttl.py). What
-    a finished job alone had in the cache goes first. Of the pins of jobs that are expected back, the newest job's
-    breaks first."""
+    """A pin lasts until the rate at which its job may return falls to 1 / T_fill (Gittins' index, jobs/ttl.py). KV that
+    only a finished job used is evicted first. Of the pins of jobs that are expected back, the newest job's breaks
+    first."""
 
     pin_time = "gittins"
     retires_jobs = True
@@ -25,8 +25,8 @@ class Handoff(JobOrder):
         return 0.0 if step.has_copy else super().ttl(step, now)
 
     def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
-        """As `BasePolicy`; but of equal worth those whose job is expected back come last, and of these the newest job's
-        breaks first: the queue serves the oldest job first, so that it ends."""
+        """As `BasePolicy`, except that of equal worth the leases of jobs that are expected back break last, and of
+        these the newest job's first: the queue serves the oldest job first, so that it ends."""
         if lease.state is LeaseState.CLAIMED:
             return super().lease_value(lease, now)
         kept = lease.owner

@@ -1,4 +1,4 @@
-"""The part that policies for agents share: steps of jobs come in the order in which their jobs arrived."""
+"""The part that policies for agents share: steps run in the order in which their jobs arrived."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .tools import PinTime, PolicyTools
 
 
 class JobOrder(BasePolicy):
-    """A job that has begun goes on before a later one begins: jobs end one by one, instead of all of them late.
-    Requests of no job count as jobs of one step. Those whose pin still holds go first (`BasePolicy`), within its
-    bounds."""
+    """Continues a job that has begun before it begins a later one: jobs end one by one, instead of all of them late.
+    Requests of no job count as jobs of one step. Requests with a live pin go first, within the bounds of
+    `BasePolicy`."""
 
     pin_time: PinTime = "fixed"
-    """How it chooses the time of a pin, unless ``--pin-time`` says otherwise."""
+    """Rule for the length of a pin, unless ``--pin-time`` names another."""
 
     def __init__(self, tools: PolicyTools) -> None:
         super().__init__(tools.fill_time)
@@ -32,8 +32,8 @@ class JobOrder(BasePolicy):
         return sorted(waiting, key=job_age)
 
     def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
-        """Of the lowest priority, the step of the newest job that is not its last; then the newest. Never the oldest
-        of all while there is another: so somebody gets on."""
+        """Among requests of the lowest priority, the step of the newest job that is not its last; failing that, the
+        newest. The oldest of all is spared while there is another, so at least one request makes progress."""
         candidates = [*running, prefilling] if prefilling is not None else list(running)
         if len(candidates) > 1:
             candidates.remove(min(candidates, key=job_age))
@@ -42,22 +42,23 @@ class JobOrder(BasePolicy):
         return max([r for r in candidates if not r.spec.is_last_step] or candidates, key=job_age)
 
     def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
-        """As `BasePolicy`; and a step whose tool has run for longer than it is worth waiting for holds nobody up: where
-        its client, or ``--conversation-ttl``, keeps it for longer, it only outlasts what is evicted."""
+        """As `BasePolicy`, and also True once a step's tool has run past the time at which the policy expected it back.
+        If its client or ``--conversation-ttl`` keeps the lease for longer, it outlasts evictable KV, but no newcomer
+        waits for it."""
         kept = lease.owner
         if lease.state is LeaseState.GRANTED and isinstance(kept, KeptTurn) and -math.inf < kept.expected_until < now:
             return True
         return super().may_break_for(request, lease, now)
 
     def ttl(self, step: FinishedStep, now: float) -> float:
-        """For a moment, until its calls are known; then by the tool."""
+        """A short provisional time until the calls are known; then the time for the tool."""
         if step.calls is None:
             return self._tools.provisional_s
         return pin_seconds(self._tools, self.pin_time, step)
 
 
 def job_age(request: Request) -> tuple[float, int, int]:
-    """When its job arrived, and itself; smaller is older."""
+    """Sort key, smaller is older: (arrival of its job, serial of its job, its own serial)."""
     if request.job is None:
         return request.arrival, request.serial, request.serial
     return request.job.arrival, request.job.serial, request.serial

@@ -1,4 +1,4 @@
-"""How long a step's KV is pinned once its calls are known: a rule for each name that ``--pin-time`` takes."""
+"""How long a step's KV is pinned once its calls are known: one rule for each value of ``--pin-time``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from ..jobs.job import FinishedStep
 from .tools import PinTime, PolicyTools
 
 MAX_PIN_S = 600.0
-"""No tool is waited for longer; a lease would have been broken long before."""
+"""Longest pin; a lease would have been broken long before."""
 
 POSTERIOR_SHARE = 0.8
-"""Of the calls, those that are back within the time that `posterior` gives."""
+"""Share of a tool's calls that return within the time that `posterior` gives."""
 
 
 def pin_seconds(tools: PolicyTools, own: PinTime, step: FinishedStep) -> float:
-    """For how long a step is worth keeping, counted from its end. own: the rule of the policy that asks."""
+    """Seconds for which a step is worth keeping, counted from its end. own: the calling policy's rule, used for
+    ``auto``."""
     rule = own if tools.pin_time == "auto" else tools.pin_time
     return min(MAX_PIN_S, _RULES[rule](tools, step))
 
@@ -35,7 +36,7 @@ def _gittins(tools: PolicyTools, step: FinishedStep) -> float:
 
 
 def _posterior(tools: PolicyTools, step: FinishedStep) -> float:
-    """If most calls are back before keeping costs more than it saves."""
+    """Pins only if most calls return before keeping the KV costs more than it saves."""
     seconds = tools.times.posterior_ttl(step.calls, POSTERIOR_SHARE)
     return seconds if seconds <= tools.fill_time.seconds else 0.0
 

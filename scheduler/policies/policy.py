@@ -1,7 +1,7 @@
-"""The one home of scheduling policy: who goes first, who waits for whom, and who gives way when memory runs out.
+"""Scheduling policy: the order of requests, which of them wait for others, and what is given up when memory runs out.
 
-Admission, decoding, retraction and the lease table ask; they decide nothing of this themselves. A policy sees requests
-(arrival, inheritance, how often retracted), leases and the time, and answers. It changes nothing but its own notes.
+Admission, decoding, retraction and the lease table call it and make none of these decisions themselves. A policy reads
+requests (arrival, inheritance, how often retracted), leases and the time, and changes nothing but its own notes.
 ``now`` is the scheduler's clock in seconds, the same for a whole turn.
 """
 
@@ -16,64 +16,64 @@ from ..request import Request
 
 
 class SchedulePolicy(Protocol):
-    """To add one: a class in a file of its own, usually on `BasePolicy`, and a line in registry.py."""
+    """To add a policy, write a class in a file of its own, usually on `BasePolicy`, and add a line to registry.py."""
 
     min_shared_tokens: int
     """A request waits for a prompt that the coming step computes if that saves it at least this many tokens."""
 
     max_deferred: int
-    """At most this many requests of a turn may wait like that and be passed by others; then admission stops."""
+    """At most this many requests of a turn may wait like that and be overtaken; then admission stops."""
 
     retires_jobs: bool
-    """Once a job is over, what only it has in the cache is evicted before all else."""
+    """Once a job is over, KV that only this job used is evicted first."""
 
     def order(self, waiting: list[Request], now: float) -> list[Request]:
         """The order in which admission tries the waiting requests: all of them, each once.
 
         ``waiting`` is in order of arrival, a retracted request in its old place, and must not be changed; it may be
-        returned as it is. Admission stops at the first request that does not fit, so whoever is put in front of
-        others can hold them up, and whoever is always put behind others starves: a policy that lets some pass has
-        to bound it (`BasePolicy` does).
+        returned as it is. Admission stops at the first request that does not fit, so a request put in front of others
+        can hold them up, and one always put behind others starves: a policy that lets requests overtake must bound it
+        (`BasePolicy` does).
         """
         ...
 
     @property
     def overdue(self) -> Request | None:
-        """A waiting request that has been passed as often as may be, as of the last `order`. It stands first there, and
+        """A waiting request that has been overtaken as often as allowed, as of the last `order`, which put it first. It
         does not wait for a prefix that others compute."""
         ...
 
     def admitted(self, request: Request, now: float) -> None:
-        """``request`` has been admitted and is about to leave the queue; ``order`` may want to count that."""
+        """Note that ``request`` has been admitted and is about to leave the queue."""
         ...
 
     def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
-        """Who is retracted when a decode step finds no memory: one of ``running``, or ``prefilling``, whose prompt is
-        partly computed.
+        """The request to retract when a decode step finds no memory: one of ``running``, or ``prefilling``, the one
+        with a partly computed prompt.
 
-        Called again until the rest fits. ``running`` is not empty. Somebody must always get on: two requests must
-        never be able to retract each other in turns, so the oldest is spared.
+        Called again until the rest fits. ``running`` is not empty. At least one request must always make progress: two
+        requests must never be able to retract each other in turns, so the oldest is spared.
         """
         ...
 
     def lease_value(self, lease: Lease, now: float) -> tuple[float, ...]:
-        """The value of a live lease: the lowest value breaks first when memory is needed, of equal ones the lease that
-        was granted first. As time passes the value may rise; it falls only where the lease itself changes."""
+        """The value of a live lease. When memory is needed, the lease of the lowest value breaks first; of equal ones,
+        the one granted first. As time passes the value may rise; it falls only where the lease itself changes."""
         ...
 
     def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
-        """May ``lease``, the least valuable there is, break so that ``request`` is admitted beside those that run?
+        """May ``lease``, the least valuable one, break so that ``request`` is admitted beside those that run?
 
-        Asked only while something else runs. A request that would run alone has any lease broken for it, and so has
-        a running one that needs a slot: no policy can keep the last request out.
+        Called only while something else runs. Any lease breaks for a request that would run alone, and for a running
+        one that needs a slot: no policy can keep the last request out.
         """
         ...
 
     def ttl(self, step: FinishedStep, now: float) -> float:
-        """For how many seconds after its end (``step.ended``) a step's KV stays pinned for the job's next step; 0 lets
-        it go.
+        """Seconds for which a step's KV stays pinned after its end (``step.ended``), for the job's next step; 0
+        releases it.
 
-        Asked when the step ends, before its text has been read (``step.calls`` is None), and again once its calls are
-        known. Not asked for a job's last step, nor for beam searches.
+        Called when the step ends, before its text has been parsed (``step.calls`` is None), and again once its calls
+        are known. Not called for a job's last step, nor for beam searches.
         """
         ...

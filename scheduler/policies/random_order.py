@@ -9,10 +9,11 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 class RandomOrder(BasePolicy):
-    """Each request draws its place once, when it arrives: from its serial, so that all ranks draw the same, and so does
-    a run that is repeated. Something to compare other orders with.
+    """Each request draws its place once, when it arrives. The draw depends on the serial, so all ranks draw the same,
+    and so does a repeated run. A baseline for comparing other orders.
 
-    Whoever drew a late place is passed by newcomers for a while, and no longer than `BasePolicy` lets them."""
+    Newcomers overtake a request with a late place for a while, but no longer than `BasePolicy` allows.
+    """
 
     def rank(self, waiting: list[Request], now: float) -> list[Request]:
         return sorted(waiting, key=lambda request: _drawn(request.serial))

@@ -25,7 +25,7 @@ POLICIES: dict[str, Callable[[PolicyTools], SchedulePolicy]] = {
 }
 
 PINNING = ("handoff", "continuum", "context-serve")
-"""Those that keep a job's KV while its tool runs."""
+"""Policies that keep a job's KV while its tool runs."""
 
 
 def make_policy(name: str, tools: PolicyTools) -> SchedulePolicy:

@@ -1,4 +1,4 @@
-"""What a policy may ask and look at: one object, made by the scheduler."""
+"""Everything a policy may read: one object, made by the scheduler."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from ..jobs.tool_time import ToolTimes
 from .fill_time import FillTime
 
 PinTime = Literal["auto", "fixed", "cdf", "posterior", "thompson", "gittins"]
-"""How the time of a pin is chosen; auto: as the policy does."""
+"""Rule for the length of a pin; auto: the policy's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTools:
-    """pin_time: asked for instead of what the policy takes by itself. pin_seconds: of a fixed time, and for a tool of
-    which nothing is known. provisional_s: until the step's calls are known. times: of tools, so far."""
+    """pin_time: rule that replaces the policy's own. pin_seconds: length of a fixed pin, and of one for a tool of which
+    nothing is known. provisional_s: length of a pin until the step's calls are known. times: durations of tools so
+    far."""
 
     cache: RadixCache
     fill_time: FillTime

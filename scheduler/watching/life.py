@@ -1,4 +1,4 @@
-"""What a watcher hears of requests, leases and jobs: plain data, as it crosses the wire. Times are seconds since the
+"""Reports of requests, leases and jobs to a watcher: plain data that crosses the wire. Times are seconds since the
 worker started, durations seconds."""
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import msgspec
 PhaseKind = Literal["queued", "loading", "prefill", "decode", "retracted", "leased"]
 
 Phase = tuple[PhaseKind, float, float | None, int]
-"""What, from when, until when (None: it goes on), and how many tokens: of the prompt that waits or was retracted, of a
-chunk, decoded so far, kept under a lease."""
+"""(kind, begin, end, tokens). end: None while the phase lasts. tokens: of the waiting or retracted prompt, of a chunk,
+decoded so far, or under a lease."""
 
 MAX_PHASES = 64
-"""Of one life; chunks that followed each other are told as one if there are more."""
+"""Phases kept of one life; beyond that, two consecutive ones of one kind are merged or, failing that, the second is
+dropped."""
 
 
 class Life(msgspec.Struct, omit_defaults=True):
@@ -27,12 +28,12 @@ class Life(msgspec.Struct, omit_defaults=True):
     cached: int
     output: int
     phases: list[Phase]
-    """In order; of one that had begun when the watching did, only what came then."""
+    """In order; of a request that was live before watching began, only those since then."""
     job_id: str | None = None
     parent: str | None = None
-    """The rid that it continues."""
+    """Rid of the request that it continues."""
     child: str | None = None
-    """The rid that took its KV over."""
+    """Rid of the request that took over its KV."""
     path: Literal["handoff", "fork", "match", "fallback"] | None = None
     end: Literal["stop", "length", "abort", "error"] | None = None
 
@@ -41,9 +42,9 @@ class RunningNow(msgspec.Struct, omit_defaults=True):
     rid: str
     phase: Literal["prefill", "decode", "beam"]
     computed: int
-    """Tokens whose KV is computed and whose step has ended."""
+    """Tokens with computed KV, as of the last step that has ended."""
     total: int
-    """Tokens that are known."""
+    """Known tokens: prompt and output."""
     output: int
     job_id: str | None = None
 
@@ -69,16 +70,17 @@ class LeaseNow(msgspec.Struct):
 class JobNow(msgspec.Struct):
     job_id: str
     state: Literal["running", "away", "over"]
-    """A request of it is open; none is, its tools run; its last step has ended."""
+    """running: a request of it is open. away: none is open, and its tools run. over: its last step has ended."""
     steps: int
     pinned: int
-    """Tokens."""
+    """Tokens under its pins."""
     expires_in: float | None
-    """The first of its pins that has a deadline."""
+    """Seconds until the earliest deadline among its pins; None if there is none."""
 
 
 class LoadNow(msgspec.Struct):
-    """Tokens, but for the first two. From ``queries`` on: since start."""
+    """Counts of tokens, except ``running`` and ``waiting``, which count requests. From ``queries`` on: totals since
+    start."""
 
     running: int
     waiting: int
@@ -95,5 +97,5 @@ class LoadNow(msgspec.Struct):
     hits: int
     evicted: int
     prompt_tokens: int
-    """Computed."""
+    """Computed prompt tokens."""
     output_tokens: int

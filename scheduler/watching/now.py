@@ -1,4 +1,4 @@
-"""What a scheduler does just now, for a watcher: bounded lists of plain data."""
+"""Snapshots of what a scheduler does now, for a watcher: bounded lists of plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..stats import TierStats
 from .life import JobNow, LeaseNow, LoadNow, RunningNow, WaitingNow
 
 MOST = 100
-"""Of a kind."""
+"""Entries per list."""
 
 _WAITS = {RequestStatus.PARKED: "parent", RequestStatus.LOADING: "loading", RequestStatus.WAITING: "queued"}
 
@@ -43,7 +43,7 @@ def load_now(scheduler: Scheduler) -> LoadNow:
 
 
 def requests_now(scheduler: Scheduler, now: float) -> tuple[list[RunningNow], list[WaitingNow]]:
-    """Those that came first."""
+    """The earliest running and waiting requests, at most MOST of each."""
     running: list[RunningNow] = []
     waiting: list[WaitingNow] = []
     for request in scheduler.live_requests:
@@ -74,12 +74,12 @@ def _waiting(request: Request, now: float) -> WaitingNow:
 
 
 def num_output(request: Request) -> int:
-    """Tokens generated: of a search, in each of its beams."""
+    """Generated tokens; of a search, those in each of its beams."""
     return request.num_output_tokens if request.beams is None else request.beams.num_tokens
 
 
 def leases_now(scheduler: Scheduler, now: float) -> list[LeaseNow]:
-    """Those that end first, by their deadline; claimed ones have none."""
+    """The MOST leases with the earliest deadlines; claimed leases have none and come last."""
     leases = scheduler.live_leases()
     if not leases:
         return []
@@ -101,7 +101,7 @@ def _lease(lease: Lease, rid: str | None, now: float) -> LeaseNow:
 
 
 def jobs_now(scheduler: Scheduler, now: float) -> tuple[list[JobNow], int]:
-    """The unended jobs that were here last, and how many there are in all."""
+    """The most recently active unended jobs, at most MOST, and how many there are in all."""
     jobs = scheduler.unended_jobs()
     return [_job(job, now) for job in jobs[:MOST]], len(jobs)
 

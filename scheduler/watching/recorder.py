@@ -1,4 +1,4 @@
-"""Writes down what becomes of requests, while somebody watches.
+"""Records the lives of requests while a watcher is connected.
 
     added ──▶ turn: chunks that have ended │ statuses that have changed │ chunks that begin │ leases that have ended
                                                             └──▶ take_lives: the lives that have changed
@@ -21,10 +21,10 @@ from .life import MAX_PHASES, Life, Phase, PhaseKind
 from .now import num_output
 
 MAX_LIVES = 200
-"""That are followed at the same time; of ended ones with leases, as many again."""
+"""Live requests followed at the same time; of leases on ended ones, as many again."""
 
 MAX_REFUSED = 50
-"""Told in one report; of more, the last."""
+"""Refused requests in one report; beyond that, the oldest are dropped."""
 
 _COMPUTING = (RequestStatus.PREFILLING, RequestStatus.RUNNING)
 
@@ -38,7 +38,7 @@ class _Phase:
 
 
 class _Recorded:
-    """A life that is being written."""
+    """A life that is being recorded."""
 
     def __init__(self, request: Request, began: float) -> None:
         self.life = Life(request.rid, request.index, request.arrival - began, request.prompt_len, 0, 0, [])
@@ -48,15 +48,15 @@ class _Recorded:
         self.status = request.status
         self.phases: list[_Phase] = []
         self.chunks: deque[tuple[int, _Phase]] = deque()
-        """Those whose step is in flight, with its id."""
+        """Chunks with a step in flight, each after the step's id."""
         self.is_admitted = False
         self.is_decoding = False
-        """Its last chunk is in a step."""
+        """The last chunk of its prompt is in a step, or has been."""
         self.decoded = 0
-        """Output tokens before it last began to decode."""
+        """Output tokens at the time it last began to decode."""
 
     def begin(self, kind: PhaseKind, at: float, tokens: int) -> _Phase:
-        """Begin a phase. Others end, but for chunks, which end with their step."""
+        """Begin a phase. This ends the others, except chunks, which end with their step."""
         for phase in self.phases:
             if phase.end is None and not (kind == phase.kind == "prefill"):
                 phase.end = at
@@ -81,7 +81,7 @@ class _Recorded:
 
 
 class LifeRecorder:
-    """Of one scheduler. began: the time that lives count from."""
+    """Records the lives of one scheduler's requests. began: the scheduler's time from which lives count."""
 
     def __init__(self, scheduler: Scheduler, began: float) -> None:
         self._scheduler = scheduler
@@ -90,26 +90,26 @@ class LifeRecorder:
         """By the request's serial."""
         self._leased: dict[Lease, tuple[_Recorded, _Phase]] = {}
         self._by_key: dict[tuple[str, int], _Recorded] = {}
-        """Those above."""
+        """The lives in the two tables above, by rid and index."""
         self._changed: dict[tuple[str, int], _Recorded] = {}
-        """Since they were taken, the one that changed last at the end."""
+        """Lives that have changed since the last take, the latest change last."""
         self._refused: deque[Life] = deque(maxlen=MAX_REFUSED)
-        """Those that never began, since they were taken."""
+        """Requests that never began, since the last take."""
         self._failed: set[str] = set()
-        """Rids whose end, in this turn, is an error."""
+        """Rids that end with an error in this turn."""
         self._missed = False
-        """Some requests are not followed, as there were too many."""
+        """Some requests are not followed, because there were too many."""
         self._lease_ends = -1
         self._is_stirred = True
         """Something has happened in this turn that changes statuses."""
         self._last_rows = -1
-        """Of the last step, if that was a decode."""
+        """Number of rows in the last step if that was a decode, else -1."""
         self._num_loading = 0
 
-    # -- what the loop tells ------------------------------------------------------------------------------------------
+    # -- events from the loop -----------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """Follow those that are here already, from now on."""
+        """Follow the requests that are live already, from now on."""
         self._adopt(now)
 
     def added(self, requests: Iterable[Request], now: float) -> None:
@@ -121,7 +121,7 @@ class LifeRecorder:
             self._follow(request).begin(kind, now - self._began, request.prompt_len)
 
     def refused(self, rid: str, now: float) -> None:
-        """A rid has ended with an error, or never began."""
+        """Record that a rid has ended with an error, or never began."""
         if any(recorded.life.rid == rid for recorded in self._open.values()):
             self._failed.add(rid)
             return
@@ -129,7 +129,8 @@ class LifeRecorder:
         self._refused.append(Life(rid, 0, at, 0, 0, 0, [("queued", at, at, 0)], end="error"))
 
     def turn(self, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float) -> bool:
-        """ended: the steps that have been committed, or have failed. True if there is something to take."""
+        """Record a turn. ended: the steps that have been committed, or have failed. True if there is something to
+        take."""
         at = now - self._began
         for batch in ended:
             self._end_chunks(batch, at)
@@ -148,11 +149,12 @@ class LifeRecorder:
         return bool(self._changed or self._refused)
 
     def stir(self) -> None:
-        """A request has ended, in this turn."""
+        """Note that a request has ended in this turn."""
         self._is_stirred = True
 
     def _may_have_moved(self, launched: ScheduleBatch | None) -> bool:
-        """False after most decode steps: nobody came, ended or was retracted, or the step would have other rows."""
+        """False after most decode steps, which saves a scan of all requests: an arrival, an end or a retraction would
+        have stirred the recorder or changed the number of rows."""
         rows = -1 if launched is None or launched.is_extend else len(launched)
         is_like_the_last, self._last_rows = rows == self._last_rows and rows >= 0, rows
         is_stirred, self._is_stirred = self._is_stirred, False
@@ -192,7 +194,7 @@ class LifeRecorder:
                 recorded.begin(kind, recorded.life.arrival if waits else now - self._began, request.prompt_len)
 
     def _has_ended(self, recorded: _Recorded, at: float) -> bool:
-        """Note what has become of a request whose status has changed; True if it has ended."""
+        """Record the new status of a request; True if the request has ended."""
         request = recorded.request
         was, status = recorded.status, request.status
         recorded.status = status
@@ -212,7 +214,7 @@ class LifeRecorder:
         return False
 
     def _admit(self, recorded: _Recorded) -> None:
-        """It is computed for the first time: what it began with is known now."""
+        """Record what a request begins with, which is known once it is first computed."""
         request = recorded.request
         recorded.is_admitted = True
         life, inheritance = recorded.life, request.inheritance
@@ -228,7 +230,7 @@ class LifeRecorder:
                 self._change(parent)
 
     def _parent(self, name: tuple[str, int]) -> _Recorded | None:
-        """All results of a search are one life."""
+        """The recorded life of a parent; all results of a search share one life."""
         if (recorded := self._by_key.get(name)) is None:
             first = self._by_key.get((name[0], 0))
             recorded = first if first is not None and first.request.is_search else None
@@ -308,24 +310,25 @@ class LifeRecorder:
         self._forget(recorded)
 
     def _forget(self, recorded: _Recorded) -> None:
-        """Of one that has ended, if none of its leases is left."""
+        """Drop a life from the index by key, if no lease of it is left."""
         is_leased = any(other is recorded for other, _ in self._leased.values())
         if self._by_key.get(recorded.key) is recorded and not is_leased:
             del self._by_key[recorded.key]
 
-    # -- what the watcher takes ---------------------------------------------------------------------------------------
+    # -- reports to the watcher ---------------------------------------------------------------------------------------
 
     def _change(self, recorded: _Recorded) -> None:
         later = self._by_key.get(recorded.key)
         if later is not None and later is not recorded:
-            return  # another request has its name
+            return  # another request has taken its rid
         self._changed.pop(recorded.key, None)
         self._changed[recorded.key] = recorded
         if len(self._changed) > 2 * MAX_LIVES:
             del self._changed[next(iter(self._changed))]
 
     def refresh(self, now: float) -> None:
-        """Before lives are taken: count what has been decoded, and follow those that there was no room for."""
+        """Prepare for `take_lives`: count what has been decoded, and follow the requests for which there was no
+        room."""
         for recorded in self._open.values():
             if recorded.is_decoding:
                 self._count_decoded(recorded)
@@ -333,7 +336,7 @@ class LifeRecorder:
             self._adopt(now)
 
     def take_lives(self, most: int) -> list[Life]:
-        """Lives that have changed, at most so many; [] once all have been taken."""
+        """Lives that have changed, at most ``most``; [] once all have been taken."""
         taken: list[Life] = []
         while self._refused and len(taken) < most:
             taken.append(self._refused.popleft())
