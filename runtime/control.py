@@ -15,7 +15,7 @@ from .runner.step_profile import StepProfiler
 
 
 class Control:
-    """Called by the event loop, between two steps."""
+    """Handles control calls. The event loop calls it between two steps."""
 
     def __init__(
         self, scheduler: Scheduler, item_tries: ItemTries, profiler: StepProfiler, info: dict, outbox: Sender
@@ -27,7 +27,7 @@ class Control:
         self._info = info
         self._outbox = outbox
         self.paused = False
-        """No step is to be launched."""
+        """True while no step may be launched."""
 
     def handle(self, message: ControlRequest | LoadItemTrie | DeleteItemTrie) -> None:
         match message:

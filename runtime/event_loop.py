@@ -50,14 +50,14 @@ HEARTBEAT_S = 1.0
 """Seconds from one stats message to the next, busy or idle. An idle loop sleeps no longer than this."""
 
 TIERS_POLL_S = 0.005
-"""How often, at least, a loop without other work looks whether copies between the tiers have ended. Threads that make
-them wake it."""
+"""Seconds between checks of a loop without other work for ended copies between the tiers. The threads that make the
+copies also wake it."""
 
 IDLE_WORK_S = 1.0
-"""Seconds without a request after which work that waits for such a time begins."""
+"""Seconds without a request after which idle work begins."""
 
 MAX_FAILED_STEPS = 3
-"""After this many failed steps in a row the worker gives up: the device is broken, not a request."""
+"""Failed steps in a row after which the worker gives up: then the device is broken, not a request."""
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class EventLoop:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def next_batch(self, now: float) -> ScheduleBatch | None:
-        """Form the next step. None while the worker is paused, when leases expire all the same."""
+        """Form the next step. None while the worker is paused; leases expire even then."""
         if not self._control.paused:
             batch = self._scheduler.next_batch(now)
             if events := self._scheduler.take_events():
@@ -184,7 +184,7 @@ class EventLoop:
         return None
 
     def order(self, now: float) -> None:
-        """Hand on what the tiers want done before the step that was formed is launched."""
+        """Issue the transfers that the tiers have ordered, before the step formed last is launched."""
         if self._tier_io is not None:
             self._tier_io.submit_orders(self._scheduler.take_transfer_orders(now))
 
@@ -223,7 +223,7 @@ class EventLoop:
         return finished
 
     def commit(self, batch: ScheduleBatch, output: StepOutput | Exception, now: float) -> None:
-        """Let the scheduler process a finished step, and tell the clients what came of it."""
+        """Let the scheduler process a finished step, and send its outputs to the clients."""
         if isinstance(output, Exception):
             self.fail_step(output, now)
             return
@@ -244,10 +244,10 @@ class EventLoop:
         self.tell(self._scheduler.fail_step(now, reason), now)
 
     def end_orders(self, now: float) -> None:
-        """Tell the scheduler which orders of its tiers are over."""
+        """Report ended transfers to the scheduler."""
         for ended in self._tier_io.poll() if self._tier_io is not None else ():
             if self.attempt(lambda ended=ended: self.end_order(ended, now), now) is not None:
-                # Nobody reports it again. If the first attempt got that far, there is nothing left to end.
+                # It is not reported again. If the first attempt got that far, there is nothing left to end.
                 self.attempt(lambda ended=ended: self.end_order(ended, now), now)
 
     def end_order(self, ended: Any, now: float) -> None:
@@ -259,15 +259,15 @@ class EventLoop:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def observe(self, action: Callable[[], object]) -> None:
-        """Do something that only reads what the scheduler has. If that raises, the log says so."""
+        """Run an action that only reads the scheduler's state. If it raises, log the exception."""
         try:
             action()
         except Exception:
             logger.exception("statistics, a dashboard or a subscriber could not be served; requests are not affected")
 
     def attempt(self, action: Callable[[], object], now: float, at_fault: Sequence[Request] = ()) -> Exception | None:
-        """Do something that must not end the loop. If it raises, the requests at fault end with an error, whatever was
-        left half done is put right, and the exception is returned."""
+        """Run an action that must not end the loop. If it raises, end the requests at fault with an error, repair state
+        that was left half changed, and return the exception."""
         try:
             action()
         except Exception as error:
@@ -279,7 +279,7 @@ class EventLoop:
 
     def poll(self, *, has_news: bool = False) -> Sequence[ToWorker]:
         """Return every waiting message. Without work, or paused, first sleep until one comes, a copy ends, or a
-        heartbeat, lease or watcher is due. has_news: of steps, for the clients; they do not wait."""
+        heartbeat, lease or watcher is due. has_news: outputs wait to be sent, so do not sleep."""
         timeout = 0.0
         copying = self._tier_io is not None and self._tier_io.under_way > 0
         if self._scheduler.is_idle or (self._control.paused and not has_news):
@@ -291,7 +291,7 @@ class EventLoop:
         return messages
 
     def seconds_to_sleep(self) -> float:
-        """How long there is nothing to do without a message."""
+        """Seconds until the next timed work, if no message comes."""
         due = [self._next_heartbeat]
         if self._idle_work is not None and not self._control.paused:
             due.append(self._idle_since + IDLE_WORK_S)
@@ -300,7 +300,7 @@ class EventLoop:
         return max(0.0, min(due) - self._clock())
 
     def handle(self, message: ToWorker, now: float) -> None:
-        """Do what a message asks for. If that raises, its sender gets an error."""
+        """Handle a message. If that raises, its sender gets an error."""
         named: list[Request] = []
         if isinstance(message, AbortRequest) and (rid := message.rid) is not None:
             self.observe(lambda: named.extend(self._scheduler.live_of(rid)))
@@ -352,7 +352,7 @@ class EventLoop:
         self.attempt(lambda: self.take_in(spec, requests, now), now, requests)
 
     def take_in(self, spec: RequestSpec, requests: list[Request], now: float) -> None:
-        """Have the others know of a request that the scheduler has taken in."""
+        """Register a request that the scheduler has accepted with the other components."""
         for request in requests:
             self._outputs.open_sample(request)
         self._watch.added(requests, now)
@@ -370,15 +370,15 @@ class EventLoop:
         self._control.reply(message.call_id, given_up)
 
     def end_overdue(self, now: float) -> None:
-        """End the requests that have been here for too long."""
+        """End the requests that are past --request-timeout."""
         if events := self._scheduler.time_out(now):
             self.tell(events, now)
 
     # -- continuations -------------------------------------------------------------------------------------------------
 
     def complete_suffixes(self, output: StepOutput, now: float) -> None:
-        """Where a stop string begins inside a token, put what the client saw of that token in front of the suffixes of
-        the children, including children that already wait."""
+        """Where a stop string begins inside a token, prepend the part of the token that the client saw to the suffixes
+        of the children, including children that already wait."""
         ending: list[tuple[Request, StopMatch]] = []
         self.attempt(lambda: ending.extend(self._scheduler.ends_within_token(output.result)), now)
         for parent, match in ending:
@@ -407,7 +407,7 @@ class EventLoop:
         *,
         output: StepOutput | None = None,
     ) -> None:
-        """Tell the clients what happened, and forget the requests that have ended. output: the step that the events
+        """Send the events to the clients, and forget the requests that have ended. output: the step that the events
         came from."""
         refusals = {event.request.rid: event.refusal for event in events if event.refusal is not None}
         message = self._outputs.build_outputs([e for e in events if e.request.rid not in refusals], output, now)
@@ -450,7 +450,7 @@ class EventLoop:
             self._job_records.heartbeat(now)
 
     def audit(self, now: float) -> None:
-        """Check that every page of the pool has one owner. If not, tell the requests that fail because of it."""
+        """Check that every page of the pool has one owner. If not, end the requests that this spoils."""
         if damaged := self._scheduler.self_check(now):
             self.tell(damaged, now)
 

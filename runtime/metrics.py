@@ -194,7 +194,7 @@ _HISTOGRAMS = {
 
 
 class CacheMetrics(Collector):
-    """A collector for a registry; ``stats`` is what it shows."""
+    """A collector for a registry; it shows ``stats``."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -238,7 +238,7 @@ class CacheMetrics(Collector):
 
 
 def _cumulative(buckets: Buckets, bounds: tuple[float, ...]) -> list[tuple[str, float]]:
-    """(upper bound, tokens up to it), as the format has it."""
+    """(upper bound, tokens up to it) pairs, as the Prometheus format requires."""
     counts = buckets.counts or (0,) * (len(bounds) + 1)
     found: list[tuple[str, float]] = []
     below = 0
@@ -326,7 +326,7 @@ class ServerMetrics:
         self._last = stats
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Render the text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
 

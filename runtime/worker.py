@@ -58,10 +58,10 @@ from .text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED_BLOCKS = 128
-"""Blocks that may wait to be written; their pages on the host are not free meanwhile."""
+"""Most blocks that may wait to be written; their pages on the host are not free meanwhile."""
 
 CLOSE_S = 5.0
-"""The longest that the end of a worker waits for a copy between the tiers."""
+"""Most seconds that a worker's shutdown waits for a copy between the tiers."""
 
 
 def build_scheduler(
@@ -75,8 +75,8 @@ def build_scheduler(
 ) -> Scheduler:
     """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
 
-    host_tokens: of the host tier; 0 for none. stores: what is behind it. bytes_per_token: of KV, for the stats.
-    watch: is given the cache and its host tier before anything is in them.
+    host_tokens: size of the host tier; 0 for none. stores: those behind it. bytes_per_token: KV size, for the stats.
+    watch: called with the cache and its host tier while they are still empty.
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
@@ -215,8 +215,8 @@ def load_tokenizer(config: WorkerConfig) -> Callable[[], Tokenizer]:
 
 
 def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
-    """Have everything done that the tiers order, where there are any. wake: ends the event loop's sleep; called from
-    other threads."""
+    """Start the threads that execute the tiers' orders; None without tiers. wake: ends the event loop's sleep; called
+    from other threads."""
     pool, threads = worker.host_pool, dict[str, BlockIO]()
     if pool is None:
         return None
@@ -296,7 +296,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event
         if job_records is not None:
             job_records.close(time.monotonic())
         if tier_io is not None and tier_io.close(CLOSE_S) and worker is not None and worker.stores is not None:
-            worker.stores.close()  # a store that hangs in a thread's hands stays open
+            worker.stores.close()  # a store with a hanging call stays open
         for part in (kv_events, waker, inbox, outbox):
             if part is not None:
                 part.close()

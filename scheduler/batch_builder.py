@@ -26,9 +26,9 @@ class TokenRows:
     slots: np.ndarray
     """int32 [tokens]"""
     new_lens: np.ndarray
-    """int32 [n]: how far the rows compute their requests."""
+    """int32 [n]: length to which each row computes its request."""
     draft_lens: np.ndarray | None = None
-    """int32 [n]: so many of each row's tokens are guesses; None if there are none."""
+    """int32 [n]: number of guesses among each row's tokens; None if there are none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,26 +37,26 @@ class PlannedStep:
 
     batch: ScheduleBatch
     requests: list[Request]
-    """One for each row."""
+    """The request of each row."""
     num_prompts: int
-    """The first rows compute prompts, or a retracted request's known tokens; the others are running requests."""
+    """Leading rows that compute prompts, or a retracted request's known tokens; the others are running requests."""
     serves_running: bool
-    """True if no running request is left out that a decode step would have given a token."""
+    """True if the step gives a token to every running request that a decode step would serve."""
     searches: list[Request] = field(default_factory=list)
-    """One for each of batch.beams."""
+    """The request of each search in batch.beams."""
     opened: list[Request] = field(default_factory=list)
-    """One for each of batch.opened; the step runner knows them once the step is formed."""
+    """The request of each entry in batch.opened; the step runner knows them once the step is formed."""
     formed: float = 0.0
-    """The scheduler's time."""
+    """Time at which it was formed, on the scheduler's clock."""
     fence: int = 0
-    """Open until the step has ended, see memory_pool/fences.py."""
+    """A fence that is open until the step has ended, see memory_pool/fences.py."""
     longest_gap: int = 0
     """Steps from the last one that served a running request of this step, for the one that has waited longest; 1 if
     that was the step before."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """New tokens of the prompts."""
+        """Number of new prompt tokens."""
         return int(self.batch.extend_lens[: self.num_prompts].sum()) if self.num_prompts else 0
 
 
@@ -73,8 +73,8 @@ def plan_step(
 ) -> PlannedStep:
     """Plan a step that computes each request up to ``new_lens`` (int32 [bs]), and count that as scheduled.
 
-    ``slots`` as `KVMemory.extend` returned them. ``running``: of the last requests, which run; the others compute their
-    known tokens. A search is a row like any other while its prompt is computed.
+    ``slots`` as `KVMemory.extend` returned them. ``running``: rows of the last requests, which are running; the others
+    compute their known tokens. A search is a row like any other while its prompt is computed.
     """
     bs = len(requests)
     num_prompts = bs - len(running.requests) if running is not None else bs
@@ -112,7 +112,7 @@ def plan_step(
 
 
 def _known_ids(request: Request, stop: int) -> np.ndarray:
-    """int32 [n]: what the step computes of a prompt, up to ``stop``."""
+    """int32 [n]: the prompt tokens that the step computes, up to ``stop``."""
     try:
         return request.token_ids.view(request.scheduled_len, stop)
     except Exception as error:
@@ -141,7 +141,7 @@ def _fill_row(
     drafted: int,
     allowed: list[tuple[int, AllowedTokens]],
 ) -> None:
-    """old, new: how far the request is computed, and will be. drafted: its last tokens that are guesses."""
+    """old, new: computed length before and after the step. drafted: number of its last tokens that are guesses."""
     batch = step.batch
     end = len(request.token_ids) + request.num_output_placeholders
     samples = new - drafted == end and request.max_new_tokens > 0
@@ -225,7 +225,7 @@ def _info(request: Request) -> SequenceInfo:
 
 
 def _beam_step(search: Request, start: int, stop: int) -> BeamStep:
-    """The part of one search. It asks for no candidates while a retracted search recomputes the tokens it knows."""
+    """The BeamStep of one search. It asks for no candidates while a retracted search recomputes known tokens."""
     group, kv = search.beams, search.beam_kv
     assert group is not None
     shared_len = kv.start if kv is not None else 0

@@ -30,7 +30,7 @@ class StoreSize:
 
 
 class BlockTarget(Protocol):
-    """Where the blocks of one `read_blocks` go."""
+    """The destination of the blocks of one `read_blocks`."""
 
     def wanted(self) -> bool:
         """Cancellation check, polled before each block and during slow I/O: False to stop."""
@@ -83,7 +83,7 @@ class BlockStore(Protocol):
         ...
 
     def write_blocks(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
-        """Store blocks. Returns for each: is it there afterwards?"""
+        """Store blocks. Returns for each whether it is there afterwards."""
         ...
 
     def touch_blocks(self, keys: Sequence[bytes], now: float) -> None:
@@ -96,7 +96,7 @@ class BlockStore(Protocol):
 
 
 class RareWarnings:
-    """Says which failures to log: one of each kind in WARN_S."""
+    """Limits the log to one failure of each kind per WARN_S."""
 
     def __init__(self) -> None:
         self._logged_at: dict[str, float] = {}

@@ -32,7 +32,7 @@ from .pool_folder import DiskPoolError, PoolFolder
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 10.0
-"""How long nothing is written after the disk refused a write."""
+"""Seconds without writes after the disk refused one."""
 TOUCH_S = 60.0
 """How often, at most, a block's use is noted on disk. The order there is for the next start only."""
 

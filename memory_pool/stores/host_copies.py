@@ -34,7 +34,7 @@ GATHERED = 2**19
 """Bytes of one layer that numpy gathers before it scatters them: they stay in the core's own cache."""
 
 GATHERED_PIECES = 512
-"""At least as many pieces at a time: numpy keeps the GIL for up to 500."""
+"""Least pieces to gather at a time: numpy keeps the GIL for up to 500."""
 
 STAGED = 2**24
 """Bytes of a GPU that hold pages on their way."""
@@ -42,7 +42,7 @@ STAGED = 2**24
 
 @dataclass(frozen=True, slots=True)
 class PagedLayers:
-    """K and V of some layers, as a copy of pages reads or writes them."""
+    """K and V of some layers, in the form that page copies use."""
 
     planes: list[torch.Tensor]
     """K of each layer, then V of each: uint8 [pages, page bytes]. Rows are contiguous and ``step`` bytes apart."""

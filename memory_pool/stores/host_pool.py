@@ -4,7 +4,7 @@
 
 A page of all layers is one contiguous piece, so that it goes to a disk or over a wire in one copy. The device's pool
 has it in 2 × layers places, and `store` and `load` bridge that; how is in host_copies.py. As on the device page 0 is
-padding, so that an `Allocator` numbers the slots of both. Which tokens are where is the business of others.
+padding, so that an `Allocator` numbers the slots of both. It does not know which tokens are where.
 """
 
 from __future__ import annotations

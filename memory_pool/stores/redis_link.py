@@ -20,7 +20,7 @@ SOCKET_BYTES = 2**18
 """The most that goes to or comes from the socket in one call: a time-out is for one call, and so is the GIL."""
 
 _MAX_TEXT = 200
-"""Characters of what others say that get into our log."""
+"""Most characters of a server's or library's error text that get into the log."""
 
 LinkFailure = Literal["unreachable", "timeout", "login", "answer", "refused", "late"]
 
@@ -46,8 +46,8 @@ class Refusal(NamedTuple):
 class RedisLink:
     """Connects by itself, with the first command and after a failure. For one thread. Raises RemoteStoreError.
 
-    url: redis://, rediss:// (TLS) or unix://; user, password and database as redis-py reads them. Of options behind a
-        "?" those that begin with ssl_, and db.
+    url: redis://, rediss:// (TLS) or unix://; user, password and database as redis-py reads them. Options after a "?"
+        may be db and those that begin with ssl_.
     timeout_s: for each call of the socket, at most SOCKET_BYTES.
     """
 

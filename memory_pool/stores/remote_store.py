@@ -38,9 +38,9 @@ BATCH_BYTES = 2**23
 MAX_VALUE_BYTES = 2**29
 """The largest value that Redis accepts."""
 KNOWN_KEYS = 2**16
-"""How many keys are remembered as stored."""
+"""Most keys that are remembered as stored."""
 TOUCH_S = 60.0
-"""How often, at most, the server is told that a block is in use; of those with a short time to live, sooner."""
+"""Least seconds between two renewals of a block's use on the server; fewer for a short time to live."""
 
 FAILURES = ("unreachable", "timeout", "login", "answer", "refused", "late", "size", "header", "checksum")
 """Failures of the server: not reachable, too slow, login refused, an answer that is not Redis's, a refused command, a
@@ -274,7 +274,8 @@ class RemoteStore:
         return count
 
     def write_blocks(self, keys: Sequence[bytes], source: BlockSource, now: float) -> list[bool]:
-        """Store blocks that the server does not have, in two round trips. Returns for each: is it there afterwards?"""
+        """Store blocks that the server does not have, in two round trips. Returns for each whether it is there
+        afterwards."""
         for key in keys:
             check_key(key)
         done = [False] * len(keys)
@@ -300,7 +301,7 @@ class RemoteStore:
         return done
 
     def touch_blocks(self, keys: Sequence[bytes], now: float) -> None:
-        """Tell the server that blocks are in use, if it has not been told lately. Blocks that it has lost are known
+        """Renew the use of blocks on the server, unless that was done lately. Blocks that it has lost are known
         afterwards, and can be stored again."""
         due = [key for key in keys if now - self._known.get(key, float("-inf")) >= self._touch_s]
         if not due or not self._breaker.allows(now):

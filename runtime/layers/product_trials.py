@@ -4,8 +4,8 @@ Every shape is tried with the model's own weights, as many of them one after the
 memory as a real step does. On AMD, oneDNN's packed weights are two to four times as fast as MKL; on Intel less, and not
 for every shape.
 
-Others may hold the processor while a model is loaded. Then only the largest shapes are tried at once, the rest compute
-in the form that won for the largest, and `LateTrials` tries them while the server is idle.
+Other processes may hold the processor while a model is loaded. Then only the largest shapes are tried at once, the rest
+compute in the form that won for the largest, and `LateTrials` tries them while the server is idle.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ TRIED_BYTES = 96 << 20
 MAX_FLOPS = 1e10
 """A trial of many rows uses fewer where a product would take longer."""
 ROUNDS = range(2, 10)
-"""Every form is timed so often, more often only while TRIAL_S has not passed; the best time counts."""
+"""Timings of each form, least and most: only while TRIAL_S has not passed more than the least. The best counts."""
 TRIAL_S = 0.3
 """Seconds of products, for all forms at one row count."""
 LIMIT_S = 20.0
-"""No other shape is tried at start after so many seconds, because others hold the processor."""
+"""Seconds after which no other shape is tried at start, because other processes hold the processor."""
 WORTH_IT = 0.95
 """A form must take less than this share of the time of F.linear to replace it."""
 NO_LOSS = 1.05
@@ -64,7 +64,7 @@ NO_LOSS = 1.05
 
 
 class UnusableFormError(RuntimeError):
-    """The form that was asked for does not work with this dtype on this processor."""
+    """The requested form does not work with this dtype on this processor."""
 
 
 Timer = Callable[[Callable[[], object]], float]
@@ -104,7 +104,7 @@ def choose_products(
 
 
 def is_widened(weight: torch.Tensor) -> bool:
-    """Does "auto" multiply such weights as float32?"""
+    """True if "auto" multiplies such weights as float32."""
     return weight.device.type == "cpu" and not processor.multiplies(weight.dtype)
 
 
@@ -166,7 +166,7 @@ class LateTrials:
         """groups: layers with weights of one shape. usable, kept, kernel: see `try_products`."""
         self._layers = [layer for group in groups for layer in group]
         self.has_switched = False
-        """Does any layer compute in another form than before?"""
+        """True if any layer computes in another form than before."""
         self._run = self._trials(list(groups), list(usable), kept, kernel, timer)
 
     def has(self, layer: Linear) -> bool:
@@ -258,7 +258,7 @@ def usable_forms(
 
 
 def _computes(layer: Linear, kernel: BlockKernel | None) -> bool:
-    """Is NUMBA right for this shape? oneDNN may lay out one shape in another way than the next."""
+    """True if NUMBA gives the right numbers for this shape. oneDNN's layout may differ from shape to shape."""
     source = Source(_weight(layer), layer.bias, kernel)
     x = torch.randn(5, source.weight.shape[1], generator=torch.Generator().manual_seed(0)).to(source.weight.dtype)
     try:
@@ -294,7 +294,7 @@ def _better_packed(of_rows: Mapping[str, float]) -> str:
 
 
 def _faster(of_rows: Mapping[str, float]) -> str:
-    """The better of the forms that read the weight as it is."""
+    """The faster of the forms that read the weight as it is."""
     found = TORCH
     for form, seconds in of_rows.items():
         if form not in PACKED and seconds < WORTH_IT * of_rows[TORCH]:

@@ -27,7 +27,7 @@ ROW_COUNTS = (1, 8, 32, 512)
 """Row counts typical of serving: one sequence, a few, a full batch, a prompt."""
 
 _MOST_ROWS = (7, 16, 48)
-"""Up to so many rows the choice for the first, second, third of ROW_COUNTS holds."""
+"""Most rows for which the choice of the first, second, third of ROW_COUNTS holds."""
 
 TRANSPOSED_ROWS = ROW_COUNTS[1:3]
 """For one row both read the weight once, for a prompt the copy costs more than is won: only these are worth a trial."""
@@ -67,7 +67,7 @@ class Source:
     weight: torch.Tensor
     bias: torch.Tensor | None
     kernel: BlockKernel | None = None
-    """None: there is no form "numba"."""
+    """Makes the form "numba"; None if that does not exist here."""
 
     @cached_property
     def blocks(self) -> torch.Tensor:
