@@ -279,7 +279,8 @@ class EventLoop:
 
     def poll(self, *, has_news: bool = False) -> Sequence[ToWorker]:
         """Return every waiting message. Without work, or paused, first sleep until one comes, a copy ends, or a
-        heartbeat, lease or watcher is due. has_news: outputs wait to be sent, so do not sleep."""
+        heartbeat, lease or watcher is due. has_news: finished steps await their commit; do not sleep
+        when paused."""
         timeout = 0.0
         copying = self._tier_io is not None and self._tier_io.under_way > 0
         if self._scheduler.is_idle or (self._control.paused and not has_news):

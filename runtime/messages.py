@@ -143,7 +143,7 @@ class DetokenizeParams(Message, frozen=True):
 
 
 class ContinuationOutput(Message, frozen=True):
-    """How many tokens a continuation took over from its parent, and how; see scheduler.request.Inheritance."""
+    """The tokens that a continuation took over from its parent, and the path; see scheduler.request.Inheritance."""
 
     path: str
     inherited_tokens: int

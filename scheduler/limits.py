@@ -50,9 +50,9 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
 
 
 def _room(request: Request, prompt_len: int, allocator: Allocator) -> int:
-    """How many generated tokens' KV fits the pool beside the prompt (for a search, in each beam); -1 if the prompt does
-    not fit. Beams share the whole pages of the prompt. Finished ones that will be leased are kept beside them, and
-    copied at the end."""
+    """Number of generated tokens with KV that fits the pool beside the prompt (for a search, in each beam); -1 if the
+    prompt does not fit. Beams share the whole pages of the prompt. Finished ones that will be leased are kept beside
+    them, and copied at the end."""
     pool, page, width = allocator.total_tokens, allocator.page_size, request.sampling.beam_width
     if width is None:
         return pool - prompt_len

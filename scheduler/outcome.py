@@ -71,7 +71,7 @@ class Retained:
 
 
 class ContextOverflow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How much too long a request is, in tokens, for APIs with their own wording of this error.
+    """The excess length of a request, in tokens, for APIs with their own wording of this error.
 
     prompt: its length; with ``at_least``, a lower bound, because counting stopped there. output: the length that was
     asked for; 0 where the prompt alone is too long.

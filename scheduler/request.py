@@ -203,7 +203,7 @@ class Request:
         """The KV of the beams, once the prompt is computed; ``kv`` then holds only the prompt's whole pages."""
         self.constraint = constraint
         self.constraint_state: ConstraintState | None = constraint.start() if constraint is not None else None
-        """How far the generated tokens have got in the constraint; a beam search keeps this for its beams instead."""
+        """State of the constraint after the generated tokens; a beam search keeps one for each of its beams instead."""
         self.retractions = self.last_step = 0  # last_step: that computed tokens of it
         self.finish: FinishReason | None = None
 
@@ -217,7 +217,7 @@ class Request:
         self.status = RequestStatus.WAITING
 
     def note_found(self, length: int, on_host: int) -> None:
-        """It is opened with the KV of its first ``length`` tokens, ``on_host`` of which had to be loaded from there.
+        """Note that it is opened with KV of its first ``length`` tokens, ``on_host`` of them loaded from the host.
         Counts until its first step has been formed; what was loaded when it was opened in vain counts too."""
         if self.queried:
             return
@@ -306,7 +306,7 @@ class Request:
 
     @property
     def num_retained(self) -> int:
-        """How many of its sequences stay leased at their end: the first ones, or the best of a search."""
+        """Number of its sequences that stay leased at their end: the first ones, or the best of a search."""
         if self.retain_ttl <= 0:
             return 0
         n, retain_n = self.sampling.n, self.spec.retain_n

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen: plain data that every process passes on unchanged.
+"""The sampling parameters of a request: plain data that every process passes on unchanged.
 
 Names follow SGLang's ``sampling_params``. Validation against a model is done elsewhere (vocabulary:
 runtime/prompt.py, lengths: limits.py); this class only refuses what can never be right.

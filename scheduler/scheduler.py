@@ -86,7 +86,7 @@ class EndedJob:
     """The outcome of `Scheduler.end_job`."""
 
     aborted_rids: list[str]
-    """Its requests that were open."""
+    """Rids of the job's requests that were open."""
     released_tokens: int
     """Tokens of KV that were pinned for it."""
     events: list[RequestEvent]
@@ -594,7 +594,7 @@ class Scheduler:
 
     @property
     def lease_counts(self) -> LeaseCounts:
-        """How leases have begun and ended, since start; must not be changed."""
+        """Counts of granted and ended leases since start; must not be changed."""
         return self._leases.counts
 
     # -- jobs ---------------------------------------------------------------------------------------------------------

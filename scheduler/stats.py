@@ -70,7 +70,7 @@ class TierStats:
     tier: str
     """host, disk or remote."""
     total_tokens: int | None = 0
-    """None, here and in the next two, for a store that does not know how full it is."""
+    """None, like the next two, for a store that does not know how full it is."""
     used_tokens: int | None = 0
     """Tokens of prefixes with a copy here or being stored; on disk, of all blocks, including earlier servers'."""
     free_tokens: int | None = 0

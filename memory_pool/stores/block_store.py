@@ -14,13 +14,13 @@ from typing import Protocol
 import numpy as np
 
 WARN_S = 60.0
-"""How often, at most, each kind of failure is logged."""
+"""Least seconds between two log lines about the same kind of failure."""
 
 
 @dataclass(slots=True, frozen=True)
 class StoreSize:
-    """How full a store is. Bytes are what blocks take there, headers and rounding included; evicted_blocks counts those
-    removed to make room, since the store was opened."""
+    """The fill level of a store. Bytes are those that blocks take there, headers and rounding included; evicted_blocks
+    counts blocks removed to make room since the store was opened."""
 
     used_blocks: int
     total_blocks: int

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 PAUSE_S = 10.0
 """Seconds without writes after the disk refused one."""
 TOUCH_S = 60.0
-"""How often, at most, a block's use is noted on disk. The order there is for the next start only."""
+"""Least seconds between two notes on disk of a block's use. The order there is for the next start only."""
 
 FAILURES = ("missing", "not_a_file", "size", "header", "checksum", "read", "no_space", "write", "remove")
 """Reads: a file that is gone, that a folder, link, … has replaced, of another size, with a wrong header (another key,

@@ -62,7 +62,7 @@ def load_triton(device: torch.device) -> Mapping[str, Callable[..., Any]]:
 
 
 def numba_library(dtype: torch.dtype, shape: OpShape, team: Team) -> Library:
-    """Its kernels are made for one model."""
+    """The library of Numba's kernels, which are compiled for one model."""
 
     def load(device: torch.device) -> Mapping[str, Callable[..., Any]]:
         from .numba_ops import operations  # here: Numba is optional, and only for a CPU

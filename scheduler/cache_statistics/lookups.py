@@ -15,7 +15,7 @@ class Depths:
         self._ends = [0] * (len(DEPTHS) + 1)
         """Number of prefixes, by the bucket in which they end."""
         self._rests = [0] * (len(DEPTHS) + 1)
-        """Their tokens in that bucket."""
+        """The prefixes' tokens in that bucket."""
         self._sum = 0
 
     def add_prefix(self, length: int) -> None:

@@ -30,7 +30,7 @@ class SampleRecord:
     """One finished sequence. A child inherits ``ids`` and after them ``result``, the matched stop left out."""
 
     name: tuple[str, int]
-    """Its rid and index."""
+    """Rid and index of the sequence."""
     ids: TokenBuffer
     """Prompt and output; of a beam search the prompt, which its results share."""
     trimmed_tokens: int
@@ -48,7 +48,7 @@ class SampleRecord:
         return self.lease is not None and self.lease.is_live
 
     def shared_with(self, prompt: np.ndarray) -> int:
-        """How many of the first tokens are those of ``prompt``, int32 [n]; those of a search's result do not count."""
+        """Number of leading tokens shared with ``prompt``, int32 [n]; those of a search's result do not count."""
         ids = self.ids.view(0, min(len(self.ids), len(prompt)))
         differing = np.flatnonzero(ids != prompt[: len(ids)])
         return int(differing[0]) if len(differing) else len(ids)

@@ -16,7 +16,7 @@ MAX_TOKENS = 1 << 15
 """Tokens kept of one namespace; beyond that the older half is forgotten."""
 
 MAX_NAMESPACES = 16
-"""Namespaces kept; the least recently used is forgotten first."""
+"""Namespaces kept; the one without a new output for longest is forgotten first."""
 
 SHORTEST = SIZES[1]
 """Fewer tokens in common say little about the output of another request."""
