@@ -76,7 +76,7 @@ class ScriptState:
 
 def scripted_scheduler(tokenizer: Tokenizer, script: list[list[str]]) -> type[Scheduler]:
     class ScriptedScheduler(Scheduler):
-        def add(
+        def add_request(
             self,
             spec: RequestSpec,
             now: float,
@@ -90,7 +90,7 @@ def scripted_scheduler(tokenizer: Tokenizer, script: list[list[str]]) -> type[Sc
             if found:
                 answer = tokenizer.encode(max(found)[2], False)
                 constraint = Script(np.array([*answer, tokenizer.token_to_id("<|im_end|>")], dtype=np.int32))
-            return super().add(spec, now, own_ids=own_ids, constraint=constraint)
+            return super().add_request(spec, now, own_ids=own_ids, constraint=constraint)
 
     return ScriptedScheduler
 

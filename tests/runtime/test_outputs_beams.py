@@ -27,7 +27,7 @@ def open_search(
     spec = make_spec("r", [1, 2], SamplingParams(beam_width=4, n=n), stream=stream, logprobs=logprobs)
     request = Request(spec, index=0, seed=0, arrival=0, serial=3)
     request.begin(request.token_ids, max_new_tokens=3)
-    builder.open(request)
+    builder.open_sample(request)
     return request
 
 
@@ -48,7 +48,7 @@ def hypothesis(ids: list[int], score: float, matched: int | str | None = None, t
 def end(builder: OutputBuilder, request: Request, results: list[Hypothesis]) -> list[TokenOutput]:
     request.beams = BeamGroup(request.sampling, 3, None, 1)
     request.beams.finished = results
-    message = builder.build([RequestEvent(request, finish=ENDED)], None, 10.0)
+    message = builder.build_outputs([RequestEvent(request, finish=ENDED)], None, 10.0)
     assert message is not None
     return message.items
 
@@ -85,7 +85,7 @@ def test_a_search_that_failed_ends_all_its_outputs(has_begun: bool) -> None:
         request.beams = BeamGroup(request.sampling, 3, None, 1)
         request.beams.finished = [hypothesis([5], -0.5)]
     finish = FinishReason("abort", message="why")
-    message = builder.build([RequestEvent(request, finish=finish)], None, 0.0)
+    message = builder.build_outputs([RequestEvent(request, finish=finish)], None, 0.0)
     assert message is not None
     assert [(output.index, output.finish) for output in message.items] == [(0, finish), (1, finish), (2, finish)]
     assert all(output.new_ids == b"" and output.beam is None and output.params for output in message.items)
@@ -100,7 +100,7 @@ def test_logprobs_of_the_prompt_and_of_each_result() -> None:
     step.input_logprobs = [
         (request.serial, TokenLogprobs(np.array([2], dtype=np.int32), np.full(1, -0.25, np.float32), *tops))
     ]
-    assert builder.build([], step, 0.0) is None, "nothing is said before the end"
+    assert builder.build_outputs([], step, 0.0) is None, "nothing is said before the end"
     outputs = end(builder, request, [hypothesis([5, 6], -0.5, top_k=2), hypothesis([7], -1.5, top_k=2)])
     for output, ids, value in zip(outputs, ([5, 6], [7]), (-0.5, -1.5)):
         prompt, chosen = output.input_logprobs, output.output_logprobs
@@ -127,7 +127,7 @@ def test_what_was_inherited_and_what_is_kept() -> None:
     request.beams = BeamGroup(request.sampling, 3, None, 1)
     request.beams.finished = [hypothesis([5], -0.5), hypothesis([6], -0.75)]
     request.beams.retained = [Retained(tokens=3, deadline=14.0), Retained(refused="no room")]
-    message = builder.build([RequestEvent(request, finish=ENDED)], None, 10.0)
+    message = builder.build_outputs([RequestEvent(request, finish=ENDED)], None, 10.0)
     assert message is not None
     assert [output.retained for output in message.items] == [
         RetainedOutput(tokens=3, ttl=4.0),

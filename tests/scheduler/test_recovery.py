@@ -240,7 +240,7 @@ def test_pages_of_a_failed_request_wait_for_the_step_that_writes_them(page_size:
     assert harness.outcomes["other", 0].tokens == expected_output([2] * 20, 12)
 
 
-STAGES = ["_end_families", "_find_lost", "_end", "_place", "_recount", "_reset"]
+STAGES = ["_end_families", "_find_lost", "_end", "_place", "_recount", "abandon_all"]
 
 
 @pytest.mark.parametrize(
@@ -261,23 +261,24 @@ def test_an_exception_in_the_recovery_itself_ends_every_request_once(
     harness.add("waiting", [5] * 20, 6)
     for _ in range(4):
         harness.step()
-    part: Any = harness.scheduler._recovery
+    scheduler_recovery: Any = harness.scheduler._recovery
+    part: Any = scheduler_recovery if stage != "abandon_all" else harness.scheduler._memory
     real, failures = getattr(part, stage), [RuntimeError("again")]
 
     def raise_once(*args: Any) -> Any:
-        if failures and stage != "_reset":
+        if failures:
             raise failures.pop()
         return real(*args)
 
     with monkeypatch.context() as patched:
         patched.setattr(part, stage, raise_once)
-        if stage == "_reset":  # it is reached only where the count fails first
-            patched.setattr(part, "_recount", Mock(side_effect=MemoryError))
+        if stage == "abandon_all":  # it is reached only where the count fails first
+            patched.setattr(scheduler_recovery, "_recount", Mock(side_effect=MemoryError))
         (bad, *_) = harness.scheduler.live_of("running")
         harness._take(harness.scheduler.contain(RuntimeError("the first"), [bad], harness.now))
     finish(harness)
     ended = {key: outcome for key, outcome in harness.outcomes.items() if key[0] != "kept"}
-    if stage not in ("_recount", "_reset"):
+    if stage != "_recount":
         assert all(outcome.refusal is not None for outcome in ended.values()), ended
     harness.add("next", [1] * 20, 6)
     finish(harness)
