@@ -40,7 +40,7 @@ pytestmark = pytest.mark.process
         ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens", "1 or more"),
         ({"text": "a", "sampling_params": {"top_k": 10**30}}, "sampling_params.top_k", "-1"),
         ({"text": "a", "sampling_params": {"max_new_tokens": None, "min_new_tokens": 10**9}}, "min_new_tokens", "4095"),
-        ({"text": "a", "sampling_params": {"seed": 10**30}}, "sampling_params.seed", "2**63"),
+        ({"text": "a", "sampling_params": {"seed": 10**30}}, "sampling_params.seed", "64 bits"),
         ({"text": "a", "sampling_params": {"stop_token_ids": [300]}}, "stop_token_ids", "300"),
         ({"text": "a", "sampling_params": {"logit_bias": {"300": 1}}}, "logit_bias", "300"),
         ({"text": "a", "sampling_params": {"regex": "a+"}}, "sampling_params.regex", "not supported"),
