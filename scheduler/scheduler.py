@@ -81,6 +81,10 @@ MAX_FAULTS = 3
 the running ones, the third all of them. One more means that the scheduler itself is broken."""
 
 
+MakeDecode = Callable[[KVMemory, BeamMemory, DecodeReserve], DecodeScheduler]
+"""Makes the part that forms decode steps."""
+
+
 @dataclass(slots=True, frozen=True)
 class EndedJob:
     """The outcome of `Scheduler.end_job`."""
@@ -111,8 +115,10 @@ class Scheduler:
         stores: Sequence[BlockTier] = (),
         bytes_per_token: int = 0,
         make_policy: Callable[[str, PolicyTools], SchedulePolicy] = make_policy,
+        make_decode: MakeDecode | None = None,
     ) -> None:
-        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, stores: below the device."""
+        """``req_to_token`` needs max_running_requests + max_leased_requests rows. tier, stores: below the device.
+        make_decode: makes another DecodeScheduler, for simulations."""
         self._config, self._bytes_per_token = config, bytes_per_token
         self._cache = cache
         self._counters = SchedulerCounters()
@@ -129,7 +135,10 @@ class Scheduler:
         self._prefill = PrefillScheduler(self._memory, self._policy, self._reserve, config)
         self._endings = Endings(eos_token_ids)
         self._speculation = Speculation(config, self._memory, self._endings)
-        self._decode = DecodeScheduler(self._memory, self._beams, self._speculation)
+        if make_decode is None:
+            self._decode = DecodeScheduler(self._memory, self._beams, self._speculation)
+        else:
+            self._decode = make_decode(self._memory, self._beams, self._reserve)
         self._factory = RequestFactory(config, allocator, self._endings)
         self._continuations = Continuations(config, self._memory, self._beams, self._leases)
         self._pins = Pins(tools, self._leases, self._policy, config.max_jobs)
@@ -215,7 +224,7 @@ class Scheduler:
             except RequestRefused as refusal:
                 refused += [(child, refusal) for child in children]
             except Exception as error:
-                logger.exception("a request could not go on from its parent and ends with an error")
+                logger.exception("a request could not continue from its parent and ends with an error")
                 refused += [(child, request_failed(error)) for child in children]
         self._offload.queue_requests(woken, now)
         return refused

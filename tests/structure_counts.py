@@ -20,7 +20,7 @@ PURE_LAYERS = ("memory_pool", "radix", "scheduler")
 BESIDE_THE_SERVER = ("entrypoints/lang/", "entrypoints/simulate/", "entrypoints/analyze/")
 
 _PARTS = "pins|tiers|offload|leases|continuations|cache_statistics|cache|speculation"
-_REACH = re.compile(rf"\bscheduler\.(?:{_PARTS})\b")
+_REACH = re.compile(rf"\bscheduler\.(?:_[a-z]\w*|(?:{_PARTS})\b)")
 _PERSON = re.compile(r"\b(?:who|whose|whom|nobody|somebody|everybody)\b", re.IGNORECASE)
 _RIDDLE = re.compile(r"(?:Of|What|Whether|That of|Whose|Those)\b")
 _READING_LIST = re.compile(r"<!-- reading list -->\n(.*?)\n\n", re.DOTALL)

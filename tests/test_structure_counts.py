@@ -53,10 +53,14 @@ class Part:
     def add(self) -> None:
         """Add a page to the pool."""
         self.scheduler.tiers.take()
+        scheduler._decode = self
 '''
     pure = Source("scheduler/part.py", text, ast.parse(text))
     above = Source("runtime/part.py", text, ast.parse(text))
     assert callbacks_of_pure_layers([pure, above]) == ["scheduler/part.py:5: Part(tell)"]
-    assert reaches_through_the_scheduler([pure, above]) == ["runtime/part.py:10: self.scheduler.tiers.take()"]
+    assert reaches_through_the_scheduler([pure, above]) == [
+        "runtime/part.py:10: self.scheduler.tiers.take()",
+        "runtime/part.py:11: scheduler._decode = self",
+    ]
     assert methods_by_name([pure, above]) == {"add": 2}
     assert [line.split(": ")[1] for line in unclear_docstrings([pure])] == ["Of a part.", "Tells somebody."]

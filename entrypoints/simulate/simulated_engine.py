@@ -11,9 +11,12 @@ from ...radix.cache import RadixCache
 from ...radix.eviction.orders import ORDERS
 from ...radix.tiers.host_tier import HostTier
 from ...scheduler.config import SchedulerConfig
+from ...scheduler.memory.beam_memory import BeamMemory
+from ...scheduler.memory.kv_memory import KVMemory
 from ...scheduler.policies.policy import SchedulePolicy
 from ...scheduler.policies.registry import make_policy
 from ...scheduler.policies.tools import PolicyTools
+from ...scheduler.prefill import DecodeReserve
 from ...scheduler.scheduler import Scheduler
 from .burst import BurstDecode, PlanBurst
 from .work.job import EOS
@@ -50,8 +53,22 @@ def build_engine(
     if host_tokens:
         host = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences))
         cache.residency = host
-    scheduler = Scheduler(config, rows, allocator, cache, (EOS,), host, (), bytes_per_token, make)
-    # The one place where a simulation differs from a server: decode steps may bring several tokens.
-    burst = BurstDecode(scheduler._memory, scheduler._beams, scheduler._reserve, plan)
-    scheduler._decode = burst
-    return SimulatedEngine(scheduler, cache, rows, host, burst)
+    bursts: list[BurstDecode] = []
+
+    def make_burst(memory: KVMemory, beams: BeamMemory, reserve: DecodeReserve) -> BurstDecode:
+        """The one place where a simulation differs from a server: decode steps may bring several tokens."""
+        bursts.append(BurstDecode(memory, beams, reserve, plan))
+        return bursts[0]
+
+    scheduler = Scheduler(
+        config,
+        rows,
+        allocator,
+        cache,
+        (EOS,),
+        tier=host,
+        bytes_per_token=bytes_per_token,
+        make_policy=make,
+        make_decode=make_burst,
+    )
+    return SimulatedEngine(scheduler, cache, rows, host, bursts[0])
