@@ -11,15 +11,15 @@ The idea of ranking by hit density is that of LHD (Beckmann, Chen, Cidon, 2018);
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from ..node import TreeNode
+from ..node import ID_BYTES, TreeNode
 from ..watching import CacheWatcher
-from .ghosts import Ghosts
-from .habit import got_child, habit_of, lost_child, used_again
 from .lanes import Lane
 from .ranks import lru
-from .reuse import Reuse
+from .reuse import Reuse, bucket_of
 
 TURNS = 8
 """Classes of tails: 1, 2, 3, 4, 5–7, 8–15, 16–31 turns, and more."""
@@ -147,3 +147,116 @@ def _class_of(node: TreeNode) -> int:
         return TURNS + min(gap // 2, GAPS - 1)
     turn = node.turn
     return max(turn, 1) - 1 if turn < 5 else min(turn.bit_length() + 1, TURNS - 1)
+
+
+# -- what is known of a node -------------------------------------------------------------------------------------------
+
+HEAD_TOKENS = 16
+"""A node is recognised by its parent and by this many first tokens, more than most texts share by chance."""
+
+
+class Habit(NamedTuple):
+    """The order's record of a node: how often it is used, and whether several sessions share it.
+
+    Never changed, only replaced: when a node is split, both parts have it.
+    """
+
+    gap: float | None = None
+    """The mean of its last gaps, in buckets of idle time (reuse.py), the last one counting half; None before the first
+    reuse."""
+    shared: bool = False
+    """Several sessions continued from it, though never two at the same time: the tree itself would show that."""
+    child: bytes | None = None
+    """The head of the child that it had last."""
+
+
+UNKNOWN = Habit()
+
+
+def habit_of(node: TreeNode) -> Habit:
+    note = node.note
+    return note if isinstance(note, Habit) else UNKNOWN
+
+
+def head_of(node: TreeNode) -> bytes:
+    return node.key[: HEAD_TOKENS * ID_BYTES]
+
+
+def used_again(habit: Habit, gap: int) -> Habit:
+    """After a reuse, ``gap`` ticks after the one before."""
+    bucket = bucket_of(gap)
+    return Habit(bucket if habit.gap is None else (habit.gap + bucket) / 2, habit.shared, habit.child)
+
+
+def lost_child(parent: TreeNode, child: TreeNode) -> None:
+    """Note that a node has lost its only child."""
+    gap, shared, _ = habit_of(parent)
+    parent.note = Habit(gap, shared, head_of(child))
+
+
+def got_child(parent: TreeNode, child: TreeNode) -> None:
+    """Note a new only child. If it differs from the last one, several sessions share the parent. If it is the same, or
+    a beginning of it (nodes are evicted from their ends), one session has come back."""
+    gap, shared, last = habit_of(parent)
+    if not shared and last is not None:
+        head = head_of(child)
+        if not (head.startswith(last) or last.startswith(head)):
+            parent.note = Habit(gap, True, last)
+
+
+# -- evicted nodes -----------------------------------------------------------------------------------------------------
+
+MOST_GHOSTS = 16_384
+
+
+class Ghost(NamedTuple):
+    number: int
+    """The number of its class, when it was evicted."""
+    used: int
+    """Tick of its last use."""
+    tokens: int
+    habit: Habit
+
+
+class Ghosts:
+    """The latest evicted nodes, as many as the device could hold; the oldest one is forgotten first.
+
+    Without them the order would see only cached nodes, and would never learn that it evicted one too early.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most_tokens = most_tokens
+        self._by_place: OrderedDict[tuple[int, bytes], Ghost] = OrderedDict()
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._by_place)
+
+    def add_ghost(self, node: TreeNode, number: int) -> None:
+        place, tokens = _place(node), len(node)
+        before = self._by_place.pop(place, None)
+        self._by_place[place] = Ghost(number, node.used, tokens, habit_of(node))
+        self.tokens += tokens if before is None else tokens - before.tokens
+
+    def take_ghost(self, node: TreeNode) -> Ghost | None:
+        """Remove and return the ghost of a node that is back in the cache; None if there is none."""
+        ghost = self._by_place.pop(_place(node), None)
+        if ghost is not None:
+            self.tokens -= ghost.tokens
+        return ghost
+
+    def forget_oldest(self) -> Iterator[Ghost]:
+        """Remove and yield the oldest ghosts beyond the bounds."""
+        while self.tokens > self._most_tokens or len(self._by_place) > MOST_GHOSTS:
+            _, ghost = self._by_place.popitem(last=False)
+            self.tokens -= ghost.tokens
+            yield ghost
+
+    def clear(self) -> None:
+        self._by_place.clear()
+        self.tokens = 0
+
+
+def _place(node: TreeNode) -> tuple[int, bytes]:
+    assert node.parent is not None
+    return node.parent.serial, head_of(node)

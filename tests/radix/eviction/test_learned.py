@@ -1,4 +1,4 @@
-"""What the learned order gives up first once it has seen how people come back."""
+"""Victims of the learned order once it has seen reuse, its records of nodes, and its ghosts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ import random
 import numpy as np
 import pytest
 
-from baton.radix.eviction.habit import habit_of
+from baton.radix.eviction import learned
 from baton.radix.eviction.lanes import Lanes
-from baton.radix.eviction.learned import GAPS, TURNS, LearnedLanes, _class_of
+from baton.radix.eviction.learned import (
+    GAPS,
+    HEAD_TOKENS,
+    TURNS,
+    Ghosts,
+    Habit,
+    LearnedLanes,
+    _class_of,
+    got_child,
+    habit_of,
+    lost_child,
+    used_again,
+)
+from baton.radix.node import TreeNode
 from baton.radix.retire import retire
+from baton.radix.tree import RadixTree
 from tests.doubles.cache_rig import CacheRig
 
 FRESH = iter(range(10**6, 10**9, 1000))
-"""Where token ids begin that nobody has used."""
+"""First ids of runs that no other test uses."""
 
 
 def fresh(count: int) -> np.ndarray:
@@ -23,7 +37,7 @@ def fresh(count: int) -> np.ndarray:
 
 
 def ask(rig: CacheRig, *parts: np.ndarray) -> int:
-    """A request with this prompt, which is cached afterwards; how much of it was there, all but its last token."""
+    """Run and cache a request with this prompt; return how many of its tokens were cached before."""
     running = rig.start(np.concatenate(parts))
     found = running.kv.tree_len
     assert rig.compute(running)
@@ -38,7 +52,7 @@ def lanes_of(rig: CacheRig) -> LearnedLanes:
 
 
 @pytest.mark.parametrize("page", [1, 16])
-def test_while_it_knows_nothing_it_is_lru(page: int) -> None:
+def test_order_equals_lru_before_it_learned_anything(page: int) -> None:
     rigs = [CacheRig(num_tokens=512, page_size=page, eviction=name) for name in ("lru", "learned")]
     for token in (1, 2, 3, 1, 4):
         for rig in rigs:
@@ -52,7 +66,7 @@ def test_while_it_knows_nothing_it_is_lru(page: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "kept"), [("lru", False), ("learned", True)])
-def test_a_burst_of_single_prompts_leaves_the_system_prompt_alone(name: str, kept: bool) -> None:
+def test_burst_of_single_prompts_keeps_the_system_prompt(name: str, kept: bool) -> None:
     """It has no leaf below it when the burst comes, and is the longest idle. Only who knows that such prompts are never
     asked for again, and it always was, keeps it."""
     rig = CacheRig(num_tokens=1_000, eviction=name)
@@ -66,7 +80,7 @@ def test_a_burst_of_single_prompts_leaves_the_system_prompt_alone(name: str, kep
     rig.verify()
 
 
-def test_with_a_hint_a_burst_touches_nothing_in_any_order() -> None:
+def test_hinted_burst_evicts_only_itself_in_every_order() -> None:
     for name in ("lru", "lfu", "slru", "fifo", "learned"):
         rig = CacheRig(num_tokens=1_000, eviction=name)
         system = fresh(200)
@@ -78,7 +92,7 @@ def test_with_a_hint_a_burst_touches_nothing_in_any_order() -> None:
         assert rig.cache.match_len("", system) == 200
 
 
-def test_what_is_asked_for_often_outlives_what_is_younger() -> None:
+def test_often_used_prefix_outlives_a_younger_one() -> None:
     """Documents below a system prompt: one is in every fourth request, the others come back after a hundred."""
     rig = CacheRig(num_tokens=1_200, eviction="learned")
     system, often, seldom = fresh(20), fresh(100), [fresh(100) for _ in range(25)]
@@ -91,7 +105,7 @@ def test_what_is_asked_for_often_outlives_what_is_younger() -> None:
     rig.verify()
 
 
-def test_tails_are_classed_by_turn_and_what_is_shared_by_its_gap() -> None:
+def test_tails_are_classed_by_turn_and_shared_nodes_by_gap() -> None:
     rig = CacheRig(num_tokens=2_000, rows=8, context=1_000, eviction="learned")
     ids = fresh(20)
     for turn in range(1, 40):
@@ -109,7 +123,7 @@ def test_tails_are_classed_by_turn_and_what_is_shared_by_its_gap() -> None:
     assert top.branched and top.turn == 1 and TURNS <= _class_of(top) < TURNS + GAPS
 
 
-def test_a_return_after_an_eviction_counts_as_a_reuse() -> None:
+def test_return_after_eviction_counts_as_reuse() -> None:
     rig = CacheRig(num_tokens=400, eviction="learned")
     spells = lanes_of(rig)._reuse._of_class[0]
     prompt = fresh(50)
@@ -125,7 +139,7 @@ def test_a_return_after_an_eviction_counts_as_a_reuse() -> None:
     assert len(lanes_of(rig)._ghosts) == 0
 
 
-def test_ranks_of_all_workers_agree() -> None:
+def test_all_ranks_choose_the_same_victims() -> None:
     """Two caches that see the same evict the same."""
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -141,7 +155,7 @@ def test_ranks_of_all_workers_agree() -> None:
         assert held[0] == held[1]
 
 
-def test_a_shared_prefix_stays_where_it_was_when_its_branches_go() -> None:
+def test_shared_prefix_keeps_its_class_when_its_branches_are_evicted() -> None:
     rig = CacheRig(num_tokens=1_000, eviction="learned")
     system, first = fresh(30), fresh(30)
     ask(rig, system, first)
@@ -152,7 +166,7 @@ def test_a_shared_prefix_stays_where_it_was_when_its_branches_go() -> None:
     assert (top.prefix_len, top.turn, len(top.children)) == (30, 1, 0)
 
 
-def test_what_is_known_of_a_document_outlives_it() -> None:
+def test_record_of_a_document_survives_its_eviction() -> None:
     """Its gap, and that it is shared: also when it comes back as part of a longer node, and when that is split."""
     rig = CacheRig(num_tokens=1_000, eviction="learned")
     document = fresh(60)
@@ -170,7 +184,7 @@ def test_what_is_known_of_a_document_outlives_it() -> None:
     assert again.prefix_len == 60 and habit_of(again).shared and not again.branched
 
 
-def test_after_a_reset_there_is_nothing_to_evict() -> None:
+def test_reset_leaves_nothing_to_evict() -> None:
     rig = CacheRig(num_tokens=400, eviction="learned")
     session = fresh(50)
     for _ in range(3):  # several lanes have leaves
@@ -184,7 +198,7 @@ def test_after_a_reset_there_is_nothing_to_evict() -> None:
     rig.verify()
 
 
-def test_what_the_host_keeps_is_no_ghost() -> None:
+def test_node_with_a_host_copy_is_no_ghost() -> None:
     """It is still in the tree, and so is what is known of it."""
     rig = CacheRig(num_tokens=400, eviction="learned")
     prompt = fresh(50)
@@ -196,3 +210,80 @@ def test_what_the_host_keeps_is_no_ghost() -> None:
     node.host = None
     lanes_of(rig).removed([node])
     assert len(lanes_of(rig)._ghosts) == 1
+
+
+# -- records of nodes -------------------------------------------------------------------------------------------------
+
+SESSION = np.arange(40, dtype=np.int32)
+
+
+def child_of(parent: TreeNode, ids: np.ndarray) -> TreeNode:
+    return TreeNode(7, parent, None, ids.tobytes(), ids, 1)
+
+
+@pytest.mark.parametrize(
+    ("later", "shared"),
+    [
+        (SESSION, False),
+        (SESSION[:5], False),
+        (np.append(SESSION[: HEAD_TOKENS + 1], np.int32(99)), False),
+        (np.append(SESSION[: HEAD_TOKENS - 1], np.int32(99)), True),
+        (SESSION + 1, True),
+    ],
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_different_continuation_marks_a_node_as_shared(later: np.ndarray, shared: bool, swapped: bool) -> None:
+    first, second = (later, SESSION) if swapped else (SESSION, later)
+    parent = RadixTree(1).root
+    got_child(parent, child_of(parent, first))
+    assert not habit_of(parent).shared, "the first one says nothing"
+    lost_child(parent, child_of(parent, first))
+    got_child(parent, child_of(parent, second))
+    assert habit_of(parent).shared is shared
+    lost_child(parent, child_of(parent, second))
+    got_child(parent, child_of(parent, second))
+    assert habit_of(parent).shared is shared, "once is enough"
+
+
+def test_the_last_gap_counts_half() -> None:
+    habit = used_again(Habit(), 4)
+    assert habit.gap == 4.0
+    habit = used_again(habit._replace(shared=True, child=b"abcd"), 16)
+    assert habit == Habit(6.0, True, b"abcd")
+
+
+# -- ghosts -----------------------------------------------------------------------------------------------------------
+
+
+def hang(tree: RadixTree, parent: TreeNode, ids: np.ndarray) -> TreeNode:
+    node = tree.add_leaf(parent, "", ids.astype(np.int32).tobytes(), ids.astype(np.int32), 1)
+    tree.remove_leaves([node])
+    node.parent = parent  # as during its removal
+    return node
+
+
+def test_ghost_is_found_by_parent_and_first_tokens() -> None:
+    tree, ghosts = RadixTree(1), Ghosts(1_000)
+    ids = np.arange(40)
+    ghosts.add_ghost(hang(tree, tree.root, ids), 5)
+    assert ghosts.take_ghost(hang(tree, tree.root, ids + 1)) is None
+    longer = hang(tree, tree.root, np.append(ids[:HEAD_TOKENS], 99))
+    found = ghosts.take_ghost(longer)
+    assert found is not None and (found.number, found.used, found.tokens) == (5, 1, 40)
+    assert ghosts.take_ghost(longer) is None and (len(ghosts), ghosts.tokens) == (0, 0)
+    other = tree.add_leaf(tree.root, "", ids[20:].astype(np.int32).tobytes(), ids[20:].astype(np.int32), 1)
+    ghosts.add_ghost(hang(tree, other, ids), 5)
+    assert ghosts.take_ghost(hang(tree, tree.root, ids)) is None
+
+
+def test_oldest_ghosts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, ghosts = RadixTree(1), Ghosts(100)
+    for number in range(8):
+        ghosts.add_ghost(hang(tree, tree.root, np.arange(25) + 100 * number), number)
+    assert [ghost.number for ghost in ghosts.forget_oldest()] == [0, 1, 2, 3] and ghosts.tokens == 100
+    ghosts.add_ghost(hang(tree, tree.root, np.arange(25) + 500), 9)  # in place of 5
+    assert len(ghosts) == 4 and ghosts.tokens == 100 and not list(ghosts.forget_oldest())
+    monkeypatch.setattr(learned, "MOST_GHOSTS", 2)
+    assert [ghost.number for ghost in ghosts.forget_oldest()] == [4, 6] and ghosts.tokens == 50
+    ghosts.clear()
+    assert (len(ghosts), ghosts.tokens) == (0, 0)
