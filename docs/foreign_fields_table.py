@@ -14,7 +14,7 @@ BEGIN, END = "<!-- fields -->\n", "\n<!-- end of fields -->"
 
 def table() -> str:
     """One row for neighbours that differ in nothing but their names."""
-    lines = ["| fields | of | at | what becomes of them |", "|---|---|---|---|"]
+    lines = ["| fields | sent by | at | effect |", "|---|---|---|---|"]
     names: list[str] = []
     for field, following in zip(FOREIGN_FIELDS, (*FOREIGN_FIELDS[1:], None), strict=True):
         names.append(f"`{field.name}`")
