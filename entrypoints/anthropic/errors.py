@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...scheduler.outcome import ContextOverflow, RequestRefused
+from ..description.json_schema import answered, enum, string
 from ..http_statuses import status_of
 
 _TYPES = {
@@ -36,3 +37,20 @@ def error_body(error: RequestRefused) -> dict[str, Any]:
             "details": {"error_code": error.code, "param": error.param},
         },
     }
+
+
+ERROR = answered(
+    {
+        "type": enum("error"),
+        "error": answered(
+            {
+                "type": string(),
+                "message": string("What was wrong, which value, and what to change."),
+                "details": answered(
+                    {"error_code": {"type": ["string", "null"]}, "param": {"type": ["string", "null"]}}
+                ),
+            }
+        ),
+    },
+    title="MessageError",
+)

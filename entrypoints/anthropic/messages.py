@@ -15,24 +15,145 @@ from ...scheduler.outcome import RequestRefused
 from ..chat.call import ChatCall
 from ..chat.chats import Chats
 from ..chat.tools import Choice, read_tools, unserved_tool
-from ..description.json_schema import taken
+from ..description.json_schema import (
+    Properties,
+    Schema,
+    either,
+    enum,
+    flag,
+    list_of,
+    open_object,
+    opened,
+    picked,
+    string,
+    taken,
+    whole,
+)
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
-from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
-from ..fields.reading import one_of, refuse_unserved, shown, typed
-from ..fields.sampling import NO_DEFAULTS, with_defaults
+from ..fields.prompts import SHARED_OF_CHATS, LogprobFields, PromptTokens, read_prompts
+from ..fields.reading import RID, STREAM, one_of, refuse_unserved, shown, typed
+from ..fields.sampling import NO_DEFAULTS, SAMPLING, with_defaults, with_model_defaults
 from .context_management import ContextEdits, edited_call, read_context_management
-from .conversation import read_conversation
+from .conversation import ROLES, read_conversation
 from .errors import overflow_words
-from .message_schema import (
-    EFFORTS,
-    MESSAGE_SAMPLING,
-    PROPERTIES,
-    TOOL_NAME,
-    TOOL_UNENFORCED,
-    TOOL_WITHOUT_EFFECT,
+
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+TOOL_NAME = r"[\w-]{1,128}"
+
+MESSAGE_SAMPLING = (
+    "temperature", "top_p", "top_k",
+    # Not Anthropic's; named as in SGLang and vLLM.
+    "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop_token_ids",
+    "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
+)  # fmt: skip
+
+TOOL_UNENFORCED: dict[str, tuple[tuple, str]] = {
+    # Field -> the values that ask for nothing, and why any other has no effect.
+    "strict": ((False,), "arguments are not held to their schema"),
+    "defer_loading": ((False,), "every tool is offered from the start"),
+    "allowed_callers": ((["direct"], []), "every tool is offered to the model itself"),
+    "input_examples": (([],), "the model is not shown them; put them into the description"),
+}
+TOOL_WITHOUT_EFFECT = ("cache_control", "eager_input_streaming")
+
+_BLOCK: Schema = {
+    "title": "Block",
+    "type": "object",
+    "properties": {"type": enum("text", "thinking", "redacted_thinking", "tool_use", "tool_result")},
+    "required": ["type"],
+    "description": "user: text and tool_result. assistant: text, thinking, redacted_thinking and tool_use.",
+}
+
+_TEXT_BLOCK: Schema = {
+    "type": "object",
+    "properties": {"type": enum("text"), "text": string()},
+    "required": ["type", "text"],
+}
+
+_MESSAGE = opened(
+    taken(
+        {"role": enum(*ROLES), "content": either(string(), list_of(_BLOCK))},
+        title="Message",
+        required=("role", "content"),
+    )
 )
+
+_TOOL = taken(
+    {
+        "type": enum("custom"),
+        "name": string("", least=1, most=128),
+        "description": string(),
+        "input_schema": open_object("A JSON schema."),
+    },
+    title="MessageTool",
+    required=("name", "input_schema"),
+    without_effect=(*TOOL_UNENFORCED, *TOOL_WITHOUT_EFFECT),
+)
+
+_SERVER_TOOL: Schema = {
+    "type": "object",
+    "properties": {"type": string("A tool that Anthropic defines, such as web_search_20250305; it is passed over.")},
+    "required": ["type"],
+}
+
+_CONTEXT_MANAGEMENT = taken(
+    {
+        "edits": list_of(
+            {"type": "object", "properties": {"type": string()}, "required": ["type"]},
+            "clear_tool_uses_20250919 (trigger, keep, clear_at_least, exclude_tools, clear_tool_inputs) and "
+            "clear_thinking_20251015 (keep).",
+        )
+    },
+    "Cleared of the conversation before the model reads it.",
+)
+
+_ONE_ONLY = {"disable_parallel_tool_use": flag("One call at most.", default=False)}
+
+_TOOL_CHOICE = either(
+    taken({"type": enum("auto", "any"), **_ONE_ONLY}, required=("type",)),
+    taken({"type": enum("tool"), "name": string(), **_ONE_ONLY}, required=("type", "name")),
+    taken({"type": enum("none")}, required=("type",)),
+    about="Whether the model may use a tool, must, or must use a certain one.",
+)
+
+_THINKING = either(
+    taken(
+        {
+            "type": enum("enabled"),
+            "budget_tokens": whole("Binds nothing; the answer's baton.unenforced says so.", 1),
+        },
+        required=("type",),
+        without_effect=("display",),
+    ),
+    taken({"type": enum("adaptive", "disabled")}, required=("type",), without_effect=("display",)),
+    about="Whether the model thinks first, where its template can be told.",
+)
+
+PROPERTIES: Properties = {
+    "model": string("The served model's name; any, unless --served-model-name is set without --serve-any-model-name."),
+    "messages": list_of(_MESSAGE, "The chat so far.", least=1),
+    "max_tokens": whole("Tokens to generate at most.", 1),
+    "system": either(string(), list_of(_TEXT_BLOCK), about="What the model is told first."),
+    "stop_sequences": list_of(string(least=1), "The answer ends before any of these texts."),
+    "stream": STREAM,
+    "metadata": taken({"user_id": string("As user.", most=1024)}),
+    "tools": list_of(either(_TOOL, _SERVER_TOOL), "Tools that the model may use, and the client runs."),
+    "tool_choice": _TOOL_CHOICE,
+    "thinking": _THINKING,
+    "output_config": taken(
+        {"effort": enum(*EFFORTS, about="A variable of the template."), "task_budget": open_object("Has no effect.")},
+        unsupported={"format": ()},
+    ),
+    "context_management": _CONTEXT_MANAGEMENT,
+    "rid": RID,
+    "min_tokens": SAMPLING["min_new_tokens"],
+    **with_model_defaults(picked(SAMPLING, MESSAGE_SAMPLING)),
+    **SHARED_OF_CHATS,
+}
+"""Every field that is served; the reader has their names from here."""
+PROPERTIES["temperature"] = PROPERTIES["temperature"] | {"maximum": 1.0}
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
@@ -46,6 +167,17 @@ BODY = taken(
     required=("model", "messages", "max_tokens"),
 )
 COUNT_BODY = BODY | {"title": "CountBody", "required": ["model", "messages"]}
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a question": {"model": "any", "messages": [{"role": "user", "content": "How are you?"}], "max_tokens": 8},
+    "a stream": {
+        "model": "any",
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 4,
+        "stream": True,
+    },
+}
 
 _TOOL_NAME = re.compile(TOOL_NAME, re.ASCII)
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import Schema, either, enum, list_of, open_object, string
 from ..fields.reading import shown
 
 Message = dict[str, Any]
@@ -96,6 +97,16 @@ def join_parts(parts: list[Any], where: str) -> str:
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Type of a part -> the field that has its text."""
+
+_PART: Schema = {
+    "type": "object",
+    "properties": {"type": enum(*TEXT_PARTS), "text": string(), "refusal": string()},
+    "required": ["type"],
+}
+
+TEXT = either(string(), list_of(either(_PART, string())), about="A text, or parts of it; this server takes text only.")
+
+DOCUMENTS = list_of(open_object(), "For templates that take documents.")
 
 OTHER_PARTS = frozenset(
     {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "file",

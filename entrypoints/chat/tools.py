@@ -9,12 +9,48 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import Schema, either, enum, list_of, nullable, string
 from ..fields.ignored import Ignored
 from ..fields.reading import shown, typed
 from ..tool_parsers.pieces import ToolSpec
 
 MAX_TOOL_NAME = 128
 """Characters."""
+
+FUNCTION_NAME = string("", least=1, most=MAX_TOOL_NAME)
+
+_FUNCTION: Schema = {
+    "type": "object",
+    "properties": {
+        "name": FUNCTION_NAME,
+        "description": nullable(string()),
+        "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+    },
+    "required": ["name"],
+}
+
+TOOLS = list_of(
+    {
+        "title": "Tool",
+        "type": "object",
+        "properties": {"type": enum("function"), "function": _FUNCTION},
+        "required": ["function"],
+    },
+    "Functions that the model may call, and the client runs.",
+)
+
+TOOL_CHOICE = either(
+    enum("none", "auto", "required"),
+    {
+        "type": "object",
+        "properties": {
+            "type": enum("function"),
+            "function": {"type": "object", "properties": {"name": string()}, "required": ["name"]},
+        },
+        "required": ["function"],
+    },
+    about="Whether the model may call a function, must, or must call a certain one.",
+)
 
 _NAME = re.compile(rf"[\w.:/-]{{1,{MAX_TOOL_NAME}}}")
 

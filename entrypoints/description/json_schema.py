@@ -1,7 +1,7 @@
 """Builds the JSON schemas by which ``/openapi.json`` describes bodies and answers.
 
-The readers of a body decide what it takes; a table beside each says so to people and to tools, and is where the reader
-has the names of its fields from. Tests hold the limits of the tables against the readers.
+The reader of a body decides which values it accepts. The table beside it (`PROPERTIES`) describes the same fields to
+people and tools, and gives the reader their names. Tests compare the limits in the tables with those of the readers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ Schema = dict[str, Any]
 Properties = dict[str, Schema]
 
 MAX_INT = 2**63 - 1
+"""Larger numbers do not fit the messages between the processes."""
 
 _UNSET: Any = object()
 
@@ -161,3 +162,17 @@ def _described(schema: Schema, about: str, default: Any = _UNSET) -> Schema:
     if default is not _UNSET:
         schema["default"] = msgspec.to_builtins(default)
     return schema | {"description": about} if about else schema
+
+
+SUCCESS = answered({"success": {"type": "boolean"}, "message": string()})
+COUNT = whole("", 0)
+
+TOKEN_ID = whole("", 0)
+"""How many ids there are depends on the model."""
+
+IDS = list_of(TOKEN_ID)
+
+
+def picked(properties: Properties, names: tuple[str, ...]) -> Properties:
+    """The properties with these names, in this order."""
+    return {name: properties[name] for name in names}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .json_schema import Properties, Schema, answered, nullable, string, whole
+from .json_schema import Properties, Schema, answered, nullable, string
 
 ERROR = answered(
     {
@@ -69,7 +69,3 @@ class Operation:
     events: Schema | None = None
     refusals: tuple[int, ...] = ()
     error: Schema = field(default_factory=lambda: ERROR)
-
-
-SUCCESS = answered({"success": {"type": "boolean"}, "message": string()})
-COUNT = whole("", 0)

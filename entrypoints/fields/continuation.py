@@ -10,10 +10,46 @@ import msgspec
 
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import ContinuationSpec
-from .reading import PerPrompt, one_of, read_rid, typed
+from ..description.json_schema import (
+    IDS,
+    Properties,
+    either,
+    enum,
+    flag,
+    list_of,
+    nullable,
+    number,
+    per_prompt,
+    string,
+    whole,
+)
+from .reading import MAX_RID_CHARS, PerPrompt, one_of, read_rid, typed
 
 MAX_RETAIN_TTL = 86_400.0
 """Seconds: one day. A lease holds memory that other requests could use."""
+
+CONTINUATION: Properties = {
+    "continuation_of": per_prompt(
+        string("The rid of the request to go on from; its output, and its KV, come first.", least=1, most=MAX_RID_CHARS)
+    ),
+    "continuation_suffix": per_prompt(string("Text that follows the parent's output.")),
+    "continuation_ids": either(
+        IDS, list_of(nullable(IDS)), about="The suffix as token ids, for all prompts or a list for each."
+    ),
+    "continuation_at": per_prompt(
+        enum("finish", "now", about="Go on from the parent's end, or from where it is.", default="finish")
+    ),
+    "continuation_index": per_prompt(whole("Which of the parent's samples.", 0, default=0)),
+    "keep_parent": per_prompt(flag("The parent stays, for other children.", default=False)),
+    "retain_ttl": per_prompt(
+        number(
+            "Seconds for which the output's KV is kept for a continuation; meta_info.retained says what was granted.",
+            0,
+            MAX_RETAIN_TTL,
+        )
+    ),
+    "retain_n": per_prompt(whole("How many of the n outputs are kept; all, where it is missing.", 1)),
+}
 
 
 def continuation_batch_size(fields: dict[str, Any]) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import Properties, enum, string
 from .reading import PerPrompt, shown, typed
 
 MAX_JOB_CHARS = 512
@@ -16,6 +17,11 @@ send it as it is."""
 
 HEADERS = {"job_id": "X-Job-Id", "is_last_step": "X-Job-Last-Step"}
 """Taken where the body does not have the field."""
+
+JOB_HEADERS: Properties = {
+    HEADERS["job_id"]: string("job_id, where the body has none.", least=1, most=MAX_JOB_CHARS),
+    HEADERS["is_last_step"]: enum("true", "false", "1", "0", about="is_last_step, where the body has none."),
+}
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 

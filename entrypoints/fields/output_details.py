@@ -8,8 +8,7 @@ import msgspec
 
 from ...runtime.answer import Output
 from ...scheduler.outcome import FoundTokens
-from ..description.json_schema import Properties, answered, number, string, whole
-from ..description.operation import COUNT
+from ..description.json_schema import COUNT, Properties, answered, number, string, whole
 
 
 def cached_tokens(found: FoundTokens) -> dict[str, Any]:

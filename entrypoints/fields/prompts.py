@@ -14,15 +14,17 @@ import msgspec
 from ...runtime.prompt import Prompt
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import LogprobOptions, RequestSpec
+from ..description.json_schema import Properties, Schema, flag, nullable, per_prompt, string, whole
 from .continuation import (
+    CONTINUATION,
     continuation_batch_size,
     read_continuations,
     read_retain_ns,
     read_retain_ttls,
 )
 from .ignored import Ignored
-from .jobs import read_jobs
-from .namespaces import read_client, read_namespaces
+from .jobs import EXTRA_BODY, MAX_JOB_CHARS, read_jobs
+from .namespaces import MAX_KEY_CHARS, read_client, read_namespaces
 from .reading import PerPrompt, read_rids, shown, typed
 from .sampling import read_sampling_params
 
@@ -30,6 +32,58 @@ MAX_PRIORITY = 1_000_000
 
 MAX_NAMED_TOKENS = 128
 """Ids of ``token_ids_logprob``: as many numbers for each token of prompt and output."""
+
+_KEY_ABOUT = "Requests share cached prefixes only where it is equal."
+
+SHARED: Properties = {
+    "cache_salt": per_prompt(string(_KEY_ABOUT, most=MAX_KEY_CHARS)),
+    "extra_key": per_prompt(string(_KEY_ABOUT, most=MAX_KEY_CHARS)),
+    "no_stop_trim": per_prompt(flag("Leave the stop string in the text.", default=False)),
+    "priority": per_prompt(
+        whole("A higher one is admitted earlier and retracted later.", -MAX_PRIORITY, MAX_PRIORITY, default=0)
+    ),
+    "no_reuse_from": per_prompt(
+        whole(
+            "Position in the request from which its KV will not be needed again once it has ended: that KV is evicted "
+            "first, up to the part that others share.",
+            0,
+        )
+    ),
+    "user": string("Whose request it is: each user holds a share of the leases at most.", most=MAX_KEY_CHARS),
+    "job_id": per_prompt(
+        string(
+            "The agent's job that this is a step of: its KV may be kept while a tool runs. The X-Job-Id header, too.",
+            least=1,
+            most=MAX_JOB_CHARS,
+        )
+    ),
+    "is_last_step": per_prompt(
+        flag("Nothing of the job follows, so nothing is kept for it. The X-Job-Last-Step header, too.", default=False)
+    ),
+    **CONTINUATION,
+}
+
+
+def _of_one_prompt(schema: Schema) -> Schema:
+    """The form of a `per_prompt` field in an API with one prompt per call."""
+    return schema["anyOf"][0] if "anyOf" in schema else schema
+
+
+SHARED_OF_CHATS: Properties = {
+    name: _of_one_prompt(schema)
+    for name, schema in SHARED.items()
+    if name not in CONTINUATION or name.startswith("retain")
+}
+
+_JOB = ("job_id", "is_last_step")
+
+
+def with_extra_body(body: Schema) -> Schema:
+    """The body of an endpoint that generates, as clients may send it: see `jobs.with_extras`."""
+    fields = {name: nullable(_of_one_prompt(SHARED[name])) for name in _JOB}
+    about = "Fields of this body, for clients that send what OpenAI's calls extra_body as it is. Each is given once."
+    extra = {"type": ["object", "null"], "properties": fields, "description": about}
+    return body | {"properties": body["properties"] | {EXTRA_BODY: extra}}
 
 
 @dataclass(slots=True, frozen=True)
@@ -99,7 +153,7 @@ def read_prompts(
     clamps_output: bool | None = None,
     ignored: Ignored | None = None,
 ) -> PromptBatch:
-    """The prompts of a request, from ``stream``, `shared_schema.SHARED` and what its API has read already.
+    """The prompts of a request, from ``stream``, `SHARED` and what its API has read already.
 
     fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
     logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. returns_prompt: the

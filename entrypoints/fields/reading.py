@@ -15,6 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import MAX_INT, flag, string, taken
 from .ignored import Ignored
 
 T = TypeVar("T")
@@ -23,9 +24,6 @@ MAX_RID_CHARS = 512
 
 _LONGEST_RID = 2 * MAX_RID_CHARS
 """With prefixes; in a longer one, which may have megabytes, none are looked for."""
-
-MAX_INT = 2**63 - 1
-"""Larger numbers do not fit the messages between the processes."""
 
 _SHOWN_CHARS = 60
 """Characters of a value that an error shows."""
@@ -39,7 +37,6 @@ begins with are dropped: a name that has been read once means the same when it i
 
 STORED_RESPONSE_PREFIX = "resp_"
 """Begins the ids of OpenAI's Responses."""
-
 
 _NONE: Mapping[str, tuple] = MappingProxyType({})
 
@@ -173,6 +170,11 @@ def check_model(name: Any, served: str) -> None:
         )
 
 
+RID = string("The request's name; the X-Request-Id header where it is missing.", least=1, most=MAX_RID_CHARS)
+
+MODEL = string("The served model's name; any, unless --served-model-name is set without --serve-any-model-name.")
+
+
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +199,14 @@ def read_rids(given: Any, size: int, is_batch: bool) -> tuple[str, list[str]]:
     group = uuid4().hex if given is None else read_rid(given, "rid")
     return group, [f"{group}_{i}" for i in range(size)] if is_batch else [group]
 
+
+STREAM = flag("Answer with server-sent events, as tokens come.", default=False)
+
+STREAM_OPTIONS = taken(
+    {"include_usage": flag("The last event says how many tokens there were.", default=False)},
+    "With stream: true only.",
+    title="StreamOptions",
+)
 
 # -- stream_options ----------------------------------------------------------------------------------------------------
 

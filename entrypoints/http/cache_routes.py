@@ -7,9 +7,22 @@ from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.cache_statistics.cache_stats import HitTokens
-from ..description.json_schema import answered, flag, list_of, nullable, number, open_object, string, taken, whole
-from ..description.operation import COUNT, SUCCESS, Operation
-from ..fields.reading import MAX_INT, refuse_unserved
+from ..description.json_schema import (
+    COUNT,
+    MAX_INT,
+    SUCCESS,
+    answered,
+    flag,
+    list_of,
+    nullable,
+    number,
+    open_object,
+    string,
+    taken,
+    whole,
+)
+from ..description.operation import Operation
+from ..fields.reading import refuse_unserved
 from .keys import CLIENT, caller, sees_all
 from .route import GET, GET_OR_POST, POST, Route
 from .wire.answers import JSONAnswer

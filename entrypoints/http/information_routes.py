@@ -11,8 +11,8 @@ from starlette.responses import Response
 from ...runtime import metrics
 from ...runtime.tokenizer_manager import TokenizerManager
 from ..chat.chats import Chats
-from ..description.json_schema import Properties, answered, flag, nullable, open_object, string
-from ..description.operation import COUNT, Operation
+from ..description.json_schema import COUNT, Properties, answered, flag, nullable, open_object, string
+from ..description.operation import Operation
 from ..server_config import SECRETS, ServerArgs
 from ..version import baton_version
 from .route import GET, Route

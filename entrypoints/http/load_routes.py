@@ -9,8 +9,8 @@ from typing import Any
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
-from ..description.json_schema import answered, list_of, number, string
-from ..description.operation import COUNT, Operation
+from ..description.json_schema import COUNT, answered, list_of, number, string
+from ..description.operation import Operation
 from ..version import baton_version
 from .route import GET, Route
 from .wire.answers import JSONAnswer

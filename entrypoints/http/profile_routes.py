@@ -6,8 +6,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
-from ..description.json_schema import open_object, taken
-from ..description.operation import SUCCESS, Operation
+from ..description.json_schema import SUCCESS, open_object, taken
+from ..description.operation import Operation
 from ..fields.reading import refuse_unserved
 from .route import POST, Route
 from .wire.answers import JSONAnswer

@@ -12,12 +12,10 @@ from ...runtime.text.prompt_tokenizer import MAX_TOKENS_OF_CALL
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..chat.chats import Chats
-from ..description.json_schema import answered, either, flag, list_of, nullable, string, taken
-from ..description.operation import COUNT, Operation
-from ..fields.reading import check_model, refuse_unserved
-from ..fields.shared_schema import IDS, MODEL
-from ..openai.chat import CHAT_NAMES, parse_chat
-from ..openai.chat_schema import PROPERTIES
+from ..description.json_schema import COUNT, IDS, answered, either, flag, list_of, nullable, string, taken
+from ..description.operation import Operation
+from ..fields.reading import MODEL, check_model, refuse_unserved
+from ..openai.chat import CHAT_NAMES, PROPERTIES, parse_chat
 from ..server_config import ServerArgs
 from .route import POST, Route
 from .wire.answers import json_answer

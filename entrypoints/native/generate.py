@@ -5,19 +5,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ...scheduler.outcome import RequestRefused
-from ..description.json_schema import taken
+from ..description.json_schema import (
+    IDS,
+    TOKEN_ID,
+    Properties,
+    either,
+    flag,
+    list_of,
+    nullable,
+    per_prompt,
+    string,
+    taken,
+    whole,
+)
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
-from ..fields.prompts import LogprobFields, PromptBatch, PromptTokens, read_prompts, read_tokens
-from ..fields.reading import PerPrompt, include_usage, spread, typed
-from .generate_schema import PROPERTIES
+from ..fields.prompts import (
+    MAX_NAMED_TOKENS,
+    SHARED,
+    LogprobFields,
+    PromptBatch,
+    PromptTokens,
+    read_prompts,
+    read_tokens,
+)
+from ..fields.reading import RID, STREAM, STREAM_OPTIONS, PerPrompt, include_usage, spread, typed
+from ..fields.sampling import SAMPLING
+
+SAMPLING_PARAMS = taken({**SAMPLING, **foreign_properties("sampling_params")}, title="SamplingParams")
+
+_NAMED = list_of(TOKEN_ID, most=MAX_NAMED_TOKENS)
+
+PROPERTIES: Properties = {
+    "text": either(string(), list_of(string(), least=1), about="The prompt, or a batch of them; or give `input_ids`."),
+    "input_ids": either(IDS, list_of(IDS, least=1), about="The prompt, or a batch of them, as token ids."),
+    "sampling_params": either(
+        SAMPLING_PARAMS, list_of(nullable(SAMPLING_PARAMS)), about="For all prompts, or one for each."
+    ),
+    "rid": either(RID, list_of(RID)),
+    "stream": STREAM,
+    "return_logprob": per_prompt(flag("Logprobs of the output's tokens.", default=False)),
+    "logprob_start_len": per_prompt(
+        whole("The first prompt position whose logprob is wanted; -1: none.", -1, default=-1)
+    ),
+    "top_logprobs_num": per_prompt(
+        whole("Alternatives per position, up to --max-logprobs; needs return_logprob.", 0, default=0)
+    ),
+    "token_ids_logprob": either(
+        _NAMED,
+        list_of(nullable(_NAMED)),
+        about="Ids whose logprobs are wanted at every position, for all prompts, or a list for each; needs "
+        "return_logprob.",
+    ),
+    "return_text_in_logprobs": flag("Each token's text in the logprobs, instead of null.", default=False),
+    "return_prompt_token_ids": flag("`prompt_token_ids` beside `output_ids`.", default=False),
+    "stream_options": STREAM_OPTIONS,
+    **SHARED,
+}
+"""Every field that is served; the reader has their names from here."""
 
 BODY = taken({**PROPERTIES, **foreign_properties("generate")}, title="GenerateBody")
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a prompt": {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 8}},
+    "a batch, with logprobs": {
+        "text": ["One", "Two"],
+        "sampling_params": {"max_new_tokens": 4},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+    },
+    "a beam search": {"text": "One", "sampling_params": {"beam_width": 3, "n": 2, "max_new_tokens": 4}},
+    "a first stage, kept": {"text": "One", "retain_ttl": 10, "sampling_params": {"max_new_tokens": 4}},
+    "a stream": {"text": "One", "stream": True, "sampling_params": {"n": 2, "max_new_tokens": 4}},
+}
 
 
 def parse_generate(

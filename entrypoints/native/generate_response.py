@@ -10,7 +10,29 @@ from typing import Any
 
 from ...runtime.answer import Answer, Output, TokenLogprob
 from ...scheduler.request import FinishReason
-from ..fields.output_details import beam_scores, cached_tokens, draft_counts, stage_details
+from ..description.json_schema import (
+    COUNT,
+    IDS,
+    TOKEN_ID,
+    answered,
+    either,
+    enum,
+    list_of,
+    nullable,
+    number,
+    string,
+    whole,
+)
+from ..fields.output_details import (
+    BEAM_SCORES,
+    CACHED_TOKENS,
+    DRAFT_COUNTS,
+    STAGE_DETAILS,
+    beam_scores,
+    cached_tokens,
+    draft_counts,
+    stage_details,
+)
 from ..fields.prompts import PromptBatch
 
 
@@ -119,3 +141,47 @@ def _finish_reason(finish: FinishReason, completion_tokens: int) -> dict[str, An
     else:
         reason["message"] = finish.message or "aborted"
     return reason
+
+
+# -- as /openapi.json describes it -------------------------------------------------------------------------------------
+
+_ROW = list_of({}, "[logprob or null, token id, text or null]", least=3, most=3)
+
+_FINISH = either(
+    answered({"type": enum("stop"), "matched": either(string(), TOKEN_ID, {"type": "null"})}),
+    answered({"type": enum("length"), "length": COUNT}),
+    answered({"type": enum("abort"), "message": string()}),
+    {"type": "null"},
+    about="null in the events before the last.",
+)
+
+_META_INFO = answered(
+    {
+        "id": string("The rid."),
+        "finish_reason": _FINISH,
+        "prompt_tokens": COUNT,
+        "completion_tokens": COUNT,
+        **CACHED_TOKENS,
+    },
+    title="MetaInfo",
+    optional={
+        "e2e_latency": number("Seconds, at the end.", 0),
+        **BEAM_SCORES,
+        **DRAFT_COUNTS,
+        **STAGE_DETAILS,
+        "input_token_logprobs": list_of(_ROW),
+        "output_token_logprobs": list_of(_ROW),
+        "input_top_logprobs": list_of(nullable(list_of(_ROW))),
+        "output_top_logprobs": list_of(nullable(list_of(_ROW))),
+        "input_token_ids_logprobs": list_of(nullable(list_of(_ROW))),
+        "output_token_ids_logprobs": list_of(nullable(list_of(_ROW))),
+    },
+)
+
+OUTPUT = answered(
+    {"text": string(), "output_ids": IDS, "meta_info": _META_INFO},
+    title="GenerateOutput",
+    optional={"index": whole("In streams of several outputs: which one.", 0), "prompt_token_ids": IDS},
+)
+
+ANSWER = either(OUTPUT, list_of(OUTPUT), about="A list for a batch, and for n over 1.")

@@ -11,28 +11,104 @@ from typing import Any
 
 from ...scheduler.outcome import RequestRefused
 from ..chat.call import ChatCall
-from ..chat.messages import Arguments, Conversation, Message, join_parts, split_thoughts
-from ..chat.tools import Choice, read_tools
-from ..description.json_schema import taken
+from ..chat.messages import DOCUMENTS, TEXT, Arguments, Conversation, Message, join_parts, split_thoughts
+from ..chat.tools import TOOL_CHOICE, TOOLS, Choice, read_tools
+from ..description.json_schema import (
+    Properties,
+    Schema,
+    either,
+    enum,
+    flag,
+    list_of,
+    nullable,
+    open_object,
+    opened,
+    string,
+    taken,
+    whole,
+)
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
-from ..fields.prompts import LogprobFields, PromptTokens, read_prompts
-from ..fields.reading import include_usage, one_of, shown, typed
-from ..fields.sampling import NO_DEFAULTS, with_defaults
-from .chat_schema import MAX_TOP_LOGPROBS, PROPERTIES, ROLES
+from ..fields.prompts import SHARED_OF_CHATS, LogprobFields, PromptTokens, read_prompts
+from ..fields.reading import MODEL, STREAM, STREAM_OPTIONS, include_usage, one_of, shown, typed
+from ..fields.sampling import NO_DEFAULTS, SAMPLING, with_defaults
 from .common import (
+    OF_THE_PROMPT,
     OPENAI_SAMPLING,
     OTHER_SAMPLING,
+    REQUEST_RID,
+    SAMPLING_OF_ALL,
+    TEMPLATE_VARIABLES,
+    VLLM,
     check_temperature,
     overflow_words,
+    read_prompt_logprobs,
     read_request_rid,
     read_truncation,
     template_variables,
     wants_token_ids,
     with_vllm_names,
 )
-from .prompt_logprobs import read_prompt_logprobs
+
+MAX_TOP_LOGPROBS = 20
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+MESSAGE: Properties = {
+    "role": enum(*ROLES, "function", about="function is an older name of tool."),
+    "content": TEXT,
+    "name": string(),
+    "tool_calls": list_of(
+        {
+            "type": "object",
+            "properties": {
+                "id": nullable(string()),
+                "function": {
+                    "type": "object",
+                    "properties": {"name": string(), "arguments": nullable(either(string(), open_object()))},
+                    "required": ["name"],
+                },
+            },
+            "required": ["function"],
+        },
+        "Of the assistant.",
+    ),
+    "tool_call_id": string("Of a tool: the call that it answers."),
+    "reasoning_content": string("Of the assistant: what it thought."),
+    "reasoning": string("Another name of reasoning_content."),
+    "refusal": string("Of the assistant."),
+}
+
+_MAX_TOKENS: Schema = SAMPLING["max_new_tokens"] | {"default": None}
+
+PROPERTIES: Properties = {
+    "model": MODEL,
+    "messages": list_of(opened(taken(MESSAGE, title="ChatMessage", required=("role",))), "The chat so far.", least=1),
+    "max_tokens": _MAX_TOKENS,
+    "max_completion_tokens": _MAX_TOKENS,
+    "min_tokens": SAMPLING["min_new_tokens"],
+    "stream": STREAM,
+    "stream_options": STREAM_OPTIONS,
+    "tools": TOOLS,
+    "tool_choice": TOOL_CHOICE,
+    "parallel_tool_calls": flag("More than one call in an answer.", default=True),
+    "response_format": taken({"type": enum("text")}, required=("type",)),
+    "logprobs": flag("Logprobs of the answer's tokens.", default=False),
+    "top_logprobs": whole("Alternatives per token; needs logprobs.", 0, MAX_TOP_LOGPROBS, default=0),
+    "reasoning_effort": string("How much the model is to think; a variable of the template."),
+    "separate_reasoning": flag("Thoughts come as reasoning_content, not in the text.", default=True),
+    "chat_template_kwargs": TEMPLATE_VARIABLES,
+    "documents": DOCUMENTS,
+    "add_generation_prompt": flag("The template opens the assistant's turn.", default=True),
+    "continue_final_message": flag("Go on with the last message, which is the assistant's.", default=False),
+    **SAMPLING_OF_ALL,
+    **VLLM,
+    **OF_THE_PROMPT,
+    **REQUEST_RID,
+    **SHARED_OF_CHATS,
+}
+"""Every field that is served; the reader has their names from here."""
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
@@ -43,6 +119,37 @@ CHAT_NAMES = FieldNames(
 )
 
 BODY = taken({**PROPERTIES, **foreign_properties("chat")}, title="ChatBody", required=("messages",))
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a town.",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+    },
+}
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a question": {"messages": [{"role": "user", "content": "How are you?"}], "max_tokens": 8},
+    "two answers, with logprobs": {
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "max_completion_tokens": 4,
+    },
+    "a stream": {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 4,
+    },
+    "a tool": {
+        "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
+        "tools": [_TOOL],
+        "max_tokens": 16,
+    },
+}
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,11 +10,11 @@ from ...runtime.answer import Output, TokenLogprob
 from ...runtime.text.token_bytes import TokenBytes
 from ..chat.answer_parsers import AnswerParsers
 from ..chat.chats import ChatAnswer, ChatUpdate
-from ..fields.output_details import stage_details
+from ..description.json_schema import IDS, Properties, answered, enum, list_of, nullable, number, string, whole
+from ..fields.output_details import RID_AND_INDEX, STAGE_DETAILS, stage_details
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning
 from .chat import CHAT_NAMES, ChatRequest
-from .common import usage
-from .prompt_logprobs import prompt_logprobs
+from .common import FINISH_REASONS, MATCHED_STOP, NULLABLE_TEXT, PROMPT_LOGPROBS, USAGE, prompt_logprobs, usage
 
 
 class ChatResponse:
@@ -79,9 +79,9 @@ class ChatResponse:
             self._called.add(output.sample)
         if not deltas and (logprobs is not None or (token_ids and output.token_ids)):
             deltas = [{"content": ""}]
-        for number, delta in enumerate(deltas):
+        for position, delta in enumerate(deltas):
             # Its logprobs and ids come with the last: a parser may hold back text, not these.
-            last = number == len(deltas) - 1
+            last = position == len(deltas) - 1
             yield {
                 "index": output.sample,
                 "delta": delta,
@@ -157,3 +157,84 @@ def _collected(pieces: list[Piece], new_call_id: Callable[[], str]) -> tuple[str
     for call, parts in zip(calls, arguments, strict=True):
         call["function"]["arguments"] = "".join(parts)
     return "".join(words), "".join(thoughts), calls
+
+
+# -- as /openapi.json describes it -------------------------------------------------------------------------------------
+
+_TOKEN: Properties = {"token": NULLABLE_TEXT, "logprob": nullable(number()), "bytes": list_of(whole("", 0, 255))}
+
+_LOGPROBS = answered(
+    {
+        "content": list_of(answered({**_TOKEN, "top_logprobs": list_of(answered(_TOKEN))})),
+        "refusal": {"type": "null"},
+    },
+    title="ChatLogprobs",
+)
+
+_CALL = answered(
+    {
+        "id": string(),
+        "type": enum("function"),
+        "function": answered({"name": string(), "arguments": string("JSON, as far as the model wrote it well.")}),
+    }
+)
+
+_CALL_DELTA = answered(
+    {"index": whole("", 0), "function": answered({"arguments": string()}, optional={"name": string()})},
+    optional={"id": string(), "type": enum("function")},
+)
+
+_END: Properties = {
+    "finish_reason": enum("tool_calls", *FINISH_REASONS),
+    "matched_stop": MATCHED_STOP,
+    "baton": answered(RID_AND_INDEX, title="ChatDetails", optional=STAGE_DETAILS),
+}
+
+_CHOICE = answered(
+    {
+        "index": whole("", 0),
+        "message": answered(
+            {"role": enum("assistant"), "content": NULLABLE_TEXT, "refusal": {"type": "null"}},
+            title="ChatAnswer",
+            optional={"reasoning_content": string(), "tool_calls": list_of(_CALL)},
+        ),
+        "logprobs": nullable(_LOGPROBS),
+        **_END,
+    },
+    title="ChatChoice",
+    optional={"token_ids": IDS},
+)
+
+_DELTA = answered(
+    {},
+    title="ChatDelta",
+    optional={
+        "role": enum("assistant"),
+        "content": string(),
+        "reasoning_content": string(),
+        "tool_calls": list_of(_CALL_DELTA),
+    },
+)
+
+_CHUNK_CHOICE = answered(
+    {
+        "index": whole("", 0),
+        "delta": _DELTA,
+        "logprobs": nullable(_LOGPROBS),
+        "finish_reason": enum("tool_calls", *FINISH_REASONS, None),
+    },
+    optional={"matched_stop": MATCHED_STOP, "baton": _END["baton"], "token_ids": IDS},
+)
+
+_HEAD: Properties = {"id": string("chatcmpl-, and the rid."), "created": whole("Unix time.", 0), "model": string()}
+
+ANSWER = answered(
+    {"object": enum("chat.completion"), **_HEAD, "choices": list_of(_CHOICE), "usage": USAGE},
+    title="ChatCompletion",
+    optional={"prompt_token_ids": IDS, "prompt_logprobs": PROMPT_LOGPROBS},
+)
+CHUNK = answered(
+    {"object": enum("chat.completion.chunk"), **_HEAD, "choices": list_of(_CHUNK_CHOICE)},
+    title="ChatCompletionChunk",
+    optional={"usage": nullable(USAGE), "prompt_token_ids": IDS},
+)

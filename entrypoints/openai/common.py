@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ...runtime.answer import Output
+from ...runtime.answer import Output, TokenLogprob
 from ...scheduler.outcome import ContextOverflow, FoundTokens, RequestRefused
-from ..fields.output_details import cached_tokens
-from ..fields.reading import read_rid, typed
+from ..description.json_schema import (
+    COUNT,
+    TOKEN_ID,
+    Properties,
+    Schema,
+    answered,
+    either,
+    enum,
+    flag,
+    list_of,
+    nullable,
+    number,
+    open_object,
+    picked,
+    string,
+    whole,
+)
+from ..fields.output_details import CACHED_TOKENS, cached_tokens
+from ..fields.reading import RID, read_rid, typed
+from ..fields.sampling import SAMPLING, with_model_defaults
 
 OPENAI_SAMPLING = (
     "temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
@@ -20,11 +38,56 @@ OTHER_SAMPLING = (
     "spaces_between_special_tokens", "allowed_token_ids", "stop_regex", "bad_words",
 )  # fmt: skip
 
-
 VLLM_NAMES = {"include_stop_str_in_output": "no_stop_trim"}
 """vLLM's name of a sampling parameter -> SGLang's."""
 
 MAX_TEMPERATURE = 2.0
+
+SAMPLING_OF_ALL: Properties = with_model_defaults(picked(SAMPLING, (*OPENAI_SAMPLING, *OTHER_SAMPLING)))
+SAMPLING_OF_ALL["temperature"] = SAMPLING_OF_ALL["temperature"] | {"maximum": MAX_TEMPERATURE}
+
+VLLM: Properties = {
+    "include_stop_str_in_output": SAMPLING["no_stop_trim"] | {"description": "vLLM's name of no_stop_trim."}
+}
+
+OF_THE_PROMPT: Properties = {
+    "return_token_ids": flag("The ids of prompt and output beside the text.", default=False),
+    "truncate_prompt_tokens": either(
+        whole("", 1), enum(-1), about="Use the last so many tokens of the prompt; -1: as many as leave room to answer."
+    ),
+    "prompt_logprobs": whole("Logprobs of the prompt's tokens, and so many alternatives, up to --max-logprobs.", 0),
+}
+"""Fields of vLLM's about the tokens of a prompt."""
+
+PROMPT_LOGPROBS = list_of(
+    nullable(
+        open_object(
+            "By token id: the prompt's own token, and the likeliest at its place.",
+            values=answered({"logprob": number(), "rank": whole("", 1), "decoded_token": string()}),
+        )
+    ),
+    "null for the first token.",
+)
+
+REQUEST_RID: Properties = {"rid": RID, "request_id": RID | {"description": "vLLM's name of rid."}}
+
+TEMPLATE_VARIABLES: Schema = open_object("Variables of the chat template.")
+
+FINISH_REASONS = ("stop", "length", "abort")
+
+MATCHED_STOP = either(string(), TOKEN_ID, {"type": "null"}, about="The stop that ended it.")
+
+USAGE = answered(
+    {
+        "prompt_tokens": COUNT,
+        "completion_tokens": COUNT,
+        "total_tokens": COUNT,
+        "prompt_tokens_details": answered(CACHED_TOKENS),
+    },
+    title="Usage",
+)
+
+NULLABLE_TEXT = nullable(string())
 
 
 def overflow_words(what: str) -> Callable[[ContextOverflow], str]:
@@ -126,3 +189,43 @@ def usage(outputs: Iterable[Output]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": cached_tokens(sum((output.found for output in firsts), FoundTokens())),
     }
+
+
+_MINUS_INFINITY = -9999.0
+"""As in vLLM: JSON has no other."""
+
+
+def read_prompt_logprobs(fields: dict[str, Any]) -> int | None:
+    """Alternatives wanted for each token of the prompt; None for nothing at all. Raises RequestRefused."""
+    name = "prompt_logprobs"
+    if name not in fields:
+        return None
+    wanted = typed(fields[name], int, name)
+    if wanted == -1:
+        raise RequestRefused(
+            f"{name} is -1, the whole vocabulary, which this server does not give; use 0 to --max-logprobs", param=name
+        )
+    if wanted < 0:
+        raise RequestRefused(f"{name} is {wanted}; use 0 (no alternatives) to --max-logprobs", param=name)
+    if fields.get("stream"):
+        raise RequestRefused(f"{name} comes with whole answers only; leave out stream, or {name}", param=name)
+    return wanted
+
+
+def prompt_logprobs(output: Output, num_top: int) -> Iterator[dict[str, dict[str, Any]] | None]:
+    """For each token of the prompt an object, by id, of the token itself and the ``num_top`` likeliest. None for the
+    first, which follows nothing."""
+    for position, token in enumerate(output.input_logprobs):
+        yield None if position == 0 else _entries(token, num_top)
+
+
+def _entries(token: TokenLogprob, num_top: int) -> dict[str, dict[str, Any]]:
+    entries = {str(token.id): _entry(token, token.rank)}
+    for rank, other in enumerate((token.top or [])[:num_top], 1):
+        entries.setdefault(str(other.id), _entry(other, rank))
+    return entries
+
+
+def _entry(token: TokenLogprob, rank: int | None) -> dict[str, Any]:
+    logprob = _MINUS_INFINITY if token.logprob is None else token.logprob
+    return {"logprob": logprob, "rank": rank, "decoded_token": token.text}

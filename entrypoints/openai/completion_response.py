@@ -13,10 +13,21 @@ from ...runtime.prompt import Prompt
 from ...runtime.text.incremental_decode import IncrementalDecoder, decode_all
 from ...runtime.text.token_bytes import TokenBytes
 from ...runtime.text.tokenizer import Tokenizer
-from ..fields.output_details import beam_scores, stage_details
-from .common import usage
+from ..description.json_schema import (
+    IDS,
+    Properties,
+    answered,
+    enum,
+    list_of,
+    nullable,
+    number,
+    open_object,
+    string,
+    whole,
+)
+from ..fields.output_details import BEAM_SCORES, RID_AND_INDEX, STAGE_DETAILS, beam_scores, stage_details
+from .common import FINISH_REASONS, MATCHED_STOP, PROMPT_LOGPROBS, USAGE, prompt_logprobs, usage
 from .completions import COMPLETION_NAMES, CompletionRequest
-from .prompt_logprobs import prompt_logprobs
 
 
 class CompletionResponse:
@@ -166,3 +177,44 @@ class LogprobsBuilder:
 
 def _likelihood(token: TokenLogprob) -> float:
     return -math.inf if token.logprob is None else token.logprob
+
+
+# -- as /openapi.json describes it -------------------------------------------------------------------------------------
+
+_LOGPROBS = answered(
+    {
+        "tokens": list_of(nullable(string())),
+        "token_logprobs": list_of(nullable(number())),
+        "top_logprobs": list_of(nullable(open_object(values=nullable(number())))),
+        "text_offset": list_of(whole("", 0)),
+    },
+    title="CompletionLogprobs",
+)
+
+_CHOICE = answered(
+    {
+        "index": whole("", 0),
+        "text": string(),
+        "logprobs": nullable(_LOGPROBS),
+        "finish_reason": enum(*FINISH_REASONS, None),
+    },
+    title="CompletionChoice",
+    optional={
+        "matched_stop": MATCHED_STOP,
+        "token_ids": IDS,
+        "prompt_token_ids": IDS,
+        "prompt_logprobs": PROMPT_LOGPROBS,
+        "baton": answered(RID_AND_INDEX, title="CompletionDetails", optional={**STAGE_DETAILS, **BEAM_SCORES}),
+    },
+)
+
+_HEAD: Properties = {
+    "id": string("cmpl-, and the rid."),
+    "object": enum("text_completion"),
+    "created": whole("Unix time.", 0),
+    "model": string(),
+    "choices": list_of(_CHOICE),
+}
+
+ANSWER = answered({**_HEAD, "usage": USAGE}, title="Completion")
+CHUNK = answered(_HEAD, title="CompletionChunk", optional={"usage": nullable(USAGE)})

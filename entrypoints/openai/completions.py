@@ -11,25 +11,50 @@ from typing import Any
 
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import MAX_SEQUENCES
-from ..description.json_schema import taken
+from ..description.json_schema import IDS, Properties, either, flag, list_of, picked, string, taken, whole
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
-from ..fields.prompts import LogprobFields, PromptBatch, read_prompts, read_tokens
-from ..fields.reading import include_usage, shown, typed
-from ..fields.sampling import NO_DEFAULTS, with_defaults
+from ..fields.prompts import SHARED, LogprobFields, PromptBatch, read_prompts, read_tokens
+from ..fields.reading import MODEL, STREAM, STREAM_OPTIONS, include_usage, shown, typed
+from ..fields.sampling import NO_DEFAULTS, SAMPLING, with_defaults
 from .common import (
+    OF_THE_PROMPT,
     OPENAI_SAMPLING,
     OTHER_SAMPLING,
+    REQUEST_RID,
+    SAMPLING_OF_ALL,
+    VLLM,
     check_temperature,
     overflow_words,
+    read_prompt_logprobs,
     read_request_rid,
     read_truncation,
     wants_token_ids,
     with_vllm_names,
 )
-from .completion_schema import DEFAULT_MAX_TOKENS, PROPERTIES
-from .prompt_logprobs import read_prompt_logprobs
+
+DEFAULT_MAX_TOKENS = 16
+
+PROPERTIES: Properties = {
+    "model": MODEL,
+    "prompt": either(string(), IDS, list_of(string()), list_of(IDS), about="A text, token ids, or a list of either."),
+    "max_tokens": SAMPLING["max_new_tokens"] | {"default": DEFAULT_MAX_TOKENS},
+    "min_tokens": SAMPLING["min_new_tokens"],
+    "stream": STREAM,
+    "stream_options": STREAM_OPTIONS,
+    "logprobs": whole("Logprobs of each token, and so many alternatives, up to --max-logprobs.", 0),
+    "echo": flag("The text begins with the prompt.", default=False),
+    "best_of": whole("Equal to n; of a beam search, its width.", 1, MAX_SEQUENCES),
+    "use_beam_search": flag("Search for the n likeliest texts.", default=False),
+    **SAMPLING_OF_ALL,
+    **picked(SAMPLING, ("beam_width", "length_penalty", "early_stopping", "item_trie")),
+    **VLLM,
+    **OF_THE_PROMPT,
+    **REQUEST_RID,
+    **SHARED,
+}
+"""Every field that is served; the reader has their names from here."""
 
 _SAMPLING = (*OPENAI_SAMPLING, *OTHER_SAMPLING, "beam_width", "length_penalty", "early_stopping", "item_trie")
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -39,6 +64,14 @@ COMPLETION_NAMES = FieldNames(
 )
 
 BODY = taken({**PROPERTIES, **foreign_properties("completions")}, title="CompletionBody")
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a prompt": {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0},
+    "its own logprobs": {"prompt": "One two", "max_tokens": 0, "echo": True, "logprobs": 2},
+    "a batch, kept": {"prompt": ["One", "Two"], "max_tokens": 4, "n": 2, "retain_ttl": 10},
+    "a beam search": {"prompt": "One", "max_tokens": 4, "n": 3, "use_beam_search": True, "temperature": 0},
+    "a stream": {"prompt": "One", "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}},
+}
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from baton.entrypoints.anthropic import message_schema
-from baton.entrypoints.native import generate_schema
-from baton.entrypoints.openai import chat_schema, completion_schema
-from baton.entrypoints.openai.responses import response_schema
+from baton.entrypoints.anthropic import messages
+from baton.entrypoints.fields.sampling import SAMPLING
+from baton.entrypoints.native import generate
+from baton.entrypoints.openai import chat, completions
+from baton.entrypoints.openai.responses import fields as response_fields
 
 ITEMS = [(5, 6, 7), (5, 8, 9)]
 ALLOWED = [5, 6, 7, 8]
@@ -147,22 +148,22 @@ APIS = [
     Api(
         "/generate",
         {"text": "abc"},
-        generate_schema.PROPERTIES,
-        _api("", {}, generate_schema.PROPERTIES).fields,
+        generate.PROPERTIES,
+        _api("", {}, generate.PROPERTIES).fields,
         nested="sampling_params",
-        nested_fields=tuple(_names(generate_schema.SAMPLING)),
+        nested_fields=tuple(_names(SAMPLING)),
     ),
-    _api("/v1/completions", {"prompt": "abc", "max_tokens": 3}, completion_schema.PROPERTIES),
+    _api("/v1/completions", {"prompt": "abc", "max_tokens": 3}, completions.PROPERTIES),
     _api(
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3},
-        chat_schema.PROPERTIES,
+        chat.PROPERTIES,
     ),
-    _api("/v1/responses", {"input": "abc", "max_output_tokens": 3}, response_schema.PROPERTIES),
+    _api("/v1/responses", {"input": "abc", "max_output_tokens": 3}, response_fields.PROPERTIES),
     _api(
         "/v1/messages",
         {"model": "toy", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3},
-        message_schema.PROPERTIES,
+        messages.PROPERTIES,
     ),
 ]
 
@@ -181,7 +182,7 @@ def draw_sampling(rng: random.Random, names: tuple[str, ...], *, raw: bool = Tru
         sampling |= {"beam_width": 2, "n": 2}
     count = rng.choice([1, 1, 2, 3])
     for name in rng.sample(names, count):
-        sampling[name] = draw_odd(rng, name, generate_schema.SAMPLING.get(name), raw=raw)
+        sampling[name] = draw_odd(rng, name, SAMPLING.get(name), raw=raw)
     return sampling, count
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from baton.entrypoints.engine import Engine
-from baton.entrypoints.fields.sampling_schema import SAMPLING
+from baton.entrypoints.fields.sampling import SAMPLING
 from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.lang import BackendError, EngineBackend, ProgramError, function, gen
 from baton.entrypoints.lang.options import SAMPLING_OPTIONS

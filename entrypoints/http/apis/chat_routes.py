@@ -11,10 +11,10 @@ from ....runtime.text.token_bytes import TokenBytes
 from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
 from ...fields.ignored import Ignored
-from ...fields.shared_schema import JOB_HEADERS, with_extra_body
-from ...openai.chat import BODY, CHAT_NAMES, ChatRequest, parse_chat
-from ...openai.chat_response import ChatResponse
-from ...openai.chat_schema import ANSWER, CHUNK, EXAMPLES
+from ...fields.jobs import JOB_HEADERS
+from ...fields.prompts import with_extra_body
+from ...openai.chat import BODY, CHAT_NAMES, EXAMPLES, ChatRequest, parse_chat
+from ...openai.chat_response import ANSWER, CHUNK, ChatResponse
 from ..keys import caller
 from ..route import POST, Route
 from ..wire.answers import client_gone, json_answer, size_of, until_disconnect

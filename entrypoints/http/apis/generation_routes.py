@@ -12,12 +12,11 @@ from ....scheduler.outcome import RequestRefused
 from ...description.json_schema import answered, flag, list_of, string, taken
 from ...description.operation import GENERATING, Operation
 from ...fields.ignored import Ignored
-from ...fields.prompts import PromptBatch
-from ...fields.reading import MAX_RID_CHARS, read_rid, refuse_unserved
-from ...fields.shared_schema import JOB_HEADERS, RID, with_extra_body
-from ...native.generate import BODY, parse_generate
-from ...native.generate_response import lazy_response, stream_events
-from ...native.generate_schema import ANSWER, EXAMPLES, OUTPUT
+from ...fields.jobs import JOB_HEADERS
+from ...fields.prompts import PromptBatch, with_extra_body
+from ...fields.reading import MAX_RID_CHARS, RID, read_rid, refuse_unserved
+from ...native.generate import BODY, EXAMPLES, parse_generate
+from ...native.generate_response import ANSWER, OUTPUT, lazy_response, stream_events
 from ..keys import caller, sees_all
 from ..route import POST, Route
 from ..wire.answers import JSONAnswer, client_gone, json_answer, size_of, until_disconnect

@@ -8,13 +8,12 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from ...anthropic.errors import error_body
-from ...anthropic.message_response import whole_message
-from ...anthropic.message_schema import ANSWER, ERROR, EVENT, EXAMPLES, NUM_TOKENS
-from ...anthropic.message_stream import message_events
+from ...anthropic.errors import ERROR, error_body
+from ...anthropic.message_response import ANSWER, EVENT, NUM_TOKENS, message_events, whole_message
 from ...anthropic.messages import (
     BODY,
     COUNT_BODY,
+    EXAMPLES,
     MESSAGE_NAMES,
     MessagesRequest,
     check_thinking,
@@ -24,7 +23,8 @@ from ...anthropic.messages import (
 from ...chat.chats import Chats
 from ...description.operation import GENERATING, Operation
 from ...fields.ignored import Ignored
-from ...fields.shared_schema import JOB_HEADERS, with_extra_body
+from ...fields.jobs import JOB_HEADERS
+from ...fields.prompts import with_extra_body
 from ..keys import caller
 from ..route import POST, Route
 from ..wire.answers import EventFormat, JSONAnswer, client_gone, json_answer, named_event, size_of, until_disconnect

@@ -10,14 +10,14 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ....runtime.tokenizer_manager import TokenizerManager
-from ...description.json_schema import answered, enum, list_of, nullable, string
-from ...description.operation import COUNT, GENERATING, Operation
+from ...description.json_schema import COUNT, answered, enum, list_of, nullable, string
+from ...description.operation import GENERATING, Operation
 from ...fields.ignored import Ignored
+from ...fields.jobs import JOB_HEADERS
+from ...fields.prompts import with_extra_body
 from ...fields.reading import check_model
-from ...fields.shared_schema import JOB_HEADERS, with_extra_body
-from ...openai.completion_response import CompletionResponse
-from ...openai.completion_schema import ANSWER, CHUNK, EXAMPLES
-from ...openai.completions import BODY, COMPLETION_NAMES, CompletionRequest, parse_completion
+from ...openai.completion_response import ANSWER, CHUNK, CompletionResponse
+from ...openai.completions import BODY, COMPLETION_NAMES, EXAMPLES, CompletionRequest, parse_completion
 from ...server_config import ServerArgs
 from ..keys import caller
 from ..route import GET, POST, Route

@@ -11,10 +11,11 @@ from ....scheduler.outcome import RequestRefused
 from ...description.json_schema import Properties, enum, string, whole
 from ...description.operation import GENERATING, Operation
 from ...fields.ignored import Ignored
+from ...fields.jobs import JOB_HEADERS
+from ...fields.prompts import with_extra_body
 from ...fields.reading import one_of
-from ...fields.shared_schema import JOB_HEADERS, with_extra_body
-from ...openai.responses.fields import BODY, ResponseRequest, parse_response
-from ...openai.responses.response_schema import ANSWER, DELETED, EVENT, EXAMPLES, ITEMS
+from ...openai.responses.fields import BODY, EXAMPLES, ResponseRequest, parse_response
+from ...openai.responses.response_object import ANSWER, DELETED, EVENT, ITEMS
 from ...openai.responses.responses import Responses
 from ..keys import caller
 from ..route import DELETE, GET, POST, Route

@@ -16,9 +16,9 @@ from ....runtime.watching.watch_client import WatchClient
 from ....scheduler.outcome import RequestRefused
 from ...dashboard_page.held_snapshots import HeldSnapshots
 from ...dashboard_page.token_texts import TokenTexts
-from ...description.json_schema import answered, enum, flag, list_of, nullable, number, string, whole
-from ...description.operation import COUNT, Operation
-from ...fields.reading import MAX_INT, shown
+from ...description.json_schema import COUNT, MAX_INT, answered, enum, flag, list_of, nullable, number, string, whole
+from ...description.operation import Operation
+from ...fields.reading import shown
 from ..keys import caller
 from ..route import GET, Route
 from ..wire.answers import JSONAnswer

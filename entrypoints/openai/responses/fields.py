@@ -14,24 +14,92 @@ import msgspec
 from ....scheduler.outcome import RequestRefused
 from ...chat.call import ChatCall
 from ...chat.messages import Conversation, Message
-from ...description.json_schema import taken
+from ...description.json_schema import (
+    Properties,
+    either,
+    enum,
+    flag,
+    list_of,
+    open_object,
+    picked,
+    string,
+    taken,
+    whole,
+)
 from ...fields.field_names import FieldNames
 from ...fields.foreign_fields import foreign_properties, settle_fields
 from ...fields.ignored import Ignored
-from ...fields.prompts import LogprobFields, PromptTokens, read_prompts
-from ...fields.reading import STORED_RESPONSE_PREFIX, read_rid, refuse_unserved, shown, typed
-from ...fields.sampling import NO_DEFAULTS, with_defaults
+from ...fields.prompts import SHARED_OF_CHATS, LogprobFields, PromptTokens, read_prompts
+from ...fields.reading import MODEL, STORED_RESPONSE_PREFIX, STREAM, read_rid, refuse_unserved, shown, typed
+from ...fields.sampling import NO_DEFAULTS, SAMPLING, with_defaults
 from ..common import (
     OPENAI_SAMPLING,
     OTHER_SAMPLING,
+    REQUEST_RID,
+    SAMPLING_OF_ALL,
+    TEMPLATE_VARIABLES,
     check_temperature,
     overflow_words,
     read_request_rid,
     template_variables,
 )
-from .items import read_input
-from .response_schema import INCLUDABLE, LOGPROBS, MAX_METADATA, MAX_TOP_LOGPROBS, PROPERTIES
-from .tools import ResponseTools, read_response_tools
+from .items import ITEM, read_input
+from .tools import TOOL, ResponseTools, read_response_tools
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (
+    LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)  # fmt: skip
+"""Only the first adds anything: thoughts come as they are, and the others belong to tools that are refused."""
+
+MAX_TOP_LOGPROBS = 20
+MAX_METADATA = (16, 64, 512)
+"""Keys, and characters of a key and of a value; OpenAI's limits."""
+
+_KEYS, _KEY_CHARS, _VALUE_CHARS = MAX_METADATA
+
+_SAMPLING = (*(name for name in OPENAI_SAMPLING if name != "n"), *OTHER_SAMPLING)
+
+PROPERTIES: Properties = {
+    "model": MODEL,
+    "input": either(string(), list_of(ITEM, least=1), about="What comes next: a text, or items."),
+    "instructions": string("A system message for this response alone."),
+    "previous_response_id": string("Go on from this one: its conversation comes first, and its KV is used again."),
+    "store": flag("It can be read, and gone on from, later; its KV is kept for --response-ttl.", default=True),
+    "background": flag("Answer at once; read the response by its id.", default=False),
+    "metadata": open_object("Comes back with the response.", values=string("", most=_VALUE_CHARS), most=_KEYS)
+    | {"propertyNames": {"maxLength": _KEY_CHARS}},
+    "max_output_tokens": SAMPLING["max_new_tokens"] | {"minimum": 1, "default": None},
+    "min_tokens": SAMPLING["min_new_tokens"],
+    "stream": STREAM,
+    "stream_options": taken({}, "With stream: true only.", unsupported={"include_obfuscation": (False,)}),
+    "tools": list_of(TOOL, "Tools that the model may call, and the client runs."),
+    "tool_choice": either(
+        enum("none", "auto", "required"),
+        {
+            "type": "object",
+            "properties": {"type": enum("function", "custom"), "name": string(), "namespace": string()},
+            "required": ["type", "name"],
+        },
+        about="Whether the model may call a function, must, or must call a certain one.",
+    ),
+    "parallel_tool_calls": flag("More than one call in an answer.", default=True),
+    "reasoning": taken(
+        {"effort": string("How much the model is to think; a variable of the template.")},
+        without_effect=("summary", "generate_summary"),
+    ),
+    "text": taken({"format": taken({"type": enum("text")}, required=("type",))}, without_effect=("verbosity",)),
+    "include": list_of(enum(*INCLUDABLE), f"{LOGPROBS} adds logprobs; the others add nothing."),
+    "top_logprobs": whole("Alternatives per token.", 0, MAX_TOP_LOGPROBS, default=0),
+    "separate_reasoning": flag("Thoughts are items of their own, not part of the text.", default=True),
+    "chat_template_kwargs": TEMPLATE_VARIABLES,
+    **picked(SAMPLING_OF_ALL, _SAMPLING),
+    **REQUEST_RID,
+    **SHARED_OF_CHATS,
+}
+"""Every field that is served; the reader has their names from here."""
 
 _RENAMED = {"max_new_tokens": "max_output_tokens", "min_new_tokens": "min_tokens"}
 
@@ -39,9 +107,22 @@ RESPONSE_NAMES = FieldNames(
     prompt="input", overflow_words=overflow_words("input"), renamed=_RENAMED, params={"messages": "input"}
 )
 
-_SAMPLING = (*(name for name in OPENAI_SAMPLING if name != "n"), *OTHER_SAMPLING)
-
 BODY = taken({**PROPERTIES, **foreign_properties("responses")}, title="ResponseBody", required=("input",))
+
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "a question": {"input": "How are you?", "max_output_tokens": 8},
+    "a turn of an agent": {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": "What is the weather in Rome?"},
+            {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"town": "Rome"}'},
+            {"type": "function_call_output", "call_id": "1", "output": "Sunny"},
+        ],
+        "max_output_tokens": 8,
+    },
+    "in the background": {"input": "How are you?", "background": True, "max_output_tokens": 8},
+    "a stream": {"input": "How are you?", "stream": True, "max_output_tokens": 8},
+}
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

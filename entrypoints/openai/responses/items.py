@@ -15,9 +15,9 @@ from typing import Any
 
 from ....scheduler.outcome import RequestRefused
 from ...chat.messages import Arguments, Message, join_parts, read_arguments
+from ...description.json_schema import Schema, enum
 from ...fields.ignored import Ignored
 from ...fields.reading import one_of, shown, typed
-from .response_schema import HOSTED_CALLS
 from .tools import custom_arguments, qualified
 
 ROLES = ("user", "system", "developer", "assistant")
@@ -26,6 +26,26 @@ KINDS = (
     "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
 )  # fmt: skip
 """Types of items. Keys that are not read are passed over: most say how an item came to be (id, status, phase)."""
+
+HOSTED_CALLS = (
+    "web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "mcp_list_tools",
+    "mcp_approval_request",
+)  # fmt: skip
+"""Items that tell of what another server did. The model is not shown them."""
+
+ITEM: Schema = {
+    "title": "InputItem",
+    "type": "object",
+    "properties": {
+        "type": enum(
+            "message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
+            "custom_tool_call_output", *HOSTED_CALLS, None, about="message, where it has a role."
+        )
+    },
+    "description": "message: role, content. reasoning: content. function_call: call_id, name, arguments; namespace, "
+    "where its tool has one. function_call_output: call_id, output. custom_tool_call: call_id, name, input; its output "
+    "is like a function's. Items of an answer are taken as they are; those of tools that a server ran are passed over.",
+}  # fmt: skip
 
 
 def read_input(given: Any, rid: str, ignored: Ignored | None = None) -> tuple[list[Message], list[dict]]:

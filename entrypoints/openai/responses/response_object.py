@@ -7,9 +7,23 @@ from typing import Any, Literal
 
 from ....runtime.answer import Output
 from ....scheduler.outcome import RequestRefused
-from ...fields.output_details import cached_tokens, stage_details
+from ...description.json_schema import (
+    COUNT,
+    Schema,
+    answered,
+    enum,
+    flag,
+    list_of,
+    nullable,
+    number,
+    open_object,
+    string,
+    whole,
+)
+from ...fields.output_details import CACHED_TOKENS, STAGE_DETAILS, cached_tokens, stage_details
 from ...fields.reading import STORED_RESPONSE_PREFIX
 from ...http_statuses import status_of
+from ..common import NULLABLE_TEXT
 from .fields import ResponseRequest
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
@@ -79,3 +93,88 @@ def _usage(output: Output, reasoning_tokens: int) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": output.prompt_tokens + output.completion_tokens,
     }
+
+
+# -- as /openapi.json describes them-----------------------------------------------------------------------------------
+
+_USAGE = answered(
+    {
+        "input_tokens": COUNT,
+        "input_tokens_details": answered({**CACHED_TOKENS, "cache_write_tokens": COUNT}),
+        "output_tokens": COUNT,
+        "output_tokens_details": answered({"reasoning_tokens": COUNT}),
+        "total_tokens": COUNT,
+    },
+    title="ResponseUsage",
+)
+
+_OUTPUT: Schema = {
+    "title": "OutputItem",
+    "type": "object",
+    "properties": {
+        "id": string(),
+        "type": enum("message", "reasoning", "function_call", "custom_tool_call"),
+        "status": string(),
+    },
+    "required": ["id", "type", "status"],
+    "description": "message: role, content. reasoning: content. function_call: call_id, name, arguments; namespace, "
+    "where its tool has one. custom_tool_call: call_id, name, input.",
+}
+
+ANSWER = answered(
+    {
+        "id": string("resp_, and the rid."),
+        "object": enum("response"),
+        "created_at": whole("Unix time.", 0),
+        "completed_at": nullable(whole("Unix time.", 0)),
+        "model": string(),
+        "status": enum("queued", "in_progress", "completed", "incomplete", "cancelled", "failed"),
+        "background": flag(),
+        "error": nullable(answered({"code": string(), "message": string()})),
+        "incomplete_details": nullable(answered({"reason": enum("max_output_tokens")})),
+        "output": list_of(_OUTPUT),
+        "usage": nullable(_USAGE),
+        "instructions": NULLABLE_TEXT,
+        "max_output_tokens": nullable(COUNT),
+        "max_tool_calls": {"type": "null"},
+        "metadata": open_object(
+            "With baton_path, baton_inherited_tokens and baton_recomputed_tokens.", values=string()
+        ),
+        "parallel_tool_calls": flag(),
+        "previous_response_id": NULLABLE_TEXT,
+        "prompt_cache_key": {},
+        "reasoning": answered({"effort": NULLABLE_TEXT, "summary": {"type": "null"}}),
+        "safety_identifier": {},
+        "store": flag(),
+        "temperature": number(),
+        "text": answered({"format": answered({"type": enum("text")})}),
+        "tool_choice": {},
+        "tools": list_of(open_object()),
+        "top_logprobs": COUNT,
+        "top_p": number(),
+        "truncation": enum("disabled"),
+        "user": NULLABLE_TEXT,
+    },
+    title="Response",
+    optional={"baton": answered({"rid": string()}, title="ResponseDetails", optional=STAGE_DETAILS)},
+)
+
+EVENT: Schema = {
+    "title": "ResponseEvent",
+    "type": "object",
+    "properties": {"type": string("response.created, and so on, as OpenAI has them."), "sequence_number": COUNT},
+    "required": ["type", "sequence_number"],
+}
+
+ITEMS = answered(
+    {
+        "object": enum("list"),
+        "data": list_of(open_object()),
+        "first_id": NULLABLE_TEXT,
+        "last_id": NULLABLE_TEXT,
+        "has_more": flag(),
+    },
+    title="InputItems",
+)
+
+DELETED = answered({"id": string(), "object": enum("response"), "deleted": enum(True)}, title="DeletedResponse")

@@ -13,10 +13,9 @@ from ....scheduler.outcome import RequestRefused
 from ...chat.answer_parsers import AnswerParsers
 from ...chat.chats import ChatAnswer, ChatUpdate
 from .fields import RESPONSE_NAMES, ResponseRequest
-from .output_items import Event, OutputItems
+from .output_items import Event, OutputItems, TextTokens
 from .response_object import ResponseObject, Status
 from .store import StoredResponse
-from .text_tokens import TextTokens
 
 _LARGE = 20_000
 """Tokens, characters and logprobs; larger updates are dressed in a thread."""

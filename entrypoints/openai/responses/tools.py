@@ -18,10 +18,44 @@ from typing import Any, Literal
 import msgspec
 
 from ....scheduler.outcome import RequestRefused
-from ...chat.tools import Choice, read_tools, unserved_tool
+from ...chat.tools import FUNCTION_NAME, Choice, read_tools, unserved_tool
+from ...description.json_schema import Properties, Schema, either, enum, list_of, open_object, string, taken
 from ...fields.ignored import Ignored
 from ...fields.reading import refuse_unserved, shown, typed
-from .response_schema import TOOL_OFF, TOOL_WITHOUT_EFFECT
+
+TOOL_OFF: dict[str, tuple] = {"async": (False,)}
+TOOL_WITHOUT_EFFECT = ("allowed_callers", "defer_loading", "output_schema")
+"""Every tool is offered from the start, to be called by the model itself."""
+
+_ONE_TOOL: Properties = {"name": FUNCTION_NAME, "description": {}}
+_FUNCTION = taken(
+    {"type": enum("function"), **_ONE_TOOL, "parameters": open_object("A JSON schema.")},
+    title="ResponseFunction",
+    required=("type", "name"),
+    unsupported=TOOL_OFF,
+    without_effect=(*TOOL_WITHOUT_EFFECT, "strict"),
+)
+_CUSTOM = taken(
+    {"type": enum("custom"), **_ONE_TOOL, "format": open_object("text, or a grammar that the model is told of.")},
+    "A tool that takes text.",
+    title="ResponseCustomTool",
+    required=("type", "name"),
+    unsupported=TOOL_OFF,
+    without_effect=(*TOOL_WITHOUT_EFFECT, "strict"),
+)
+_NAMESPACE = taken(
+    {"type": enum("namespace"), "name": string(), "description": {}, "tools": list_of(either(_FUNCTION, _CUSTOM))},
+    "Tools whose calls have the namespace beside their name.",
+    title="ResponseNamespace",
+    required=("type", "name", "tools"),
+    without_effect=("strict",),
+)
+_HOSTED: Schema = {
+    "type": "object",
+    "properties": {"type": string("A tool that a server runs, such as web_search; it is passed over.")},
+    "required": ["type"],
+}
+TOOL = either(_FUNCTION, _CUSTOM, _NAMESPACE, _HOSTED)
 
 _TAKES = "function, namespace and custom tools"
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.anthropic.errors import error_body
-from baton.entrypoints.anthropic.message_response import whole_message
-from baton.entrypoints.anthropic.message_stream import MessageEvents
+from baton.entrypoints.anthropic.message_response import MessageEvents, whole_message
 from baton.entrypoints.anthropic.messages import parse_messages
 from baton.entrypoints.chat.chats import ChatUpdate
 from baton.entrypoints.http_statuses import status_of

@@ -10,12 +10,10 @@ import pytest
 
 from baton.entrypoints.anthropic import messages
 from baton.entrypoints.description.json_schema import Properties, Schema
-from baton.entrypoints.fields.sampling import SAMPLING_ALIASES, parse_sampling_params
-from baton.entrypoints.fields.sampling_schema import SAMPLING
+from baton.entrypoints.fields.sampling import SAMPLING, SAMPLING_ALIASES, parse_sampling_params
 from baton.entrypoints.native import generate
 from baton.entrypoints.openai import chat, completions
-from baton.entrypoints.openai.common import VLLM_NAMES
-from baton.entrypoints.openai.common_schema import VLLM
+from baton.entrypoints.openai.common import VLLM, VLLM_NAMES
 from baton.entrypoints.openai.responses import fields as responses
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.fields.shared_schema import CONTINUATION
+from baton.entrypoints.fields.continuation import CONTINUATION
 from tests.doubles.http_calls import error_of, generate
 from tests.doubles.server_under_test import ServerUnderTest
 

@@ -9,8 +9,8 @@ import pytest
 
 from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.openai.chat import parse_chat
+from baton.entrypoints.openai.common import prompt_logprobs
 from baton.entrypoints.openai.completions import COMPLETION_NAMES, parse_completion
-from baton.entrypoints.openai.prompt_logprobs import prompt_logprobs
 from baton.runtime.answer import Logprobs, Output, TokenLogprob
 from baton.runtime.messages import LogprobChunk
 from baton.scheduler.limits import check_logprob_limit
