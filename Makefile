@@ -23,6 +23,8 @@ REAL_MODEL ?= build/models/SmolLM2-135M-Instruct
 # Two test processes on two cores: one thread each. More would also wait for each other where others use the cores.
 test test-units test-processes test-equality test-slow test-real test-harnesses: export OMP_NUM_THREADS = 1
 test-gateways test-clients: export OMP_NUM_THREADS = 1
+# The tests start two hundred processes: without byte code on disk, each would compile all it imports.
+test test-units test-processes test-equality test-slow: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo install install-dev test test-units test-processes test-equality test-slow test-products test-real
 .PHONY: test-harnesses check mutants test-avx2 test-gateways test-clients real-model serve dashboard-pictures bench
@@ -61,9 +63,12 @@ test: test-units test-processes test-equality  ## everything that passes without
 
 # Files that have tests of a kind: to collect all others takes each test process ten seconds.
 marked = $(shell grep -rlw --include='*.py' 'mark\.$(1)' tests)
+# Files without a unit test. They import the clients of others and transformers, which takes five seconds.
+unitless = $(shell grep -rlE --include='*.py' '^pytestmark = pytest.mark.(process|equality)$$' tests)
 
 test-units: $(TESTING)
-	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow and not real and not harness" tests
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow and not real and not harness" \
+	    $(addprefix --ignore=,$(unitless)) tests
 
 # Whole files to a process: the tests of most share a server.
 test-processes: $(TESTING)

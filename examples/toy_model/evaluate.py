@@ -14,16 +14,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from .conversation import THINK_END, TURN_END, Conversation
 from .make_data import HELD_OUT_SEED, conversations
 from .recommendation_language import ITEM_PATTERN, ITEMS, item_codes, likely_items, named_category
 from .train import FOLDER
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM  # importing it takes seconds
 
 
 @dataclass(slots=True)
@@ -36,6 +38,9 @@ class Answer:
 
 def load(folder: Path) -> tuple[LlamaForCausalLM, Tokenizer]:
     """The model in float32 and its tokenizer."""
+    from transformers import LlamaForCausalLM
+    from transformers.utils import logging as transformers_logging
+
     transformers_logging.disable_progress_bar()
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -12,10 +12,12 @@ that trained ones take is mimetic initialization (Trockman & Kolter, 2023).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM  # importing it takes seconds
 
 POSITION_GAIN = 0.6
 """Sharpness of looking one back: enough for nine tenths of the attention."""

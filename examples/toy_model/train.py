@@ -16,17 +16,20 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from .conversation import ITEM_START, TURN_END, TURN_START, Conversation
 from .initial_weights import prepare
 from .make_data import HELD_OUT_SEED, catalogue_json, conversations
 from .tokenizer import CONTEXT_LENGTH, TEXT_END, save_tokenizer, train_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM  # importing it takes seconds
 
 FOLDER = Path(__file__).parent
 WINDOW = 256
@@ -172,6 +175,8 @@ def held_out_accuracy(model: LlamaForCausalLM, tokenizer: Tokenizer, held_out: l
 
 def train(tokenizer: Tokenizer, config: TrainingConfig) -> LlamaForCausalLM:
     """A model trained on ``config.tokens`` tokens, float32 on the CPU."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(config.seed)
     model = LlamaForCausalLM(LlamaConfig(**model_config(tokenizer)))
     prepare(model)

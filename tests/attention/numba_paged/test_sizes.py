@@ -18,7 +18,8 @@ FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
 
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads", "head_dim"),
-    [(FLOAT, 1, 1, 1), (FLOAT, 4, 4, 20), (FLOAT, 14, 2, 64), (FLOAT, 3, 3, 128), (BRAIN, 14, 2, 64), (HALF, 8, 1, 72)],
+    # Two are of a size that test_whole_blocks compiles anyway.
+    [(FLOAT, 1, 1, 1), (FLOAT, 4, 4, 20), (FLOAT, 14, 2, 32), (FLOAT, 3, 3, 128), (BRAIN, 4, 2, 64), (HALF, 8, 1, 72)],
 )
 def test_sizes_and_types(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     spec = AttentionSpec(0, heads, kv_heads, head_dim, head_dim**-0.5)
