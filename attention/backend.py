@@ -6,12 +6,11 @@ It follows FlashInfer's plan/run split, so that a GPU backend needs no device sy
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-
-from .graph_shape import GraphKind, GraphShape
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,6 +74,30 @@ class AttentionBackend(Protocol):
         [tokens, num_heads, head_dim], contiguous.
         """
         ...
+
+
+class GraphKind(Enum):
+    """The steps that a captured graph can run."""
+
+    DECODE = "decode"
+    """One query per sequence."""
+    EXTEND = "extend"
+    """Any number of queries per sequence."""
+    SHARED = "shared prefixes"
+    """One query per sequence; groups of them read their common prefix once."""
+
+
+@dataclass(slots=True, frozen=True)
+class GraphShape:
+    """The fixed sizes of a forward that is captured once and replayed (a CUDA graph). Steps are padded to exactly
+    ``tokens`` queries and ``sequences`` sequences."""
+
+    kind: GraphKind
+    tokens: int
+    sequences: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.tokens}" + (f" × {self.sequences}" if self.kind is GraphKind.EXTEND else "")
 
 
 class GraphAttention(AttentionBackend, Protocol):

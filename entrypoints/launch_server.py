@@ -25,15 +25,14 @@ import setproctitle
 import uvicorn
 import uvloop
 
-from ..runtime.checkpoint.generation_config import load_sampling_defaults
+from ..runtime.checkpoint.hf_config import load_sampling_defaults
 from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folder
 from ..runtime.clients import SOLE_CLIENT
 from ..runtime.launcher.child_process import configure_logging, dump_stacks_on_signal
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
 from ..runtime.metrics import ServerMetrics
 from ..runtime.prompt import Prompt
-from ..runtime.recording.log_file import RecordingError
-from ..runtime.recording.recorder import open_recorder
+from ..runtime.recording.recorder import RecordingError, open_recorder
 from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused

@@ -172,7 +172,7 @@ class ControlClient:
         return _payload(reply)
 
     async def tiers(self, timeout_s: float = 10.0) -> dict:
-        """Contents and counters of the KV cache's tiers; see kv_transfer/tier_report.py."""
+        """Contents and counters of the KV cache's tiers; see `control.report_tiers`."""
         reply = await self._ask_verb("tiers", timeout_s)
         if not reply.ok:
             raise RequestRefused(_reason(reply), code="worker_error")

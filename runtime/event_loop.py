@@ -23,9 +23,10 @@ from ..scheduler.scheduler import Scheduler
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
-from .jobs.records import JobRecords
+from .job_records import JobRecords
 from .kv_events.publisher import KVEventPublisher
 from .kv_transfer.tier_io import BlocksEnded, TierIO
+from .live_reports.reporter import LiveReporter
 from .messages import (
     AbortRequest,
     DescribeJobs,
@@ -42,7 +43,6 @@ from .outputs import OutputBuilder
 from .runner.step_profile import StepProfiler
 from .step_runner import StepInFlight, StepOutput, StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
-from .watching.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class EventLoop:
         self._suffixes = suffixes
         self._item_tries = item_tries
         self._control = Control(scheduler, item_tries, profiler, info, outbox)
-        self._watch = Watch(scheduler, outbox, clock)
+        self._live_reports = LiveReporter(scheduler, outbox, clock)
         self._profiler = profiler
         self._overlap = overlap
         self._clock = clock
@@ -156,10 +156,10 @@ class EventLoop:
         if batch is not None:
             self._watch_threads(now)
             self.launch(batch, failure)
-        self.observe(lambda: self._watch.turn([ended for ended, _ in finished], batch, now))
+        self.observe(lambda: self._live_reports.report_turn([ended for ended, _ in finished], batch, now))
         self._outbox.flush()
         if self._kv_events is not None:
-            self.observe(self._kv_events.publish)
+            self.observe(self._kv_events.publish_events)
         if self._idle_work is not None:
             self.work_while_idle(now, has_steps=bool(finished or batch))
         self._profiler.end_turn(batch)
@@ -296,7 +296,7 @@ class EventLoop:
         due = [self._next_heartbeat]
         if self._idle_work is not None and not self._control.paused:
             due.append(self._idle_since + IDLE_WORK_S)
-        self.observe(lambda: due.append(self._watch.due))
+        self.observe(lambda: due.append(self._live_reports.due))
         self.observe(lambda: due.append(_or_never(self._scheduler.next_lease_deadline)))
         return max(0.0, min(due) - self._clock())
 
@@ -335,7 +335,7 @@ class EventLoop:
             case EndJob():
                 self.end_job(message, now)
             case WatchRequests() | WalkTree():
-                self._watch.handle(message, now)
+                self._live_reports.handle_message(message, now)
             case _:
                 self._control.handle(message)
 
@@ -356,7 +356,7 @@ class EventLoop:
         """Register a request that the scheduler has accepted with the other components."""
         for request in requests:
             self._outputs.open_sample(request)
-        self._watch.added(requests, now)
+        self._live_reports.requests_added(requests, now)
         self._suffixes.take_name(spec.rid)
         if spec.continuation is not None:
             self._suffixes.open_suffix(spec.rid, spec.continuation, spec.token_ids)
@@ -426,7 +426,7 @@ class EventLoop:
                 self.refuse(request.rid, request_failed(error), now)
 
     def refuse(self, rid: str, refusal: RequestRefused, now: float) -> None:
-        self.observe(lambda: self._watch.refused(rid, now))
+        self.observe(lambda: self._live_reports.request_refused(rid, now))
         self._outbox.send(
             RequestError(
                 rid=rid,
@@ -441,7 +441,7 @@ class EventLoop:
         """Forget a request that has ended. (The step runner forgets it when a later batch says so.)"""
         self._outputs.close_sample(request)
         self._suffixes.close(request.rid)
-        self._watch.released()
+        self._live_reports.request_released()
 
     # -- once a second -------------------------------------------------------------------------------------------------
 

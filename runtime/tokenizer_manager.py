@@ -24,7 +24,7 @@ from .answer import Answer
 from .channels import AsyncReceiver, Endpoints, Sender
 from .clients import Client
 from .control_client import Availability, ControlClient
-from .jobs.step_reader import ReadCalls, StepReader
+from .live_reports.report_client import LiveReportClient
 from .messages import (
     AbortRequest,
     ControlReply,
@@ -39,10 +39,10 @@ from .messages import (
 from .metrics import RequestMeter, ServerMetrics
 from .prompt import ModelLimits, Prompt, check_continuation, check_prompt
 from .recording.recorder import RequestRecorder
+from .step_reader import ReadCalls, StepReader
 from .text.bad_words import banned_sequences
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, tokens_to_read
 from .text.tokenizer import Tokenizer
-from .watching.watch_client import WatchClient
 
 _IDS_OF_A_TURN = 50_000
 _IDS_OF_A_WORD = 200
@@ -88,7 +88,7 @@ class TokenizerManager:
         self._sender = Sender(endpoints.to_worker)
         self._availability = Availability()
         self.control = ControlClient(self._sender, self._availability)
-        self.watch = WatchClient(self._sender, self._availability)
+        self.live_reports = LiveReportClient(self._sender, self._availability)
         self._prompt_tokenizer = PromptTokenizer(tokenizer)
         self._step_reader = StepReader(self._sender, read_calls)
         self._recorder = recorder
@@ -198,7 +198,7 @@ class TokenizerManager:
         self._open.clear()
         self._emptied.set()
         self.control.fail_all(error)
-        self.watch.fail_all(error)
+        self.live_reports.fail_all(error)
 
     def close(self) -> None:
         self._prompt_tokenizer.close()
@@ -225,7 +225,7 @@ class TokenizerManager:
                 raise RequestRefused(f"rid {prompt.rid!r} is given twice; each prompt needs its own", param="rid")
             rids.add(spec.rid)
         if self._recorder is not None:
-            specs = list(map(self._recorder.asking, specs))
+            specs = list(map(self._recorder.ask_for_prompt, specs))
         try:
             frames = list(
                 map(self._sender.packed, specs)
@@ -244,7 +244,7 @@ class TokenizerManager:
             if prompt.continuation is None:
                 self.metrics.prompt_tokens.inc(len(unpack_ids(spec.input_ids)))
             if self._recorder is not None:
-                self._recorder.opened(prompt, spec)
+                self._recorder.open_request(prompt, spec)
             self._sender.send_packed(frame)
         self._emptied.clear()
         return answer
@@ -291,9 +291,9 @@ class TokenizerManager:
             case ControlReply():
                 self.control.take_reply(message)
             case WatchReport() | TreeRows():
-                self.watch.take_message(message)
+                self.live_reports.take_message(message)
             case WorkerReady():
-                self.watch.began()
+                self.live_reports.worker_started()
                 self.worker_info = msgspec.json.decode(message.info)
                 context, vocab = self.worker_info["context_length"], self.worker_info["vocab_size"]
                 self._availability.mark_ready(ModelLimits(context_length=context, vocab_size=vocab))
@@ -321,7 +321,7 @@ class TokenizerManager:
             request.unfinished -= 1
             if request.unfinished == 0:
                 if self._recorder is not None:
-                    self._recorder.ended(output.rid)
+                    self._recorder.end_request(output.rid)
                 self._forget(output.rid)
 
     def _take_error(self, error: RequestError) -> None:

@@ -34,19 +34,16 @@ from ..scheduler.token_buffer import pack_ids
 from .channels import Endpoints, Receiver, Sender, Waker
 from .checkpoint.model_files import resolve_model_folder
 from .config import WorkerConfig
-from .constraints.item_trie_file import load_item_trie
-from .constraints.item_tries import ItemTries
+from .constraints.item_tries import ItemTries, load_item_trie
 from .event_loop import EventLoop
-from .jobs.records import JobRecords, JobTraceFile, ToolHistoryFile
+from .job_records import JobRecords, JobTraceFile, ToolHistoryFile
 from .kv_events.publisher import KVEventPublisher, open_kv_events
 from .kv_transfer.block_io import BlockIO
-from .kv_transfer.stores import Stores, model_fingerprint, open_stores
 from .kv_transfer.tier_io import TierIO, is_finite, make_transfers
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
 from .runner.cpu_threads import watch_cpu_threads
 from .runner.device_backends import DeviceBackends
-from .runner.host_cache import HOST_POLICIES, make_host_pool
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
 from .sampling.op_providers import select_sampling_ops
@@ -54,6 +51,7 @@ from .sampling.sampler import Sampler
 from .step_runner import StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
+from .tier_setup import HOST_POLICIES, Stores, make_host_pool, model_fingerprint, open_stores
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +156,7 @@ def build_worker(
         policy,
         stores,
         runner.kv_pool.bytes_per_token,
-        watch=kv_events.watch if kv_events is not None else None,
+        watch=kv_events.watch_cache if kv_events is not None else None,
     )
     vocab_size = runner.config.vocab_size
     sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))

@@ -25,8 +25,7 @@ import torch
 
 from ...memory_pool.kv_pool import MHAKVPool
 from .. import paging
-from ..backend import AttentionBatch, AttentionSpec
-from ..graph_shape import GraphKind, GraphShape
+from ..backend import AttentionBatch, AttentionSpec, GraphKind, GraphShape
 from .kernel import Arena, FlashInferLibrary, Kernel
 
 FA3_QUERIES = 128

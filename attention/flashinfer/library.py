@@ -21,7 +21,6 @@ import torch
 from ...memory_pool.kv_pool import MHAKVPool
 from ..backend import AttentionBackend, AttentionSpec
 from ..probe import BEAMS, DECODE, EXTEND, LONG, probe_backend
-from . import kv_indices
 from .backend import FlashInferBackend
 from .kernel import FlashInferLibrary
 
@@ -137,11 +136,11 @@ def choose_kv_indices(device: torch.device) -> Callable[..., None]:
         }
         found, expected = (torch.zeros(12, dtype=torch.int32, device=device) for _ in range(2))
         triton_kv_indices.build_kv_indices(**arguments, out=found)
-        kv_indices.build_kv_indices(**arguments, out=expected)
+        build_kv_indices(**arguments, out=expected)
         torch.testing.assert_close(found, expected)
     except Exception as error:
         logger.warning("page numbers are gathered by torch, Triton fails here: %s", log_end(error))
-        return kv_indices.build_kv_indices
+        return build_kv_indices
     return triton_kv_indices.build_kv_indices
 
 
@@ -149,3 +148,28 @@ def log_end(error: BaseException) -> str:
     """The error, or the last lines of a long one: that is where a compiler says what is wrong."""
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     return lines[0] if len(lines) == 1 else "\n".join(["", *lines[-LOG_LINES:]])
+
+
+def build_kv_indices(
+    req_to_token: torch.Tensor,
+    rows: torch.Tensor,
+    starts: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    page_size: int,
+    most_pages: int,
+) -> None:
+    """Gather the page numbers of many sequences from the device's own copy of req_to_token: write those of sequence i
+    to out[kv_indptr[i] : kv_indptr[i + 1]].
+
+    req_to_token: int32 [rows, max_context]; rows, starts: int32 [n], each sequence's row and the position where it
+    begins, a multiple of page_size; kv_indptr: int32 [n + 1]; out: int32 [kv_indptr[n]]. most_pages: the most pages of
+    one sequence; a kernel needs it on the host to size its grid. This gathers with torch; triton_kv_indices.py does the
+    same in one kernel.
+    """
+    counts = kv_indptr[1:] - kv_indptr[:-1]
+    sequence = torch.repeat_interleave(counts, output_size=len(out))  # with the length given, nothing waits for it
+    page = torch.arange(len(out), dtype=torch.int32, device=out.device) - kv_indptr[sequence]
+    slots = req_to_token[rows[sequence].long(), (starts[sequence] + page * page_size).long()]
+    torch.div(slots, page_size, rounding_mode="floor", out=out)

@@ -1,4 +1,5 @@
-"""kv_indices.py as one Triton kernel. Imported only where there is a GPU (or Triton's interpreter)."""
+"""Gathers the page numbers of many sequences in one Triton kernel. Imported only where there is a GPU (or Triton's
+interpreter)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def build_kv_indices(
     page_size: int,
     most_pages: int,
 ) -> None:
-    """See kv_indices.build_kv_indices."""
+    """See `library.build_kv_indices`."""
     grid = (len(rows), triton.cdiv(most_pages, BLOCK))
     _build[grid](req_to_token, rows, starts, kv_indptr, out, req_to_token.stride(0), page_size, block=BLOCK)  # pyright: ignore[reportArgumentType]
 

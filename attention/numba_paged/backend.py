@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from ...memory_pool.kv_pool import MHAKVPool
-from ..backend import AttentionBatch, AttentionSpec
-from ..graph_shape import GraphKind, GraphShape
+from ..backend import AttentionBatch, AttentionSpec, GraphKind, GraphShape
 from ..torch_native import TorchNativeBackend
 from . import kernel as args
 from .copying import RowCopy

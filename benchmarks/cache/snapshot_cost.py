@@ -34,9 +34,9 @@ import torch
 from baton.entrypoints.dashboard_page.icicle import Span, icicle
 from baton.radix.cache import RadixCache
 from baton.radix.snapshot import TreeWalk
+from baton.runtime.live_reports.reporter import SAVED_S, WalkBudget
+from baton.runtime.live_reports.snapshot import SnapshotBuilder
 from baton.runtime.messages import TreeRows, WalkEnd, WalkTree, WatchRequests
-from baton.runtime.watching.snapshot import SnapshotBuilder
-from baton.runtime.watching.watch import SAVED_S, Budget
 from benchmarks.common.measured import RESULTS, about_this_run
 from benchmarks.common.servers import Server
 from benchmarks.core.host_time import VOCAB, Rig, Turns
@@ -122,25 +122,26 @@ class Steps:
         self.times: dict[bool, list[float]] = {True: [], False: []}
         self.own_s = {True: 0.0, False: 0.0}
         """CPU seconds inside the watcher's part of the turns."""
-        self._in_watch_s = 0.0
-        watch, turn = self.rig.loop._watch, self.rig.loop._watch.turn
+        self._in_reports_s = 0.0
+        reporter = self.rig.loop._live_reports
+        report_turn = reporter.report_turn
 
         def timed(*given: Any) -> None:
             began = time.thread_time()
-            turn(*given)
-            self._in_watch_s += time.thread_time() - began
+            report_turn(*given)
+            self._in_reports_s += time.thread_time() - began
 
-        watch.turn = timed  # type: ignore[method-assign]
+        reporter.report_turn = timed  # type: ignore[method-assign]
 
     def run(self, steps: int, *, watched: bool, pace_s: float = 0.0) -> float:
         """CPU seconds of so many turns."""
         total, next_ask = 0.0, 0.0
-        watch = self.rig.loop._watch
+        reporter = self.rig.loop._live_reports
         if watched:  # the budget saved up without a watcher is spent once per watcher, not in every block
-            watch._budget = Budget()
-            watch._budget.spend(SAVED_S)
+            reporter._budget = WalkBudget()
+            reporter._budget.spend(SAVED_S)
         else:
-            watch._walk = None
+            reporter._walk = None
             self.rig._client.send(WatchRequests(seconds=0.0))
             self.rig.turns(2)
         for _ in range(steps):
@@ -149,10 +150,10 @@ class Steps:
                 next_ask = start + 1.0
                 self.rig._client.send(WatchRequests(seconds=4.0))
                 self.rig._client.send(WalkTree(with_heads=True))
-            began, before = time.thread_time(), self._in_watch_s
+            began, before = time.thread_time(), self._in_reports_s
             self.rig.loop.turn()
             took = time.thread_time() - began
-            self.own_s[watched] += self._in_watch_s - before
+            self.own_s[watched] += self._in_reports_s - before
             total += took
             self.times[watched].append(took)
             if len(self.times[watched]) % 16 == 0:

@@ -47,13 +47,13 @@ class CacheServer:
         here = "tcp://127.0.0.1:0"
         config = KVEventConfig(kv_events_endpoint=here, kv_events_replay_endpoint=here)
         self.events = KVEventPublisher(config, self.cache.page_size)
-        self.events.watch(self.cache, None)
+        self.events.watch_cache(self.cache, None)
 
     def end_step(self) -> None:
         """The work of a worker in each step."""
         self.rows.take_updates()
         if self.events is not None:
-            self.events.publish()
+            self.events.publish_events()
 
     def start(self, ids: np.ndarray, length: int, namespace: str = "") -> KVSequence:
         """Match ids[:-1], lock, evict if needed, allocate slots up to ``length``, write the row."""

@@ -25,8 +25,7 @@ import msgspec
 import numpy as np
 
 from baton.entrypoints.fields.item_trie_source import build_item_trie
-from baton.runtime.constraints.item_trie_file import read_item_trie
-from baton.runtime.constraints.item_tries import ItemTries, pack_trie, unpack_trie
+from baton.runtime.constraints.item_tries import ItemTries, pack_trie, read_item_trie, unpack_trie
 from baton.runtime.messages import LoadItemTrie
 from baton.scheduler.constraints.item_trie import ItemTrie
 from benchmarks.common.measured import RESULTS

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from baton.runtime.layers.op_libraries import LIBRARIES, try_out
-from baton.runtime.layers.op_trials import LAYERS, OP_NAMES, SPARE_SLOTS, OpShape, Trial
-from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.layers.op_libraries import LAYERS, LIBRARIES, OP_NAMES, SPARE_SLOTS, Trial, try_out
+from baton.runtime.layers.ops import TORCH_OPS, OpShape
 
 MODELS = {
     "llama-3.1-8b": OpShape(4096, 14336, num_heads=32, num_kv_heads=8, head_dim=128, qk_norm=False, eps=1e-5),

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.watching.snapshot import Snapshot
-from ...runtime.watching.watch_client import RENEW_S, WatchClient
+from ...runtime.live_reports.report_client import RENEW_S, LiveReportClient
+from ...runtime.live_reports.snapshot import Snapshot
 from ...scheduler.outcome import RequestRefused
 from .icicle import icicle
 from .token_texts import TokenTexts
@@ -41,7 +41,7 @@ TREE_SHARE = 0.01
 class Broadcaster:
     """One per server. hello: makes the first event of a stream."""
 
-    def __init__(self, watch: WatchClient, hello: Callable[[], dict[str, Any]], texts: TokenTexts | None) -> None:
+    def __init__(self, watch: LiveReportClient, hello: Callable[[], dict[str, Any]], texts: TokenTexts | None) -> None:
         """texts: None if clients may not read texts."""
         self._watch = watch
         self._hello = hello
@@ -71,7 +71,7 @@ class Broadcaster:
     async def stream(self) -> AsyncGenerator[bytes]:
         """Events for one reader, until the server ends. Raises RequestRefused before the first."""
         self.check_room()
-        self._watch.watch()
+        self._watch.request_reports()
         reader = self._join()
         try:
             yield event("hello", msgspec.json.encode(self._hello()))
@@ -156,11 +156,11 @@ class Broadcaster:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            self._watch.watch()
+            self._watch.request_reports()
 
     async def _wake_for_updates(self) -> None:
         while True:
-            await self._watch.reported()
+            await self._watch.wait_report()
             self._wake()
 
     async def _end_with_server(self) -> None:
@@ -170,7 +170,7 @@ class Broadcaster:
         while True:
             before = self._tree_state()
             try:
-                snapshot = await self._watch.walk(with_heads=self._texts is not None)
+                snapshot = await self._watch.walk_tree(with_heads=self._texts is not None)
             except RequestRefused as error:
                 if error.code != "timeout":
                     raise

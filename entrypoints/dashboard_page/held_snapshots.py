@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ...runtime.watching.snapshot import Snapshot
+from ...runtime.live_reports.snapshot import Snapshot
 
 MAX_HELD = 2
 

@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from ...radix.snapshot import HEAD_TOKENS, MANY, Has
-from ...runtime.watching.snapshot import Snapshot
+from ...runtime.live_reports.snapshot import Snapshot
 
 MAX_SPANS = 2000
 

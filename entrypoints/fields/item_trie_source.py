@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...runtime.constraints.item_trie_file import load_item_trie, read_item_trie
+from ...runtime.constraints.item_tries import load_item_trie, read_item_trie
 from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from ...scheduler.outcome import RequestRefused
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.checkpoint.generation_config import SAMPLING_NAMES
+from ...runtime.checkpoint.hf_config import SAMPLING_NAMES
 from ...runtime.text.stop_regex import check_stop_regex
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import (

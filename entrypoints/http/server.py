@@ -77,7 +77,7 @@ def server_routes(
         ItemTrieRoutes(manager, bodies),
         JobsRoutes(manager),
         CacheRoutes(manager, bodies),
-        TreeRoutes(manager.watch, texts),
+        TreeRoutes(manager.live_reports, texts),
         DashboardRoutes(manager, args, texts),
         ProfileRoutes(manager, bodies),
         LoadRoutes(manager),

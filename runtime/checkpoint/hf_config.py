@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ...scheduler.sampling_params import SamplingParams
 from ..model_config import ModelConfig, RopeConfig
 from ..models.registry import ARCHITECTURES
-from .generation_config import load_generation_config
 from .model_files import ModelLoadError
 
 
@@ -148,3 +150,43 @@ def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
+
+
+GENERATION_FILE = "generation_config.json"
+
+SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+"""The recommendations that are used: SGLang's five, and the limit that vLLM reads as well. As there, ``do_sample`` is
+ignored: a client that wants no sampling sends ``temperature: 0``."""
+
+
+def load_generation_config(folder: Path) -> dict[str, Any]:
+    """Parse generation_config.json, which names the end tokens and the recommended sampling; {} without the file.
+    Raises ModelLoadError."""
+    file = folder / GENERATION_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:  # a UnicodeDecodeError is a ValueError, too
+        raise ModelLoadError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{file} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def load_sampling_defaults(folder: Path) -> dict[str, Any]:
+    """The sampling parameters that generation_config.json recommends, in SGLang's names. Raises ModelLoadError for a
+    value that no request could have."""
+    given = load_generation_config(folder)
+    defaults = {name: given[name] for name in SAMPLING_NAMES if given.get(name) is not None}
+    if defaults.get("top_k") == 0:
+        del defaults["top_k"]  # no limit, in transformers
+    for name, value in defaults.items():
+        try:
+            msgspec.convert({name: value}, SamplingParams)
+        except msgspec.ValidationError as error:
+            raise ModelLoadError(
+                f"{folder / GENERATION_FILE}: {name} is {value!r} ({error}); correct the file, or ignore "
+                "its recommendations with --sampling-defaults openai"
+            ) from None
+    return defaults

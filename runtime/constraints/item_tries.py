@@ -1,9 +1,15 @@
-"""The item tries of a worker, by name. A request gets the trie itself: if that is replaced or deleted, it
-stays alive for the requests that have it, and for no others."""
+"""Item tries: their files, the worker's registry, and the message that brings one to it.
+
+A request gets the trie itself: a trie that is replaced or deleted stays alive for the requests that have it, and for no
+others. Anyone may have sent a .npy file, so nothing in it is trusted.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import re
+from pathlib import Path
 
 import numpy as np
 
@@ -15,16 +21,63 @@ from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import SamplingParams
 from ..messages import LoadItemTrie
 
+_MAX_DIMENSIONS, _MAX_SIZE = 32, 2**48
+"""Limits of an array to read. Beyond 64 dimensions or 63 bits numpy raises errors of its own."""
+
+
+def read_item_trie(data: bytes) -> ItemTrie:
+    """Build a trie from a .npy file's bytes, which hold the table that `ItemTrie.build` takes. Raises ItemTrieError."""
+    return ItemTrie.build(_read_npy(data))
+
+
+def load_item_trie(path: str | Path) -> ItemTrie:
+    """Build a trie from a .npy file. Raises ItemTrieError, naming the file."""
+    try:
+        return read_item_trie(Path(path).read_bytes())
+    except OSError as error:
+        raise ItemTrieError(f"cannot read {path}: {error.strerror}") from None
+    except ItemTrieError as error:
+        raise ItemTrieError(f"{path}: {error}") from None
+
+
+def _read_npy(data: bytes) -> np.ndarray:
+    """A read-only view of the array. Not np.load, which unpickles or allocates before it checks the header."""
+    source = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(source)
+    except ValueError:
+        raise ItemTrieError("this is no .npy file; write it with numpy.save") from None
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ItemTrieError(
+            f"the .npy file has format version {version[0]}.{version[1]}; versions 1.0 and 2.0 are read"
+        )
+    try:
+        shape, fortran_order, dtype = readers[version](source)
+    except Exception as error:  # the header is Python source that anyone may have written
+        raise ItemTrieError(f"the header of the .npy file cannot be read: {type(error).__name__}") from None
+    if dtype.kind not in "iu" or not all(type(size) is int and size >= 0 for size in shape):
+        raise ItemTrieError(
+            f"the .npy file holds {dtype} of shape {shape}; item tries are made of integers, save int32"
+        )
+    if len(shape) > _MAX_DIMENSIONS or max(shape, default=0) > _MAX_SIZE:
+        raise ItemTrieError(f"no array has the shape {str(shape)[:100]} that the .npy file gives")
+    there, needed = len(data) - source.tell(), math.prod(shape) * dtype.itemsize
+    if there != needed:
+        raise ItemTrieError(f"the .npy file has {there} bytes of data, but {dtype} of shape {shape} is {needed} bytes")
+    items = np.frombuffer(data, dtype, offset=source.tell())
+    return items.reshape(shape, order="F" if fortran_order else "C")
+
+
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
-"""But not . and .., which the path of a URL cannot end in."""
+"""Excludes . and .., which cannot end the path of a URL."""
 
 
 class ItemTries:
-    """The registry; the worker's event loop owns it."""
+    """The registry of a worker's tries, by name."""
 
     def __init__(self, vocab_size: int, *, max_tries: int = 64, max_bytes: int = 2**30) -> None:
-        """vocab_size: of the model. max_bytes: of all tries together; one that was replaced but is still in use by a
-        request does not count."""
+        """max_bytes: limit for all tries together. A replaced trie that a request still uses does not count."""
         self._vocab_size = vocab_size
         self._max_tries = max_tries
         self._max_bytes = max_bytes
@@ -41,19 +94,19 @@ class ItemTries:
         others = [other for known, other in self._tries.items() if known != name]
         if len(others) >= self._max_tries:
             raise ItemTrieError(
-                f"item trie {name!r}: {len(others)} others are loaded already, as many as may be; delete one, or "
+                f"item trie {name!r}: {len(others)} others are loaded already, the maximum; delete one, or "
                 "raise --max-item-tries"
             )
         held = sum(other.num_bytes for other in others)
         if held + trie.num_bytes > self._max_bytes:
             raise ItemTrieError(
-                f"item trie {name!r} has {trie.num_bytes} bytes and the others {held}; together at most "
+                f"item trie {name!r} has {trie.num_bytes} bytes and the others have {held}; together they may have "
                 f"{self._max_bytes}: delete one, or raise --max-item-trie-mb"
             )
         self._tries[name] = trie
 
     def resolve(self, sampling: SamplingParams) -> Constraint | None:
-        """The constraint on a request's outputs; None without one. Raises RequestRefused (404)."""
+        """The constraint on a request's outputs; None without one. Raises RequestRefused for an unknown trie."""
         if sampling.allowed_token_ids:
             return AllowedIds(sampling.allowed_token_ids)
         return None if sampling.item_trie is None else ItemConstraint(self._get(sampling.item_trie), sampling.item_trie)
@@ -74,7 +127,7 @@ class ItemTries:
         return self._tries.pop(name, None) is not None
 
     def describe(self) -> list[dict[str, object]]:
-        """One entry per trie, in order of loading; see `describe`."""
+        """Describe each trie, in order of loading."""
         return [describe(name, trie) for name, trie in self._tries.items()]
 
 
@@ -109,7 +162,7 @@ def pack_trie(call_id: int, name: str, trie: ItemTrie) -> LoadItemTrie:
 
 
 def unpack_trie(message: LoadItemTrie) -> ItemTrie:
-    """Reads the array in place: nothing is built in the worker."""
+    """Read a message's arrays in place: nothing is built in the worker."""
     return ItemTrie(
         edges=np.frombuffer(message.edges, dtype="<i8"),
         num_items=message.num_items,

@@ -16,7 +16,7 @@ from ..config import KVEventConfig
 logger = logging.getLogger(__name__)
 
 LEAST_BLOCK_TOKENS = 16
-"""Smaller pages share a block: an event for each token would be dear, and tell a router nothing."""
+"""Smaller pages share a block: an event for each token would cost much and tell a router nothing."""
 
 _WHY = {
     errno.EADDRINUSE: "another process listens there; give each an address of its own",
@@ -26,17 +26,17 @@ _WHY = {
 
 
 def event_block_tokens(config: KVEventConfig, page_size: int) -> int:
-    """The tokens of a block in events."""
+    """Tokens per block in events."""
     return config.kv_events_block_size or max(page_size, LEAST_BLOCK_TOKENS)
 
 
 def refusal(config: KVEventConfig, page_size: int, *, cached: bool) -> str | None:
-    """Error text for contradictory settings, with what to change; None if they are fine. cached: is there a radix
-    cache?"""
+    """Error text for contradictory settings, with the change to make; None if they are fine. cached: True with a radix
+    cache."""
     if not config.kv_events_endpoint:
         return _refusal_without_endpoint(config)
     if not cached:
-        return "--kv-events-endpoint publishes what the radix cache holds; leave it out, or --disable-radix-cache"
+        return "--kv-events-endpoint publishes the contents of the radix cache; leave it out, or --disable-radix-cache"
     if config.kv_events_endpoint == config.kv_events_replay_endpoint:
         return "--kv-events-replay-endpoint is --kv-events-endpoint; give it an address of its own"
     for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
@@ -81,9 +81,10 @@ def is_private(address: str) -> bool:
 
 
 def bind(zmq_socket: zmq.Socket, address: str, flag: str) -> str:
-    """Returns the address it has: port 0 takes a free one. Raises ModelLoadError if it cannot be had."""
+    """Bind the socket and return its address, with the port that was found for port 0. Raises ModelLoadError if the
+    address cannot be bound."""
     try:
-        if address.startswith("ipc://") and _somebody_listens(address.removeprefix("ipc://")):
+        if address.startswith("ipc://") and _has_listener(address.removeprefix("ipc://")):
             raise ModelLoadError(f"{flag} {address}: another server publishes there; give each an address of its own")
         zmq_socket.setsockopt(zmq.IPV6, int("[" in address))
         zmq_socket.bind(address)
@@ -103,8 +104,8 @@ def bind(zmq_socket: zmq.Socket, address: str, flag: str) -> str:
     return zmq_socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
-def _somebody_listens(path: str) -> bool:
-    """ZMQ would take the place of a server that runs, as of one that has ended."""
+def _has_listener(path: str) -> bool:
+    """True if a server listens at this path. ZMQ would take the path from it, as from a server that has ended."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

@@ -3,7 +3,7 @@
     tree ──BlockAnnouncer──▶ events of one turn ──▶ batch n ──PUB──▶ followers
                                                       └──▶ PastBatches ◀──ROUTER── followers that missed some
 
-It all happens in the worker's thread, between two steps: ZMQ's own thread does the sending, and drops what a follower
+All of it runs in the worker's thread, between two steps. ZMQ's own thread sends, and drops messages that a follower
 leaves unread, so that a follower that never reads delays no others.
 
 The first batch of a start has the time as its number, in milliseconds since 1970. So a follower of an earlier server at
@@ -23,23 +23,22 @@ from ...radix.events.block_events import AllCleared, BlockEvent
 from ...radix.tiers.host_tier import HostTier
 from ..config import KVEventConfig
 from .endpoints import bind, event_block_tokens
-from .past_batches import PastBatches
-from .replay import ReplayServer, replay_socket
+from .replay import PastBatches, ReplayServer, replay_socket
 from .wire import Packer, sequence_frame
 
 MAX_BATCH_TOKENS = 1 << 14
-"""In one batch, which is then less than 100 KB long."""
+"""Tokens in one batch, which is then less than 100 KB long."""
 
 MAX_UNREAD = 1000
-"""Batches that wait for one follower; of further ones it misses all until it reads."""
+"""Batches that wait for one follower; it misses all further ones until it reads."""
 
 
 class KVEventPublisher:
-    """Owns the sockets, numbers the batches. `watch` a cache, then `publish` once a turn."""
+    """Owns the sockets and numbers the batches. `watch_cache` once, then `publish_events` once a turn."""
 
     def __init__(self, config: KVEventConfig, page_size: int, wall_clock: Callable[[], float] = time.time) -> None:
-        """Raises ModelLoadError if an address cannot be had. wall_clock: in seconds since 1970;
-        what it says now becomes the number of the first batch."""
+        """Raises ModelLoadError if an address cannot be bound. wall_clock: seconds since 1970; its value now, in
+        milliseconds, becomes the number of the first batch."""
         self.block_tokens = event_block_tokens(config, page_size)
         self._config = config
         self._wall_clock = wall_clock
@@ -60,7 +59,7 @@ class KVEventPublisher:
             max_bytes = config.kv_events_buffer_mb * 2**20
             self._past = PastBatches(self._packer, self.block_tokens, max_bytes, wall_clock)
         self._send([AllCleared()])  # a follower of an earlier server forgets that one
-        if router is not None and self._past is not None:  # from now on there is something to answer with
+        if router is not None and self._past is not None:  # only now is there a batch to answer with
             self._replay = ReplayServer(router, self._past, self._answer_topic())
 
     def _bind_replay(self, config: KVEventConfig) -> zmq.Socket:
@@ -76,15 +75,15 @@ class KVEventPublisher:
         """The topic frame of an answer to a follower that asks; None where answers have no such frame."""
         return self._topic if self._config.kv_events_format == "maps" else None
 
-    def watch(self, cache: RadixCache, tier: HostTier | None) -> None:
-        """Publish what happens to this cache, which holds nothing yet."""
+    def watch_cache(self, cache: RadixCache, tier: HostTier | None) -> None:
+        """Publish the changes of this cache, which is still empty."""
         host_tokens = tier.allocator.total_tokens if tier is not None else 0
         if self._config.kv_events_tiers == "device":
             host_tokens = 0
         self._announcer = BlockAnnouncer(cache, self.block_tokens, host_tokens)
 
-    def publish(self) -> None:
-        """Send what has happened since the last call. Never waits."""
+    def publish_events(self) -> None:
+        """Send the events since the last call. Never waits."""
         if self._announcer is not None and (events := self._announcer.take_events()):
             for batch in self._packer.in_batches(events, self._most_blocks):
                 self._send(batch)
@@ -97,7 +96,7 @@ class KVEventPublisher:
         self._socket.send_multipart([self._topic, sequence_frame(number), payload], zmq.NOBLOCK)
 
     def describe(self) -> dict:
-        """For /server_info: what a follower needs to know."""
+        """The settings that a follower needs, for /server_info."""
         return {
             "endpoint": self.endpoint,
             "replay_endpoint": self.replay_endpoint,
@@ -114,5 +113,5 @@ class KVEventPublisher:
 
 
 def open_kv_events(config: KVEventConfig, page_size: int) -> KVEventPublisher | None:
-    """The publisher that the settings ask for, if any. Raises ModelLoadError if an address cannot be had."""
+    """The publisher that the settings ask for, if any. Raises ModelLoadError if an address cannot be bound."""
     return KVEventPublisher(config, page_size) if config.kv_events_endpoint else None

@@ -28,7 +28,7 @@ from ...scheduler.constraints.item_trie import ItemTrieError
 from ..channels import Endpoints
 from ..checkpoint.model_files import ModelLoadError
 from ..config import WorkerConfig
-from ..jobs.records import RecordsError
+from ..job_records import RecordsError
 from ..text.tokenizer import TokenizerError
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ...memory_pool.kv_pool import KVLayers, copy_kv
+from ..model_config import ModelConfig
 from .rotary import rotate_and_store
 
 
@@ -97,6 +98,31 @@ class Ops:
     """Between device memory and pinned host memory, on few multiprocessors, so that the others keep computing."""
     look_up: LookUpOp
     add: AddOp
+
+
+@dataclass(frozen=True, slots=True)
+class OpShape:
+    """The sizes of a model that its operations depend on."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qk_norm: bool
+    eps: float
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> OpShape:
+        return cls(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.traits.qk_norm,
+            config.rms_norm_eps,
+        )
 
 
 def look_up(ids: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """A recorded request: plain data, and the line of JSON that it becomes.
 
-It never holds texts, nor names that clients gave: rids, jobs and namespaces are keyed digests, and so are blocks of
-token ids where ids are not to be recorded. Keys are drawn when a log is opened and stored nowhere, so that no reader
+A line never holds texts, nor names that clients gave: rids, jobs and namespaces are keyed digests, and so are blocks of
+token ids with ``--record-requests-hashed``. Keys are drawn when a log is opened and stored nowhere, so that no reader
 can test a guess against a digest.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 HEADER = "baton_request_log"
-"""Names the line that a log begins with, and each start of a server in it; the value is the version of the format."""
+"""Key of the first line of a log and of each start of a server; its value is the version of the format."""
 
 VERSION = 1
 BLOCK_TOKENS = 16
@@ -36,7 +36,7 @@ Breathe = Callable[[], None]
 @dataclass(slots=True, frozen=True, kw_only=True)
 class RecordedRequest:
     """prompt_ids: packed int32, the whole prompt; a continuation's begins with its parent's tokens. output_ids: packed
-    int32 of each output that was begun. time: seconds since 1970 when it arrived; seconds: until it ended. finish: of
+    int32 of each output that has begun. time: seconds since 1970 when it arrived; seconds: until it ended. finish: of
     the last output that ended: stop, length or abort. parent_rid: named by the caller."""
 
     rid: str
@@ -53,23 +53,24 @@ class RecordedRequest:
 
     @property
     def num_bytes(self) -> int:
-        """That it takes in memory, about."""
+        """Approximate size in memory."""
         return _OBJECT_BYTES + len(self.prompt_ids) + sum(map(len, self.output_ids))
 
 
 class LineMaker:
-    """Makes lines of requests. hashed: of blocks, in place of ids. breathe: called often while a long one is made."""
+    """Turns requests into lines. hashed: with hashes of blocks in place of ids. breathe: called often while a long line
+    is made."""
 
     def __init__(self, *, hashed: bool, breathe: Breathe) -> None:
         self._hashed = hashed
         self._breathe = breathe
         self._key = os.urandom(32)
 
-    def header(self, now: float) -> bytes:
+    def make_header(self, now: float) -> bytes:
         kind = {"block_tokens": BLOCK_TOKENS} if self._hashed else {}
         return _line({HEADER: VERSION, "time": round(now, 3), "holds": "hashes" if self._hashed else "ids", **kind})
 
-    def line(self, request: RecordedRequest) -> bytes:
+    def make_line(self, request: RecordedRequest) -> bytes:
         outputs = request.output_ids
         fields: dict[str, Any] = {
             "time": round(request.time, 3),

@@ -24,8 +24,7 @@ from ..checkpoint.model_files import ModelLoadError
 from ..config import ModelArgs
 from ..layers.embedding import LogitsProduct, widened_product
 from ..layers.op_libraries import select_ops
-from ..layers.op_trials import OpShape
-from ..layers.ops import TORCH_OPS, Ops
+from ..layers.ops import TORCH_OPS, Ops, OpShape
 from ..layers.products import NUMBA, BlockKernel
 from ..model_config import ModelConfig
 from .cuda_graph import CudaRecorder, Recorder

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...attention.backend import AttentionBatch, SharedPrefix
-from ...attention.graph_shape import GraphKind, GraphShape
+from ...attention.backend import AttentionBatch, GraphKind, GraphShape, SharedPrefix
 from ...scheduler.batch import ScheduleBatch
 from ..layers.step_inputs import StepInputs
 from .device_copy import upload

@@ -31,12 +31,10 @@ from ..layers.product_trials import SMALL_MODEL_BYTES, UnusableFormError
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
-from .chunk_trial import SMALLEST, choose_chunk
-from .cuda_graph import GraphRunner
+from .cuda_graph import GraphCatalog, GraphRunner
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
-from .graph_catalog import GraphCatalog
-from .memory_profile import run_largest_step
+from .largest_step import SMALLEST_CHUNK, choose_chunk, run_largest_step
 from .memory_sizing import (
     MemoryPlan,
     MemorySettings,
@@ -267,7 +265,7 @@ class ModelRunner:
     def _choose_chunk(self, backends: DeviceBackends) -> int:
         """Default prompt tokens per step."""
         largest = min(DEFAULT_CHUNK, self.config.context_length)
-        if self.device.type != "cpu" or self._weight_bytes < SMALL_MODEL_BYTES or largest < SMALLEST:
+        if self.device.type != "cpu" or self._weight_bytes < SMALL_MODEL_BYTES or largest < SMALLEST_CHUNK:
             return DEFAULT_CHUNK
         page = self._settings.page_size
         pool = self._make_pool(backends, -(-largest // page) * page)

@@ -35,10 +35,9 @@ Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]
 
 
 def _triton_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
-    from . import triton_ops, triton_ranking
+    from . import triton_ops
 
-    operations = {name: getattr(triton_ops, name) for name in ("draw_top_k", "draw_all", "draw_nucleus")}
-    return {**operations, "row_statistics": triton_ranking.row_statistics}
+    return {name: getattr(triton_ops, name) for name in SamplingOps.__slots__}
 
 
 def _flashinfer_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:

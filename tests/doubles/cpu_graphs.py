@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import torch
 
+from baton.attention.backend import GraphShape
 from baton.attention.flashinfer.backend import FlashInferBackend
-from baton.attention.flashinfer.kv_indices import build_kv_indices
-from baton.attention.graph_shape import GraphShape
+from baton.attention.flashinfer.library import build_kv_indices
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.runner.cuda_graph import GraphRunner
 from baton.runtime.runner.device_backends import DeviceBackends

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from baton.radix.snapshot import HEAD_TOKENS, HIDDEN, MANY, ROW, Has
+from baton.runtime.live_reports.snapshot import Snapshot
 from baton.runtime.messages import WalkEnd
-from baton.runtime.watching.snapshot import Snapshot
 
 
 def snapshot_of(

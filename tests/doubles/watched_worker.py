@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from baton.runtime.control_client import Availability
+from baton.runtime.live_reports.report_client import LiveReportClient
 from baton.runtime.messages import TreeRows, WalkTree, WatchReport, WatchRequests
 from baton.runtime.prompt import ModelLimits
-from baton.runtime.watching.watch_client import WatchClient
 from baton.scheduler.watching.life import Life, LoadNow
 from tests.doubles.tree_snapshots import snapshot_of
 
@@ -21,7 +21,7 @@ class WatchedWorker:
         self.sent: list[Any] = []
         self.availability = Availability()
         self.availability.mark_ready(ModelLimits(context_length=100, vocab_size=100))
-        self.client = WatchClient(self, self.availability)  # type: ignore[arg-type]
+        self.client = LiveReportClient(self, self.availability)  # type: ignore[arg-type]
 
     def send(self, message: Any) -> None:
         self.sent.append(message)

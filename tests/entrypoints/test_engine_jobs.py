@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.entrypoints.engine import Engine, EngineError
-from baton.runtime.jobs.records import RecordsError
+from baton.runtime.job_records import RecordsError
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"
 TASK = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton.attention.backend import GraphKind
 from baton.attention.flashinfer import backend as flashinfer
 from baton.attention.flashinfer import kernel
-from baton.attention.graph_shape import GraphKind
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.cpu_graphs import count_replays, graph_backends

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.runtime.constraints.item_trie_file import load_item_trie
+from baton.runtime.constraints.item_tries import load_item_trie
 from examples.recommend import evaluate, metrics
 from examples.recommend.catalogue import Item, load_catalogue, token_table
 from examples.recommend.evaluate import Answer

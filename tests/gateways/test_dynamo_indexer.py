@@ -98,7 +98,7 @@ def opened(config: KVEventConfig, started: float) -> KVEventPublisher:
 @contextlib.contextmanager
 def published(config: KVEventConfig, rig: TierRig, started: float) -> Iterator[KVEventPublisher]:
     with contextlib.closing(opened(config, started)) as publisher:
-        publisher.watch(rig.cache, rig.tier)
+        publisher.watch_cache(rig.cache, rig.tier)
         yield publisher
 
 
@@ -129,14 +129,14 @@ def test_the_indexer_knows_the_tree(form: KVEventForm, tmp_path: Path) -> None:
         with published(config, rig, 1000.0) as publisher:
             early = sequence()
             rig.insert(early)  # before the indexer follows: it has to ask for this
-            publisher.publish()
+            publisher.publish_events()
             indexer.follow(publisher)
             indexer.wait_until(lambda: '"active"' in indexer.client.get("/workers").text)
             time.sleep(0.5)  # until its subscription has arrived
 
             def insert_more() -> None:
                 rig.insert(sequence(40))
-                publisher.publish()
+                publisher.publish_events()
 
             def is_equal() -> bool:
                 found, tree = indexer.blocks(), blocks_in_tree(rig.cache, BLOCK)
@@ -147,7 +147,7 @@ def test_the_indexer_knows_the_tree(form: KVEventForm, tmp_path: Path) -> None:
             assert indexer.hit(early.tolist())["gpu"] == 96
             rig.store_all()
             rig.cache.evict(60)
-            publisher.publish()
+            publisher.publish_events()
             indexer.wait_until(is_equal)
             found = indexer.blocks()
             assert set(found) == {"GPU", "CPU_PINNED"}

@@ -65,7 +65,7 @@ class DashboardRoutes:
         self._args = args
         self._shows_text = texts is not None
         self._instance = uuid4().hex
-        self._broadcaster = Broadcaster(manager.watch, self._hello, texts)
+        self._broadcaster = Broadcaster(manager.live_reports, self._hello, texts)
         self._files = static_files() if args.server.dashboard else {}
         self.routes = self._page_routes() if args.server.dashboard else []
 
@@ -106,7 +106,7 @@ class DashboardRoutes:
             "host_tokens": tiers.get("host_tokens", 0),
             "text_allowed": self._shows_text,
             "radix_cache": not scheduler.get("disable_radix_cache", False),
-            "t": self._manager.watch.t,
+            "t": self._manager.live_reports.t,
         }
 
 

@@ -11,8 +11,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ....radix.snapshot import NO_ROW, Has
-from ....runtime.watching.snapshot import Snapshot
-from ....runtime.watching.watch_client import WatchClient
+from ....runtime.live_reports.report_client import LiveReportClient
+from ....runtime.live_reports.snapshot import Snapshot
 from ....scheduler.outcome import RequestRefused
 from ...dashboard_page.held_snapshots import HeldSnapshots
 from ...dashboard_page.token_texts import TokenTexts
@@ -85,7 +85,7 @@ class _Asked(NamedTuple):
 
 
 class TreeRoutes:
-    def __init__(self, watch: WatchClient, texts: TokenTexts | None) -> None:
+    def __init__(self, watch: LiveReportClient, texts: TokenTexts | None) -> None:
         """texts: of tokens; None where no admin key guards them."""
         self._watch = watch
         self._texts = texts
@@ -102,7 +102,7 @@ class TreeRoutes:
             self._with_text(given.get("with_text", "false")),
         )
         if (id := given.get("snapshot")) is None:
-            snapshot = await self._watch.walk(with_heads=self._texts is not None)
+            snapshot = await self._watch.walk_tree(with_heads=self._texts is not None)
         elif (snapshot := self._held.find_snapshot(id, time.monotonic())) is None:
             raise RequestRefused(
                 f"snapshot {shown(id)} is not kept any more, or never was; leave snapshot and after out to begin with "

@@ -13,7 +13,7 @@ import torch
 from ....attention.numba_paged.copying import RowCopy
 from ....attention.numba_paged.operations import KINDS
 from ....attention.numba_paged.team import Call, Team
-from ..op_trials import OpShape
+from ..ops import OpShape
 from .kernels import (
     ANGLES,
     ARGUMENTS,

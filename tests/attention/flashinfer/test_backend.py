@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from baton.attention.backend import AttentionBatch, SharedPrefix
+from baton.attention.backend import AttentionBatch, GraphKind, GraphShape, SharedPrefix
 from baton.attention.flashinfer import backend as flashinfer
 from baton.attention.flashinfer import kernel
 from baton.attention.flashinfer.backend import FlashInferBackend
-from baton.attention.flashinfer.kv_indices import build_kv_indices
-from baton.attention.graph_shape import GraphKind, GraphShape
+from baton.attention.flashinfer.library import build_kv_indices
 from baton.attention.torch_native import TorchNativeBackend
 from tests.doubles.attention_scene import Scene
 from tests.doubles.fake_flashinfer import FakeFlashInfer

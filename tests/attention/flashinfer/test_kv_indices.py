@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.attention.flashinfer.kv_indices import build_kv_indices
+from baton.attention.flashinfer.library import build_kv_indices
 
 
 def case(page_size: int, device: str = "cpu") -> tuple[dict, np.ndarray]:

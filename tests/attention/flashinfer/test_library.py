@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baton.attention.backend import AttentionSpec
-from baton.attention.flashinfer import kernel, kv_indices, library
+from baton.attention.flashinfer import kernel, library
 from baton.attention.flashinfer.library import (
     FlashInferUnavailable,
     check_compiler,
@@ -166,7 +166,7 @@ def test_kernels_compiled_ahead_need_no_compiler(monkeypatch):
 def test_page_numbers_without_triton(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "baton.attention.flashinfer.triton_kv_indices", None)
     monkeypatch.delattr("baton.attention.flashinfer.triton_kv_indices", raising=False)
-    assert choose_kv_indices(CPU) is kv_indices.build_kv_indices
+    assert choose_kv_indices(CPU) is library.build_kv_indices
     assert "page numbers are gathered by torch" in caplog.text
 
 

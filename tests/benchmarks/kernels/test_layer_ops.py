@@ -4,7 +4,8 @@ import sys
 
 import torch
 
-from baton.runtime.layers.op_trials import OP_NAMES, OpShape
+from baton.runtime.layers.op_libraries import OP_NAMES
+from baton.runtime.layers.ops import OpShape
 from benchmarks.kernels import layer_ops
 
 

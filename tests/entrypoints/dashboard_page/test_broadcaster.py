@@ -13,7 +13,7 @@ import pytest
 from baton.entrypoints.dashboard_page import broadcaster as module
 from baton.entrypoints.dashboard_page.broadcaster import MAX_READERS, Broadcaster
 from baton.entrypoints.http_statuses import status_of
-from baton.runtime.watching.watch_client import RENEW_S
+from baton.runtime.live_reports.report_client import RENEW_S
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.on_a_loop import on_a_loop
 from tests.doubles.watched_worker import WatchedWorker, life
@@ -256,7 +256,7 @@ async def test_a_fault_ends_the_streams_and_the_next_reader_begins_anew(caplog: 
 @on_a_loop
 async def test_a_walk_that_takes_long_is_waited_for() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baton.runtime.watching.watch_client.WALK_S", 0.01)
+        patch.setattr("baton.runtime.live_reports.report_client.WALK_S", 0.01)
         worker = WatchedWorker()
         page = await opened(broadcaster_of(worker))
         while worker.walks_asked < 5:

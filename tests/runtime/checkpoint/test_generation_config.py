@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.runtime.checkpoint.generation_config import load_generation_config, load_sampling_defaults
-from baton.runtime.checkpoint.hf_config import load_model_config
+from baton.runtime.checkpoint.hf_config import load_generation_config, load_model_config, load_sampling_defaults
 from baton.runtime.checkpoint.model_files import ModelLoadError
 
 

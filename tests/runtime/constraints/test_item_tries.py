@@ -87,7 +87,7 @@ def test_there_are_not_too_many_tries_and_they_are_not_too_large() -> None:
     with pytest.raises(ItemTrieError, match=r"item trie 'c': 2 others are loaded already.*--max-item-tries"):
         tries.put("c", OTHER)
     with pytest.raises(
-        ItemTrieError, match=f"item trie 'b' has {TRIE.num_bytes} bytes and the others {TRIE.num_bytes}"
+        ItemTrieError, match=f"item trie 'b' has {TRIE.num_bytes} bytes and the others have {TRIE.num_bytes}"
     ):
         tries.put("b", TRIE)
     assert found(tries, "a") is TRIE and found(tries, "b") is OTHER

@@ -35,7 +35,7 @@ def publishing(config: KVEventConfig, rig: CacheRig | None = None, started: floa
     publisher = KVEventPublisher(config, rig.cache.page_size if rig is not None else 1, lambda: started)
     try:
         if rig is not None:
-            publisher.watch(rig.cache, rig.tier if isinstance(rig, TierRig) else None)
+            publisher.watch_cache(rig.cache, rig.tier if isinstance(rig, TierRig) else None)
         yield publisher
     finally:
         publisher.close()
@@ -65,18 +65,18 @@ def test_a_follower_keeps_up() -> None:
         rng = np.random.default_rng(1)
         while follower.last < 0:  # a subscription takes a moment to arrive
             rig.insert(random_ids(rng, 9))
-            publisher.publish()
+            publisher.publish_events()
             with contextlib.suppress(AssertionError):
                 follower.receive(50)
         for number in range(40):
             rig.insert(random_ids(rng, 40), "salt" if number % 3 == 0 else "")
             rig.store_all()
-            publisher.publish()
-        publisher.publish()  # nothing happened: no batch
+            publisher.publish_events()
+        publisher.publish_events()  # nothing happened: no batch
         follower.receive_until(lambda: follower.last == publisher._next - 1)
         assert follower.mirror.on == blocks_in_tree(rig.cache, 4) and follower.mirror.cleared == 1
         assert rig.cache.reset()
-        publisher.publish()
+        publisher.publish_events()
         follower.receive()
         assert follower.mirror.on == {} and follower.mirror.cleared == 2
         assert publisher.describe() == {
@@ -95,7 +95,7 @@ def test_who_comes_late_or_missed_something_asks_for_it() -> None:
         rng = np.random.default_rng(2)
         for _ in range(20):
             rig.insert(random_ids(rng, 30))
-            publisher.publish()
+            publisher.publish_events()
         numbers = [number for number, _ in ask(publisher.replay_endpoint, FIRST + 5)]
         assert numbers == list(range(FIRST + 5, FIRST + 21)), "20 batches, and the first, which clears all"
         mirror = BlockMirror(1)
@@ -111,7 +111,7 @@ def test_both_forms_of_answers(form: KVEventForm) -> None:
     rig = CacheRig(num_tokens=64)
     with publishing(on_ports(1, "kv@pod", form), rig) as publisher:
         rig.insert(np.arange(6, dtype=np.int32))
-        publisher.publish()
+        publisher.publish_events()
         answers = ask(publisher.replay_endpoint, 0, b"kv@pod" if form == "maps" else None)
         mirror = BlockMirror(1)
         for _, payload in answers:
@@ -173,7 +173,7 @@ def test_a_follower_that_never_reads_holds_nobody_up(monkeypatch: pytest.MonkeyP
 
 
 def test_an_asker_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_module, "MAX_UNREAD", 2)
+    monkeypatch.setattr(replay_module, "MAX_UNREAD_ANSWERS", 2)
     monkeypatch.setattr(replay_module, "PATIENCE_MS", 50)
     with publishing(on_ports(1000)) as publisher, zmq.Context.instance().socket(zmq.DEALER) as dealer:
         for number in range(800):
@@ -198,7 +198,7 @@ def test_long_prompts_are_several_batches() -> None:
         ids = tokens(40_000)
         rig.cache.tree.add_leaf(rig.cache.tree.root, "", ids.tobytes(), ids, 0)
         announcer.stored(next(rig.cache.tree.nodes()))
-        publisher.publish()
+        publisher.publish_events()
         batches = ask(publisher.replay_endpoint, FIRST + 1)
         assert len(batches) == 3 and all(len(payload) < 100_000 for _, payload in batches)
         mirror = BlockMirror(16)
@@ -228,13 +228,13 @@ def publish_until_heard(publisher: KVEventPublisher, rig: CacheRig, follower: Fo
     rng = np.random.default_rng(seed)
     for _ in range(least):
         rig.insert(random_ids(rng, 9))
-        publisher.publish()
+        publisher.publish_events()
     while follower.last != publisher._next - 1:
         if follower._socket.poll(20):
             follower.receive()
         else:  # its connection takes a moment
             rig.insert(random_ids(rng, 9))
-            publisher.publish()
+            publisher.publish_events()
 
 
 @pytest.mark.parametrize(("before", "after"), [(40, 1), (1, 40), (5, 5)])
@@ -262,8 +262,8 @@ def test_a_request_that_fails_is_told_and_counted(
 ) -> None:
     with publishing(on_ports()) as publisher, zmq.Context.instance().socket(zmq.DEALER) as dealer:
         assert publisher._past is not None and publisher._replay is not None
-        since = publisher._past.since
-        monkeypatch.setattr(publisher._past, "since", lambda first: since(first) if first else 1 / 0)
+        since = publisher._past.batches_since
+        monkeypatch.setattr(publisher._past, "batches_since", lambda first: since(first) if first else 1 / 0)
         dealer.linger = 0
         dealer.connect(publisher.replay_endpoint)
         for first in (0, 0, FIRST):

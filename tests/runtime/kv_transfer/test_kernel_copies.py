@@ -15,8 +15,7 @@ from baton.memory_pool.stores.host_pool import HostPool
 from baton.runtime.kv_transfer.kernel_copies import KernelCopies, choose_copies
 from baton.runtime.layers import sgl_ops
 from baton.runtime.layers.op_libraries import select_ops
-from baton.runtime.layers.op_trials import OpShape
-from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.layers.ops import TORCH_OPS, OpShape
 from tests.doubles.fake_sgl_kernel import FakeSglKernel
 from tests.doubles.host_pools import (
     CPU,

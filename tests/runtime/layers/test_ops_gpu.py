@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from baton.memory_pool.kv_pool import MHAKVPool
-from baton.runtime.layers.op_libraries import LIBRARIES, PREFERENCE, SGL, TRITON, select_ops
-from baton.runtime.layers.op_trials import OP_NAMES, OpShape, Trial, tolerance
-from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.layers.op_libraries import LIBRARIES, OP_NAMES, PREFERENCE, SGL, TRITON, Trial, select_ops, tolerance
+from baton.runtime.layers.ops import TORCH_OPS, OpShape
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from baton.runtime.layers import sgl_ops
-from baton.runtime.layers.op_trials import OpShape, Trial, tolerance
+from baton.runtime.layers.op_libraries import Trial, tolerance
+from baton.runtime.layers.ops import OpShape
 from tests.doubles.fake_sgl_kernel import FakeSglKernel
 
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ COMPILE = """
 import torch
 from tests.doubles.triton_compile import compiling_for
 from baton.runtime.layers import triton_ops
-from baton.runtime.layers.op_trials import OpShape, Trial
+from baton.runtime.layers.ops import OpShape
+from baton.runtime.layers.op_libraries import Trial
 
 SHAPES = [
     OpShape(4096, 14336, num_heads=32, num_kv_heads=8, head_dim=128, qk_norm=False, eps=1e-5),  # Llama 3.1, 8B

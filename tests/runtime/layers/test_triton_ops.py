@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.runtime.layers.op_trials import OpShape, Trial, tolerance
-from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.layers.op_libraries import Trial, tolerance
+from baton.runtime.layers.ops import TORCH_OPS, OpShape
 
 CPU = torch.device("cpu")
 FLOAT32, BFLOAT16, FLOAT16 = torch.float32, torch.bfloat16, torch.float16

@@ -25,60 +25,62 @@ def blocks(text: str) -> list[str]:
 def test_a_line_has_the_ids_and_no_names() -> None:
     lines = maker()
     names = {"rid": "Anna", "job_id": "Otto", "parent_rid": "Paul", "namespace": "Rosa"}
-    line = lines.line(request([1, 2, 3], [4, 5], no_reuse_from=2, **names))
+    line = lines.make_line(request([1, 2, 3], [4, 5], no_reuse_from=2, **names))
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     found = json.loads(line)
     assert found["input_ids"] == [1, 2, 3] and found["output_ids"] == [4, 5]
     assert (found["input_tokens"], found["output_tokens"], found["cached_tokens"]) == (3, 2, 3)
     assert (found["time"], found["seconds"], found["finish"], found["no_reuse_from"]) == (12.0, 0.5, "stop", 2)
     assert not any(name in line.decode() for name in names.values())
-    assert found["continuation_of"] == json.loads(lines.line(request([1], rid="Paul")))["rid"]
-    assert found["rid"] != json.loads(maker().line(request([1], rid="Anna")))["rid"], "each log has a key of its own"
+    assert found["continuation_of"] == json.loads(lines.make_line(request([1], rid="Paul")))["rid"]
+    assert found["rid"] != json.loads(maker().make_line(request([1], rid="Anna")))["rid"], (
+        "each log has a key of its own"
+    )
 
 
 def test_several_outputs_are_lists() -> None:
-    assert json.loads(maker().line(request([1], [2], [3, 4])))["output_ids"] == [[2], [3, 4]]
-    assert json.loads(maker().line(request([1])))["output_ids"] == []
+    assert json.loads(maker().make_line(request([1], [2], [3, 4])))["output_ids"] == [[2], [3, 4]]
+    assert json.loads(maker().make_line(request([1])))["output_ids"] == []
 
 
 def test_long_prompts_are_whole_and_let_others_go_first() -> None:
     pauses: list[int] = []
     lines = LineMaker(hashed=False, breathe=lambda: pauses.append(1))
     ids = np.random.default_rng(1).integers(0, 30000, 50_000).tolist()
-    assert json.loads(lines.line(request(ids)))["input_ids"] == ids
+    assert json.loads(lines.make_line(request(ids)))["input_ids"] == ids
     assert len(pauses) >= 6
 
 
 def test_hashed_blocks_are_equal_where_prefixes_are() -> None:
     lines, block = maker(hashed=True), BLOCK_TOKENS
     shared, other = list(range(2 * block)), list(range(100, 100 + block))
-    first = json.loads(lines.line(request(shared + other + [7])))
-    second = json.loads(lines.line(request([*shared, *other[:-1], 0])))
-    moved = json.loads(lines.line(request(other + shared)))
+    first = json.loads(lines.make_line(request(shared + other + [7])))
+    second = json.loads(lines.make_line(request([*shared, *other[:-1], 0])))
+    moved = json.loads(lines.make_line(request(other + shared)))
     a, b, c = (blocks(each["input_blocks"]) for each in (first, second, moved))
     assert len(a) == 3 and a[:2] == b[:2] and a[2] != b[2]
     assert not set(a) & set(c), "a hash stands for all that comes before its block, too"
     assert "input_ids" not in first and first["input_tokens"] == 3 * block + 1
-    foreign = json.loads(lines.line(request(shared, namespace="salt")))
+    foreign = json.loads(lines.make_line(request(shared, namespace="salt")))
     assert not set(blocks(foreign["input_blocks"])) & set(a)
-    assert not set(blocks(json.loads(maker(hashed=True).line(request(shared)))["input_blocks"])) & set(a)
+    assert not set(blocks(json.loads(maker(hashed=True).make_line(request(shared)))["input_blocks"])) & set(a)
 
 
 def test_hashes_of_an_output_are_those_of_the_prompt_that_it_becomes() -> None:
     lines, block = maker(hashed=True), BLOCK_TOKENS
     prompt, output = list(range(block + 5)), list(range(500, 500 + block + 11 + 1))
-    found = json.loads(lines.line(request(prompt, output)))
-    later = json.loads(lines.line(request([*prompt, *output, 9, 9])))
+    found = json.loads(lines.make_line(request(prompt, output)))
+    later = json.loads(lines.make_line(request([*prompt, *output, 9, 9])))
     whole = blocks(found["input_blocks"]) + blocks(found["output_blocks"][0])
     assert len(whole) == (len(prompt) + len(output) - 1) // block == 3
     assert blocks(later["input_blocks"])[: len(whole)] == whole
-    short = json.loads(lines.line(request(prompt, output[: block + 11])))
+    short = json.loads(lines.make_line(request(prompt, output[: block + 11])))
     assert len(blocks(short["output_blocks"][0])) == 1, "the last token of an output has no KV"
 
 
 def test_the_header_says_what_the_log_holds() -> None:
-    assert json.loads(maker().header(5.0)) == {HEADER: 1, "time": 5.0, "holds": "ids"}
-    assert json.loads(maker(hashed=True).header(5.0)) == {
+    assert json.loads(maker().make_header(5.0)) == {HEADER: 1, "time": 5.0, "holds": "ids"}
+    assert json.loads(maker(hashed=True).make_header(5.0)) == {
         HEADER: 1,
         "time": 5.0,
         "holds": "hashes",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.runtime.recording import log_file
-from baton.runtime.recording.log_file import LogFile, RecordingError
+from baton.runtime.recording import recorder
+from baton.runtime.recording.recorder import LogFile, RecordingError
 
 
 def opened(path: Path, max_bytes: int = 1000) -> LogFile:
@@ -43,10 +43,10 @@ def test_a_new_log_follows_no_symbolic_link_either(tmp_path: Path) -> None:
     log = opened(tmp_path / "log", 50)
     for name in ("log.new", "log.1"):
         (tmp_path / name).symlink_to(outside)
-    log.append(b"first line\n")
+    log.append_line(b"first line\n")
     with pytest.raises(OSError, match="symbolic link"):
-        log.append(b"second line\n")
-    log.append(b"third line\n")
+        log.append_line(b"second line\n")
+    log.append_line(b"third line\n")
     log.close()
     assert outside.read_text() == "mine\n", "neither written to nor made private"
     assert (tmp_path / "log").read_bytes() == b"header\nthird line\n"
@@ -57,7 +57,7 @@ def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text('{"input_ids": [1, 2')
     log = opened(path)
-    log.append(b"line\n")
+    log.append_line(b"line\n")
     log.close()
     assert path.read_text().splitlines() == ['{"input_ids": [1, 2', "header", "line"]
 
@@ -67,7 +67,7 @@ def test_it_and_the_one_before_stay_within_their_size(tmp_path: Path) -> None:
     log = opened(path, 200)
     lines = [b"%020d\n" % number for number in range(40)]
     for line in lines:
-        log.append(line)
+        log.append_line(line)
         kept = [each.read_bytes() for each in tmp_path.iterdir()]
         assert sum(map(len, kept)) <= 200
     log.close()
@@ -81,10 +81,10 @@ def test_it_and_the_one_before_stay_within_their_size(tmp_path: Path) -> None:
 def test_a_line_that_fits_no_file_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = opened(path, 100)
-    log.append(b"first\n")
+    log.append_line(b"first\n")
     with pytest.raises(ValueError, match="longer than half of --record-requests-gb"):
-        log.append(b"x" * 60 + b"\n")
-    log.append(b"second\n")
+        log.append_line(b"x" * 60 + b"\n")
+    log.append_line(b"second\n")
     log.close()
     assert path.read_bytes() == b"header\nfirst\nsecond\n"
 
@@ -92,7 +92,7 @@ def test_a_line_that_fits_no_file_is_refused_and_nothing_is_lost(tmp_path: Path)
 def test_a_full_disk_leaves_no_half_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
     log = opened(path)
-    log.append(b"first\n")
+    log.append_line(b"first\n")
     write = os.write
 
     def short_of_room(fd: int, data: memoryview) -> int:
@@ -101,10 +101,10 @@ def test_a_full_disk_leaves_no_half_a_line(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(log_file.os, "write", short_of_room)
+        patched.setattr(recorder.os, "write", short_of_room)
         with pytest.raises(OSError, match="No space left"):
-            log.append(b"second\n")
-    log.append(b"third\n")
+            log.append_line(b"second\n")
+    log.append_line(b"third\n")
     log.close()
     assert path.read_bytes() == b"header\nfirst\nthird\n"
 
@@ -114,7 +114,7 @@ def test_a_full_disk_leaves_no_half_a_line(tmp_path: Path, monkeypatch: pytest.M
     [
         (lambda path: path / "no folder" / "log", "No such file or directory"),
         (lambda path: path, "Is a directory"),
-        (lambda path: os.mkfifo(path / "fifo") or path / "fifo", "no regular file"),
+        (lambda path: os.mkfifo(path / "fifo") or path / "fifo", "not a regular file"),
     ],
     ids=["no-folder", "folder", "fifo"],
 )
@@ -134,19 +134,19 @@ def test_two_servers_do_not_share_a_file(tmp_path: Path) -> None:
 def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
     log = opened(path, 100)
-    log.append(b"x" * 40 + b"\n")
+    log.append_line(b"x" * 40 + b"\n")
     path.rename(tmp_path / "moved")
-    log.append(b"y" * 40 + b"\n")
+    log.append_line(b"y" * 40 + b"\n")
     assert path.read_bytes() == b"header\n" + b"y" * 40 + b"\n"
     with monkeypatch.context() as patched:  # the folder takes no new files for a while
 
         def refused(*_: object) -> int:
             raise OSError(13, "Permission denied")
 
-        patched.setattr(log_file.os, "open", refused)
+        patched.setattr(recorder.os, "open", refused)
         with pytest.raises(OSError, match="Permission denied"):
-            log.append(b"z" * 40 + b"\n")
-    log.append(b"last\n")
+            log.append_line(b"z" * 40 + b"\n")
+    log.append_line(b"last\n")
     log.close()
     assert path.read_bytes() == b"header\nlast\n"
 
@@ -159,17 +159,17 @@ def test_a_full_disk_at_the_turn_of_files_loses_nothing(tmp_path: Path, monkeypa
             raise OSError(28, "No space left on device")
         return write(fd, data)
 
-    monkeypatch.setattr(log_file.os, "write", writing)
+    monkeypatch.setattr(recorder.os, "write", writing)
     log = opened(path, 80)
     for number in range(3):
-        log.append(b"line %03d\n" % number)
+        log.append_line(b"line %03d\n" % number)
     is_full[0] = True
     for _ in range(3):
         with pytest.raises(OSError, match="No space left"):
-            log.append(b"lost 000\n")
+            log.append_line(b"lost 000\n")
     assert path.read_bytes() == b"header\nline 000\nline 001\nline 002\n" and not (tmp_path / "log.1").exists()
     is_full[0] = False
-    log.append(b"line 003\n")
+    log.append_line(b"line 003\n")
     log.close()
     assert path.read_bytes() == b"header\nline 003\n"
     assert (tmp_path / "log.1").read_bytes() == b"header\nline 000\nline 001\nline 002\n"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton.runtime.config import RecordingConfig
-from baton.runtime.recording import log_file
+from baton.runtime.recording import recorder
 from baton.runtime.recording.lines import RecordedRequest
-from baton.runtime.recording.request_log import RequestLog
+from baton.runtime.recording.recorder import RequestLog
 from baton.scheduler.token_buffer import pack_ids
 
 
@@ -57,11 +57,11 @@ def test_the_end_writes_all_that_waits(tmp_path: Path) -> None:
     counts = Counts()
     log = RequestLog(RecordingConfig(record_requests=str(tmp_path / "log")), counts)
     for number in range(500):
-        log.put(request(number))
+        log.add_request(request(number))
     log.close()
     log.close()
     assert written(tmp_path / "log") == list(range(500)) and (counts.recorded, counts.lost) == (500, 0)
-    log.put(request(0))
+    log.add_request(request(0))
     assert counts.lost == 1, "after the end nothing is recorded, and that is counted"
 
 
@@ -70,7 +70,7 @@ def test_what_is_written_makes_room_for_more(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = RequestLog(RecordingConfig(record_requests=str(path)), counts, max_waiting_bytes=2 * request(0).num_bytes)
     for number in range(50):
-        log.put(request(number))
+        log.add_request(request(number))
         counts.wait_for_all(number + 1)
     log.close()
     assert counts.lost == 0 and written(path) == list(range(50))
@@ -87,9 +87,9 @@ def test_a_disk_that_hangs_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest
         free.wait(60)
         return write(fd, data)
 
-    monkeypatch.setattr(log_file.os, "write", slow)
+    monkeypatch.setattr(recorder.os, "write", slow)
     for number in range(100):
-        log.put(request(number))
+        log.add_request(request(number))
     assert 89 <= counts.lost <= 90, "ten wait, and one more may be on its way"
     free.set()
     log.close()
@@ -107,11 +107,11 @@ def test_a_full_disk_is_told_once_and_counted(
 
     with caplog.at_level(logging.WARNING):
         with monkeypatch.context() as patched:
-            patched.setattr(log_file.os, "write", full)
+            patched.setattr(recorder.os, "write", full)
             for number in range(20):
-                log.put(request(number))
+                log.add_request(request(number))
             counts.wait_for_losses(20)
-        log.put(request(20))
+        log.add_request(request(20))
         log.close()
     assert written(tmp_path / "log") == [20] and counts.recorded == 1
     messages = [record.getMessage() for record in caplog.records]
@@ -123,10 +123,10 @@ def test_a_request_that_cannot_be_made_a_line_of_is_told_once_and_counted(
 ) -> None:
     counts = Counts()
     log = RequestLog(RecordingConfig(record_requests=str(tmp_path / "log")), counts)
-    line = log._lines.line
-    monkeypatch.setattr(log._lines, "line", lambda one: line(one) if int(one.rid) % 2 else {}[one.rid])
+    line = log._lines.make_line
+    monkeypatch.setattr(log._lines, "make_line", lambda one: line(one) if int(one.rid) % 2 else {}[one.rid])
     for number in range(6):
-        log.put(request(number))
+        log.add_request(request(number))
     log.close()
     assert written(tmp_path / "log") == [1, 3, 5] and (counts.recorded, counts.lost) == (3, 3)
     assert caplog.text.count("could not be recorded") == 1

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.attention.backend import AttentionBatch, GraphBackend, SharedPrefix
+from baton.attention.backend import AttentionBatch, GraphBackend, GraphKind, GraphShape, SharedPrefix
 from baton.attention.flashinfer import backend as flashinfer
 from baton.attention.flashinfer import kernel
-from baton.attention.graph_shape import GraphKind, GraphShape
 from baton.runtime.config import ModelArgs
 from baton.runtime.runner.cuda_graph import CudaRecorder
 from baton.runtime.runner.device_backends import DeviceBackends

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from baton.attention.backend import SharedPrefix
-from baton.attention.graph_shape import GraphKind, GraphShape
+from baton.attention.backend import GraphKind, GraphShape, SharedPrefix
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.runtime.runner.forward_batch import ForwardBatch, attention_batch, build_forward_batch
 from baton.scheduler.batch import BeamStep, ForwardMode, KVCopies, ScheduleBatch

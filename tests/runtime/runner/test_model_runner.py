@@ -90,7 +90,7 @@ def test_a_step_has_as_many_prompt_tokens_as_are_found_best(folder, monkeypatch,
     assert make_runner(folder, chunked_prefill_size=33).chunked_prefill_size == 33, "who asks for a number gets it"
     short = make_runner(folder, chunked_prefill_size=0)
     assert short.chunked_prefill_size == 2048, "a step has room for many prompts where all are short"
-    monkeypatch.setattr(model_runner, "SMALLEST", 1)
+    monkeypatch.setattr(model_runner, "SMALLEST_CHUNK", 1)
     with caplog.at_level(logging.INFO):
         assert make_runner(folder, chunked_prefill_size=0, page_size=16).chunked_prefill_size == 128, "the context"
     assert "steps compute 128 prompt tokens at most; tokens/s by size: 128: " in caplog.text

@@ -174,7 +174,7 @@ def test_no_rows_and_more_tokens_than_a_kernel_takes(interpreter):
 COMPILE = """
 from tests.doubles.draw_cases import random_case
 from tests.doubles.triton_compile import compiling_for
-from baton.runtime.sampling import triton_ops, triton_ranking
+from baton.runtime.sampling import triton_ops
 
 with compiling_for(capability) as compiled:
     for vocab_size in (32000, 151936) if capability == 90 else (151936,):  # the language is the same for all of them
@@ -183,7 +183,7 @@ with compiling_for(capability) as compiled:
             triton_ops.draw_top_k(case.logits, width, case.filters, case.keys)
         triton_ops.draw_all(case.logits, case.filters, case.keys)
         triton_ops.draw_nucleus(case.logits, case.filters, case.keys)
-        triton_ranking.row_statistics(case.logits, 128)
+        triton_ops.row_statistics(case.logits, 128)
 names = ["_choose_chunks", "_draw_top_k", "_draw_ranked", "_draw_all", "_cut_nucleus", "_survey"]
 print([compiled.count(name) for name in names])
 """

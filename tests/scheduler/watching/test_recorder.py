@@ -60,7 +60,7 @@ def test_chunks_of_steps_that_overlap_follow_each_other() -> None:
     loop = WatchedLoop(overlap=True)
     loop.say(ask("a", prompt_of(70, 1), 3, ignore_eos=True))
     loop.turns(1)
-    (life,) = loop.loop._watch._recorder.take_lives(9)  # type: ignore[union-attr]
+    (life,) = loop.loop._live_reports._recorder.take_lives(9)  # type: ignore[union-attr]
     assert life.phases[1:] == [("prefill", 2, None, 32), ("prefill", 3, None, 32)], "both are in flight"
     loop.until_idle()
     assert loop.phases("a")[:4] == [

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.runtime.layers.op_trials import OpShape, Trial, tolerance
-from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.layers.op_libraries import Trial, tolerance
+from baton.runtime.layers.ops import TORCH_OPS, OpShape
 
 pytest.importorskip("numba")
 

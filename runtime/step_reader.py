@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...scheduler.jobs.calls import ToolCall
-from ..channels import Sender
-from ..messages import StepCalls, TextOutput
-from ..prompt import Prompt
+from ..scheduler.jobs.calls import ToolCall
+from .channels import Sender
+from .messages import StepCalls, TextOutput
+from .prompt import Prompt
 
 ReadCalls = Callable[[str], tuple[ToolCall, ...]]
 """The calls in the whole text of an answer. It raises nothing, and takes little time whatever the text is."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.runtime.jobs.records import SAVE_S, JobRecords, JobTraceFile, RecordsError, ToolHistoryFile
+from baton.runtime.job_records import SAVE_S, JobRecords, JobTraceFile, RecordsError, ToolHistoryFile
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.tool_time import ToolTimes
 

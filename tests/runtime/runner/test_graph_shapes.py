@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from baton.attention.graph_shape import GraphKind
-from baton.runtime.runner.graph_catalog import GraphCatalog, decode_sizes, extend_sizes
+from baton.attention.backend import GraphKind
+from baton.runtime.runner.cuda_graph import GraphCatalog, decode_sizes, extend_sizes
 
 
 @pytest.mark.parametrize("sizes", [decode_sizes, extend_sizes])

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from baton.radix.snapshot import HEAD_TOKENS, HIDDEN, MANY
+from baton.runtime.live_reports.snapshot import HIDDEN_NAME, MANY_NAME, SnapshotBuilder
 from baton.runtime.messages import TreeRows
-from baton.runtime.watching.snapshot import HIDDEN_NAME, MANY_NAME, SnapshotBuilder
 from tests.doubles.tree_snapshots import below, random_snapshot, snapshot_of
 
 SHAPES = pytest.mark.parametrize("shape", ["bushy", "deep", "flat"])

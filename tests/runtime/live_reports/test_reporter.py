@@ -10,8 +10,18 @@ import pytest
 
 from baton.radix.snapshot import ROW
 from baton.radix.statistics.tick_times import TickTimes
+from baton.runtime.live_reports.reporter import (
+    BURST_S,
+    MOST_STEPS,
+    QUIET_S,
+    REPORT_S,
+    SAVED_S,
+    SHARE,
+    SLICE_S,
+    LiveReporter,
+    WalkBudget,
+)
 from baton.runtime.messages import WalkTree, WatchReport, WatchRequests
-from baton.runtime.watching.watch import BURST_S, MOST_STEPS, QUIET_S, REPORT_S, SAVED_S, SHARE, SLICE_S, Budget, Watch
 from tests.doubles.event_loop_rig import ask
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.watched_loop import WatchedLoop
@@ -65,18 +75,18 @@ def test_reports_come_seldom_while_nothing_happens() -> None:
 
 def test_a_loop_that_sleeps_wakes_for_the_next_report_and_for_nothing_else() -> None:
     loop = WatchedLoop(watched=False)
-    watch = loop.loop._watch
-    assert watch.due == math.inf
+    reporter = loop.loop._live_reports
+    assert reporter.due == math.inf
     loop.watch()
     loop.turns(20)
     while not loop.reports[-1].is_last:
-        assert watch.due == loop.now, "there is more to tell, and time for it"
+        assert reporter.due == loop.now, "there is more to tell, and time for it"
         loop.turns(1)
-    assert watch.due == pytest.approx(next(r for r in reversed(loop.reports) if r.load is not None).t + QUIET_S)
+    assert reporter.due == pytest.approx(next(r for r in reversed(loop.reports) if r.load is not None).t + QUIET_S)
     loop.say(WatchRequests(seconds=1.0))
-    assert watch.due == loop.now + 1.0
+    assert reporter.due == loop.now + 1.0
     loop.turns(2)
-    assert watch.due == math.inf
+    assert reporter.due == math.inf
 
 
 # -- walks -------------------------------------------------------------------------------------------------------------
@@ -110,9 +120,9 @@ def test_a_walk_without_a_watcher_of_requests() -> None:
 
 
 def test_who_asks_while_a_walk_is_under_way_shares_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.runtime.watching.watch.MOST_STEPS", 6)
-    monkeypatch.setattr("baton.runtime.watching.watch.LEAST_STEPS", 6)
-    monkeypatch.setattr("baton.runtime.watching.watch.ROWS_IN_CHUNK", 6)
+    monkeypatch.setattr("baton.runtime.live_reports.reporter.MOST_STEPS", 6)
+    monkeypatch.setattr("baton.runtime.live_reports.reporter.LEAST_STEPS", 6)
+    monkeypatch.setattr("baton.runtime.live_reports.reporter.ROWS_IN_CHUNK", 6)
     loop = filled()
     loop.say(WalkTree())
     loop.say(WalkTree())
@@ -134,8 +144,8 @@ def test_an_empty_tree() -> None:
 
 
 def test_a_flush_ends_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.runtime.watching.watch.MOST_STEPS", 4)
-    monkeypatch.setattr("baton.runtime.watching.watch.LEAST_STEPS", 4)
+    monkeypatch.setattr("baton.runtime.live_reports.reporter.MOST_STEPS", 4)
+    monkeypatch.setattr("baton.runtime.live_reports.reporter.LEAST_STEPS", 4)
     loop = filled()
     loop.say(WalkTree())
     assert loop.scheduler.flush_cache()
@@ -166,15 +176,15 @@ class SlowWalk:
         return self.busy
 
 
-def walked(walk: SlowWalk, seconds: float, turn_s: float) -> Watch:
+def walked(walk: SlowWalk, seconds: float, turn_s: float) -> LiveReporter:
     loop = WatchedLoop(watched=False)
-    watch = Watch(loop.scheduler, loop, loop.clock, walk.clock)  # type: ignore[arg-type]
-    watch._walk = walk  # type: ignore[assignment]
+    reporter = LiveReporter(loop.scheduler, loop, loop.clock, walk.clock)  # type: ignore[arg-type]
+    reporter._walk = walk  # type: ignore[assignment]
     for turn in range(int(seconds / turn_s)):
         before = len(walk.steps)
-        watch.turn([], None, turn * turn_s)
+        reporter.report_turn([], None, turn * turn_s)
         assert len(walk.steps) <= before + 1, "a turn does one slice"
-    return watch
+    return reporter
 
 
 @pytest.mark.parametrize("turn_s", [0.001, 0.02, 0.5])
@@ -182,10 +192,10 @@ def walked(walk: SlowWalk, seconds: float, turn_s: float) -> Watch:
 def test_a_walk_takes_its_share_and_no_more(call_s: float, turn_s: float) -> None:
     """Also where a slice takes much longer than planned."""
     seconds, walk = max(20.0, 100 * turn_s), SlowWalk(call_s)
-    watch = walked(walk, seconds, turn_s)
+    reporter = walked(walk, seconds, turn_s)
     assert walk.busy <= 1.001 * (SHARE * seconds + SAVED_S + call_s) and max(walk.steps) <= MOST_STEPS
     assert walk.busy > 0.85 * min(SHARE * seconds, call_s * seconds / turn_s)
-    assert watch.due <= seconds + (BURST_S + call_s) / SHARE, "and it goes on"
+    assert reporter.due <= seconds + (BURST_S + call_s) / SHARE, "and it goes on"
 
 
 def test_the_pace_of_a_walk_follows_what_a_step_takes() -> None:
@@ -197,7 +207,7 @@ def test_the_pace_of_a_walk_follows_what_a_step_takes() -> None:
 
 
 def test_the_budget() -> None:
-    budget = Budget()
+    budget = WalkBudget()
     assert budget.fill(0.0) and budget.wait() == 0.0
     budget.spend(SAVED_S - SLICE_S)
     assert budget.fill(0.0) and budget.wait() == 0.0, "to the last slice"
@@ -216,13 +226,13 @@ def test_the_budget() -> None:
 def test_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn then looks at no request and no node, and sends nothing."""
     loop = filled()
-    watch = loop.loop._watch
+    reporter = loop.loop._live_reports
 
     def fail(*_: object) -> Callable:
         raise AssertionError("a look")
 
     for name in ("requests_now", "load_now", "leases_now", "jobs_now", "LifeRecorder", "TreeWalk"):
-        monkeypatch.setattr(f"baton.runtime.watching.watch.{name}", fail)
+        monkeypatch.setattr(f"baton.runtime.live_reports.reporter.{name}", fail)
     loop.say(ask("a", prompt_of(20, 1), 9))
     loop.turns(20)
-    assert watch.due == math.inf and not any(isinstance(message, WatchReport) for message in loop.sent)
+    assert reporter.due == math.inf and not any(isinstance(message, WatchReport) for message in loop.sent)

@@ -9,7 +9,7 @@ import pytest
 
 from baton.radix.events.announcer import BlockAnnouncer
 from baton.radix.events.block_events import AllCleared, BlocksRemoved, BlocksStored
-from baton.runtime.kv_events.past_batches import KnownBlocks, PastBatches, events_for
+from baton.runtime.kv_events.replay import KnownBlocks, PastBatches, events_for
 from baton.runtime.kv_events.wire import Packer
 from tests.doubles.block_mirror import BlockMirror
 from tests.doubles.cache_rig import CacheRig
@@ -19,7 +19,7 @@ from tests.doubles.event_follower import read_batch
 def replayed(past: PastBatches, first: int, mirror: BlockMirror) -> int:
     """The number of the last batch."""
     last = first - 1
-    for number, payload in past.since(first):
+    for number, payload in past.batches_since(first):
         assert number > last
         mirror.apply(read_batch(payload, mirror.block_tokens))
         last = number
@@ -63,10 +63,10 @@ def test_what_is_kept_is_bounded() -> None:
     for number in range(500):
         events = [BlocksStored("GPU", [number + 1], None, b"abcd"), BlocksRemoved("GPU", [number + 1])]
         past.add_batch(number, packer.payload(events, 0.0), events)
-    kept = past.since(492)
+    kept = past.batches_since(492)
     assert [number for number, _ in kept] == list(range(492, 500)) and past._bytes <= 1000
-    assert past.since(500) == past.since(2**64 - 1) == []
-    [(number, payload)] = past.since(0)
+    assert past.batches_since(500) == past.batches_since(2**64 - 1) == []
+    [(number, payload)] = past.batches_since(0)
     assert number == 499 and len(read_batch(payload, 1)) == 1, "all cleared, and nothing there"
 
 
@@ -75,12 +75,12 @@ def test_what_is_there_is_put_together_once_for_all_askers() -> None:
     past = PastBatches(packer, 1, 400, lambda: 0.0)
     for number in range(50):
         past.add_batch(number, packer.payload([], 0.0), [BlocksStored("GPU", [number + 1], None, b"abcd")])
-    [first] = past.since(0)
+    [first] = past.batches_since(0)
     past.add_batch(50, b"next", [BlocksStored("GPU", [99], None, b"abcd")])
-    assert past.since(0) == [first, (50, b"next")]
+    assert past.batches_since(0) == [first, (50, b"next")]
     for number in range(51, 100):
         past.add_batch(number, packer.payload([], 0.0), [])
-    [later] = past.since(0)
+    [later] = past.batches_since(0)
     assert later[0] == 99 and len(later[1]) > len(first[1])
 
 
@@ -91,39 +91,39 @@ def test_a_follower_of_an_earlier_server_gets_all_that_is_there() -> None:
         events = [BlocksStored("GPU", [number], None, b"abcd")]
         past.add_batch(number, packer.payload(events, 0.0), events)
     for first in (0, 262, 4999):
-        [(number, payload)] = past.since(first)
+        [(number, payload)] = past.batches_since(first)
         cleared, *stored = read_batch(payload, 1)
         assert number == 5002 and cleared == AllCleared() and len(stored) == 3
-    assert [number for number, _ in past.since(5000)] == [5000, 5001, 5002]
+    assert [number for number, _ in past.batches_since(5000)] == [5000, 5001, 5002]
 
 
 def test_a_block_stored_twice_is_there_once() -> None:
     known = KnownBlocks(1)
     for _ in range(2):
-        known.apply(BlocksStored("GPU", [1], None, b"aaaa"))
+        known.apply_event(BlocksStored("GPU", [1], None, b"aaaa"))
     assert events_for(known.copy()) == [AllCleared(), BlocksStored("GPU", [1], None, b"aaaa")]
-    known.apply(BlocksRemoved("GPU", [1]))
+    known.apply_event(BlocksRemoved("GPU", [1]))
     assert known.copy() == []
 
 
 def test_blocks_are_told_in_runs() -> None:
     known = KnownBlocks(1)
-    known.apply(BlocksStored("GPU", [1, 2, 3], None, b"aaaabbbbcccc", "scope"))
-    known.apply(BlocksStored("CPU_PINNED", [1, 2], None, b"aaaabbbb", "scope"))
-    known.apply(BlocksStored("GPU", [9], 2, b"dddd"))
-    known.apply(BlocksRemoved("GPU", [3]))
-    known.apply(BlocksRemoved("GPU", [4]))  # of two blocks of one hash, the second
+    known.apply_event(BlocksStored("GPU", [1, 2, 3], None, b"aaaabbbbcccc", "scope"))
+    known.apply_event(BlocksStored("CPU_PINNED", [1, 2], None, b"aaaabbbb", "scope"))
+    known.apply_event(BlocksStored("GPU", [9], 2, b"dddd"))
+    known.apply_event(BlocksRemoved("GPU", [3]))
+    known.apply_event(BlocksRemoved("GPU", [4]))  # of two blocks of one hash, the second
     cleared, *stored = events_for(known.copy())
     assert stored == [
         BlocksStored("GPU", [1, 2, 9], None, b"aaaabbbbdddd", "scope"),
         BlocksStored("CPU_PINNED", [1, 2], None, b"aaaabbbb", "scope"),
     ]
-    known.apply(BlocksRemoved("GPU", [9, 2]))
-    known.apply(BlocksRemoved("CPU_PINNED", [1]))
+    known.apply_event(BlocksRemoved("GPU", [9, 2]))
+    known.apply_event(BlocksRemoved("CPU_PINNED", [1]))
     assert events_for(known.copy()) == [
         cleared,
         BlocksStored("GPU", [1], None, b"aaaa", "scope"),
         BlocksStored("CPU_PINNED", [2], 1, b"bbbb"),
     ]
-    known.apply(cleared)
+    known.apply_event(cleared)
     assert known.copy() == []

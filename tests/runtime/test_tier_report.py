@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.runtime.kv_transfer.tier_report import report_tiers
+from baton.runtime.control import report_tiers
 from baton.scheduler.outcome import FoundTokens
 from baton.scheduler.stats import CopyStats, TierStats
 from tests.doubles.scheduler_harness import Harness

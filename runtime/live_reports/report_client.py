@@ -1,4 +1,4 @@
-"""The HTTP process's side of watching: asks the worker for reports and walks, and puts together what comes."""
+"""The HTTP process's side of live reports: asks the worker for reports and walks, and assembles the answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..messages import TreeRows, WalkTree, WatchReport, WatchRequests
 from .snapshot import Snapshot, SnapshotBuilder
 
 MAX_LIVES = 200
-"""Kept; the one that ended longest ago goes first."""
+"""Lives that are kept; the one that ended longest ago is dropped first."""
 
 
 class Overview:
-    """Owns the lives. ``version`` grows with each whole report."""
+    """The newest state of the worker, and the lives of its requests. ``version`` grows with each whole report."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -31,12 +31,12 @@ class Overview:
         self.jobs: list[JobNow] = []
         self.num_jobs = 0
         self._lives: dict[tuple[str, int], tuple[Life, int]] = {}
-        """With the version that brought it; the one that changed last at the end."""
+        """Each life with the version of its last change; the one that changed last is at the end."""
 
-    def merge(self, report: WatchReport) -> None:
-        """Take a part of a report."""
+    def merge_report(self, report: WatchReport) -> None:
+        """Merge a part of a report into the state."""
         self.t = report.t
-        if report.is_first:  # the worker has not recorded for a while: what was open then has gone on unseen
+        if report.is_first:  # the worker did not record for a while: lives that were open are out of date
             self._lives = {key: kept for key, kept in self._lives.items() if not is_open(kept[0])}
         if report.load is not None:
             self.load = report.load
@@ -73,11 +73,11 @@ WATCH_S = 4.0
 RENEW_S = 1.0
 
 WALK_S = 180.0
-"""The longest that a walk is waited for: a quarter of a million nodes take a minute or two."""
+"""The longest wait for a walk, in seconds: a quarter of a million nodes take a minute or two."""
 
 
-class WatchClient:
-    """Lives on the TokenizerManager's loop, which hands it what comes."""
+class LiveReportClient:
+    """Requests reports and walks. Runs on the TokenizerManager's loop, which passes it the worker's messages."""
 
     def __init__(self, sender: Sender, availability: Availability) -> None:
         self._sender = sender
@@ -90,16 +90,16 @@ class WatchClient:
 
     @property
     def t(self) -> float:
-        """Seconds since the worker started, on its clock as far as it is known."""
+        """Seconds since the worker started, estimated from its last report."""
         return self.overview.t + time.monotonic() - self._heard_at
 
-    def watch(self) -> None:
-        """Have the worker report for `WATCH_S` from now on. Raises RequestRefused."""
+    def request_reports(self) -> None:
+        """Ask the worker for reports during the next `WATCH_S` seconds. Raises RequestRefused."""
         self._availability.require_ready()
         self._sender.send(WatchRequests(seconds=WATCH_S))
 
-    async def reported(self) -> None:
-        """Wait until a report has come whole, since the last call. One task may."""
+    async def wait_report(self) -> None:
+        """Wait until a whole report has arrived since the last call. For one task only."""
         await self._reported.wait()
         self._reported.clear()
 
@@ -107,28 +107,28 @@ class WatchClient:
         """Wait until the server ends."""
         await self._availability.wait_closed()
 
-    async def walk(self, *, with_heads: bool) -> Snapshot:
+    async def walk_tree(self, *, with_heads: bool) -> Snapshot:
         """A snapshot of the tree, from the walk under way or a new one. Raises RequestRefused."""
         self._availability.require_ready()
         if self._walk is None:
             self._walk = asyncio.get_running_loop().create_future()
-        self._sender.send(WalkTree(with_heads=with_heads))  # the worker takes no notice while it walks
+        self._sender.send(WalkTree(with_heads=with_heads))  # ignored by a worker that is walking already
         try:
             return await asyncio.wait_for(asyncio.shield(self._walk), WALK_S)
         except TimeoutError:
             raise RequestRefused(
-                f"the worker did not see all of its cache within {WALK_S:g} s", code="timeout"
+                f"the worker did not walk its whole cache within {WALK_S:g} s", code="timeout"
             ) from None
 
-    # -- what the manager calls ------------------------------------------------------------------------------------
+    # -- calls of the manager --------------------------------------------------------------------------------------
 
-    def began(self) -> None:
-        """The worker has just started."""
+    def worker_started(self) -> None:
+        """Start the clock of a worker that has just become ready."""
         self._heard_at = time.monotonic()
 
     def take_message(self, message: WatchReport | TreeRows) -> None:
         if isinstance(message, WatchReport):
-            self.overview.merge(message)
+            self.overview.merge_report(message)
             self._heard_at = time.monotonic()
             if message.is_last:
                 self._reported.set()

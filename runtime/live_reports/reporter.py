@@ -1,9 +1,9 @@
-"""The worker's side of watching: reports twice a second, and walks over the tree in slices, one per turn.
+"""The worker's side of live reports: its state twice a second, and walks over the tree in slices, one per turn.
 
-    WatchRequests ──▶ until its deadline: lives are recorded, reports are sent in parts     (renewed while watched)
+    WatchRequests ──▶ until its deadline: lives are recorded, reports are sent in parts  (renewed while a page is open)
     WalkTree ──────▶ a walk, if none is under way; its rows are sent in chunks
 
-A turn sends one part of a report, or walks as far as the budget allows. Unwatched, a turn costs one comparison.
+A turn sends one part of a report, or walks as far as the budget allows. With no page open it costs one comparison.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUIET_S = 5.0
 
 LIVES_IN_PART = 32
 PARTS_WITH_LIVES = 2 * MAX_LIVES // LIVES_IN_PART + 1
-"""Most parts of a report with lives; the rest goes with the next report."""
+"""Most parts of a report with lives; the rest follow in the next report."""
 
 ROWS_IN_CHUNK = 1000
 
@@ -36,8 +36,8 @@ LEAST_STEPS, MOST_STEPS = 16, 1024
 """Bounds of a walk's steps in one turn."""
 
 SHARE = 0.005
-"""Average share of a core for walks. Reports, and turns of a loop that would have slept, come on top: together under
-1 %."""
+"""Average share of a core for walks. Reports, and turns of a loop that would have slept, come on top; together they
+stay under 1 %."""
 
 SAVED_S = 0.010
 """The bucket's size: enough to walk a small tree at once."""
@@ -50,8 +50,8 @@ BURST_S = 0.002
 than the walk itself."""
 
 
-class Budget:
-    """CPU time that walks may take: a token bucket over the loop's time. Times in seconds."""
+class WalkBudget:
+    """CPU time for walks: a token bucket over the loop's time. Times in seconds."""
 
     def __init__(self) -> None:
         self._saved = SAVED_S
@@ -59,7 +59,7 @@ class Budget:
         self._filled_at: float | None = None
 
     def fill(self, now: float) -> bool:
-        """Let time pass; True if a slice may be spent."""
+        """Add the time that has passed; True if a slice may be spent."""
         if self._filled_at is not None:
             self._saved = min(SAVED_S, self._saved + SHARE * max(0.0, now - self._filled_at))
         self._filled_at = now
@@ -76,8 +76,8 @@ class Budget:
         return 0.0 if is_spending else max(0.0, BURST_S - self._saved) / SHARE
 
 
-class Watch:
-    """Called by the event loop once a turn, after the step was launched."""
+class LiveReporter:
+    """Sends reports and walks. Called by the event loop once a turn, after the step was launched."""
 
     def __init__(
         self,
@@ -86,20 +86,20 @@ class Watch:
         clock: Callable[[], float],
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """clock: the loop's, in seconds. cpu_clock: what slices of walks are measured by."""
+        """clock: the loop's, in seconds. cpu_clock: measures slices of walks."""
         self._scheduler = scheduler
         self._outbox = outbox
         self._cpu_clock = cpu_clock
         self._began = clock()
-        self._budget = Budget()
+        self._budget = WalkBudget()
         self._recorder: LifeRecorder | None = None
         self._until = -math.inf
         self._report: Iterator[WatchReport] | None = None
         self._reported = -math.inf
         self._is_quiet = False
-        """Nothing has happened since the last report."""
+        """True if nothing has happened since the last report."""
         self._is_new = False
-        """No report of this recording has been sent yet."""
+        """True until the first report of this recording has been sent."""
         self._walk: TreeWalk | None = None
         self._walk_began = 0.0
         self._rows_sent = 0
@@ -107,9 +107,9 @@ class Watch:
         """Moving average of a walk step's CPU time."""
         self._now = self._began
 
-    # -- what the loop tells ------------------------------------------------------------------------------------------
+    # -- calls of the loop --------------------------------------------------------------------------------------------
 
-    def handle(self, message: WatchRequests | WalkTree, now: float) -> None:
+    def handle_message(self, message: WatchRequests | WalkTree, now: float) -> None:
         if isinstance(message, WalkTree):
             if self._walk is None:
                 self._walk = self._scheduler.walk_tree(with_heads=message.with_heads)
@@ -121,25 +121,25 @@ class Watch:
             self._recorder.begin(now)
             self._reported, self._is_new = -math.inf, True
 
-    def added(self, requests: Sequence[Request], now: float) -> None:
-        """Requests have been taken in."""
+    def requests_added(self, requests: Sequence[Request], now: float) -> None:
+        """Follow requests that the scheduler has accepted."""
         if self._recorder is not None:
             self._recorder.added(requests, now)
             self._is_quiet = False
 
-    def refused(self, rid: str, now: float) -> None:
-        """A rid ends with an error, in this turn, or has not begun."""
+    def request_refused(self, rid: str, now: float) -> None:
+        """Record that a request was refused, or ends with an error in this turn."""
         if self._recorder is not None:
             self._recorder.refused(rid, now)
             self._is_quiet = False
 
-    def released(self) -> None:
-        """A request has ended, in this turn."""
+    def request_released(self) -> None:
+        """Record that a request has ended in this turn."""
         if self._recorder is not None:
             self._recorder.stir()
 
-    def turn(self, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float) -> None:
-        """Note what has happened, and do a slice of what is due. ended: steps that were committed, or failed."""
+    def report_turn(self, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float) -> None:
+        """Record a turn, and do a slice of the work that is due. ended: steps that were committed, or failed."""
         if self._recorder is None and self._walk is None:
             return
         self._now = now
@@ -149,7 +149,7 @@ class Watch:
             else:
                 self._record(self._recorder, ended, launched, now)
         if self._report is not None:
-            self._tell(next(self._report))
+            self._send_part(next(self._report))
         elif self._walk is not None and self._budget.fill(now):
             began = self._cpu_clock()
             self._walk_on(self._walk, now)
@@ -157,7 +157,7 @@ class Watch:
 
     @property
     def due(self) -> float:
-        """When the loop should take a turn again at the latest, if it has nothing else to do."""
+        """Time of the next turn that the loop must take, if it has no other work."""
         if self._report is not None:
             return self._now
         walk = math.inf if self._walk is None else self._now + self._budget.wait()
@@ -179,7 +179,7 @@ class Watch:
             self._reported, self._is_quiet = now, True
 
     def _parts(self, recorder: LifeRecorder, now: float) -> Iterator[WatchReport]:
-        """One report, in parts: each is made in a turn of its own, and is true of that turn."""
+        """Yield the parts of one report. Each is made in a turn of its own, and shows the state in that turn."""
         scheduler = self._scheduler
         running, waiting = requests_now(scheduler, self._now)
         is_first, self._is_new = self._is_new, False
@@ -188,7 +188,7 @@ class Watch:
         jobs, num_jobs = jobs_now(scheduler, self._now)
         yield WatchReport(t=self._t, jobs=jobs, num_jobs=num_jobs)
         recorder.refresh(self._now)
-        for _ in range(PARTS_WITH_LIVES):  # others may change meanwhile, without end
+        for _ in range(PARTS_WITH_LIVES):  # lives keep changing meanwhile
             if not (lives := recorder.take_lives(LIVES_IN_PART)):
                 break
             yield WatchReport(t=self._t, lives=lives)
@@ -200,7 +200,7 @@ class Watch:
 
     # -- a turn's share ------------------------------------------------------------------------------------------------
 
-    def _tell(self, part: WatchReport) -> None:
+    def _send_part(self, part: WatchReport) -> None:
         self._outbox.send(part)
         if part.is_last:
             self._report = None

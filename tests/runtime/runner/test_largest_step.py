@@ -1,8 +1,10 @@
-"""The step that a GPU's memory is planned by, run on a CPU: it fits its pool, and makes workspaces grow for graphs."""
+"""The step that a GPU's memory is planned by, run on a CPU: it fits its pool, and makes workspaces grow for graphs; and
+the number of prompt tokens in a step on a CPU."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from baton.attention.flashinfer import kernel
 from baton.attention.flashinfer.backend import FlashInferBackend
-from baton.attention.flashinfer.kv_indices import build_kv_indices
+from baton.attention.flashinfer.library import build_kv_indices
 from baton.memory_pool.kv_pool import MHAKVPool
 from baton.runtime.checkpoint.hf_config import load_model_config
 from baton.runtime.checkpoint.weights import fill_dummy
@@ -18,9 +20,9 @@ from baton.runtime.config import ModelArgs
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.models.decoder import Decoder
 from baton.runtime.runner import model_runner
+from baton.runtime.runner.cuda_graph import GraphCatalog
 from baton.runtime.runner.device_backends import TORCH_BACKENDS, DeviceBackends
-from baton.runtime.runner.graph_catalog import GraphCatalog
-from baton.runtime.runner.memory_profile import run_largest_step
+from baton.runtime.runner.largest_step import LONGEST_STEP_S, ROUNDS, SMALLEST_CHUNK, choose_chunk, run_largest_step
 from baton.runtime.runner.model_runner import ModelRunner
 from tests.doubles.cpu_graphs import graph_backends
 from tests.doubles.fake_flashinfer import FakeFlashInfer
@@ -112,3 +114,51 @@ def test_what_it_takes_goes_off_the_pool(folder, monkeypatch):
     assert plan_of["bytes_per_token"] == per_token
     assert plan_of["activation_bytes"] == taken - (112 + 16) * per_token, "seven pages, and one of padding"
     assert plan_of["graph_bytes"] > 0
+
+
+def chosen_chunk(seconds: Callable[[int], float], largest: int = 2048) -> tuple[int, list[int]]:
+    """Returns the size, and the sizes of the steps that were computed. Time is the test's own."""
+    now, computed = 0.0, []
+
+    def compute(tokens: int) -> None:
+        nonlocal now
+        now += seconds(tokens)
+        computed.append(tokens)
+
+    size, tried = choose_chunk(compute, largest, lambda: now)
+    assert sorted(computed) == sorted([*tried] * ROUNDS)
+    assert all(found == pytest.approx(seconds(tokens)) for tokens, found in tried.items())
+    return size, sorted(set(computed))
+
+
+def test_the_chunk_stays_small_where_more_tokens_are_no_faster() -> None:
+    assert chosen_chunk(lambda tokens: tokens / 5000) == (256, [256, 512])
+
+
+def test_the_chunk_grows_while_that_is_faster() -> None:
+    """The speed grows by a tenth, a tenth, and 4 %."""
+    rates = {256: 5000, 512: 5500, 1024: 6050, 2048: 6290}
+    assert chosen_chunk(lambda tokens: tokens / rates[tokens]) == (1024, [256, 512, 1024, 2048])
+
+
+def test_the_chunk_never_exceeds_the_largest_size() -> None:
+    assert chosen_chunk(lambda tokens: 0.1, largest=1024) == (1024, [256, 512, 1024])
+    assert chosen_chunk(lambda tokens: 0.01, largest=100) == (100, [100])
+
+
+def test_no_step_takes_too_long() -> None:
+    """However much faster larger steps would be. A slow machine does not even try them."""
+    assert chosen_chunk(lambda tokens: LONGEST_STEP_S * 0.6) == (SMALLEST_CHUNK, [SMALLEST_CHUNK])
+
+
+def test_the_fastest_run_of_each_size_counts() -> None:
+    """Another process had the cores for a moment."""
+    times = iter([0.05, 9.0, 0.05, 9.0, 0.08, 0.1, 0.2, 0.2, 9.0])
+    now = 0.0
+
+    def compute(tokens: int) -> None:
+        nonlocal now
+        now += next(times)
+
+    size, tried = choose_chunk(compute, 1024, lambda: now)
+    assert size == 512 and tried == pytest.approx({256: 0.05, 512: 0.08, 1024: 0.2})

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.runtime.constraints.item_trie_file import load_item_trie, read_item_trie
+from baton.runtime.constraints.item_tries import load_item_trie, read_item_trie
 from baton.scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.runtime.jobs.step_reader import StepReader
 from baton.runtime.messages import StepCalls, TextOutput, TokenOutput
 from baton.runtime.prompt import Prompt
+from baton.runtime.step_reader import StepReader
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request_spec import RequestSpec

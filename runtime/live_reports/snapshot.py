@@ -13,8 +13,8 @@ from ...radix.statistics.tick_times import TickTimes
 from ..messages import TreeRows, WalkEnd
 
 HIDDEN_NAME, MANY_NAME = "(hidden)", "(others)"
-"""In place of a namespace: of what no match finds any more; of those that a walk did not tell apart. No namespace is
-called so: they are digests."""
+"""Names in place of a namespace: for nodes that no match finds any more, and for namespaces that a walk did not tell
+apart. No namespace has such a name, as they are digests."""
 
 
 @dataclass(eq=False)
@@ -23,7 +23,7 @@ class Snapshot:
 
     id: str
     rows: np.ndarray
-    """`ROW` [nodes], in preorder: what is below a node follows it."""
+    """`ROW` [nodes], in preorder: a node's descendants follow it."""
     heads: np.ndarray
     """int32: the first ids of each node; empty unless requested."""
     names: list[str]
@@ -42,7 +42,7 @@ class Snapshot:
         next_sibling = np.full(count, -1, dtype=np.int64)
         together = parents[order[1:]] == parents[order[:-1]]
         next_sibling[order[:-1][together]] = order[1:][together]
-        # What is below a last child ends where what is below its parent does: follow parents, two, four, … at a time.
+        # A last child's subtree ends where its parent's does: follow parents, two, four, … at a time.
         to = np.where((next_sibling >= 0) | (parents < 0), np.arange(count), parents)
         while not np.array_equal(further := to[to], to):
             to = further
@@ -51,12 +51,12 @@ class Snapshot:
 
     @cached_property
     def subtree_tokens(self) -> np.ndarray:
-        """int64 [nodes]: in each node and below."""
+        """int64 [nodes]: tokens in each node and below."""
         return self._sums(self.rows["tokens"])
 
     @cached_property
     def uses(self) -> np.ndarray:
-        """int64 [nodes]: sequences that began with each node; those of a child count for its parent too."""
+        """int64 [nodes]: sequences that began with each node; sequences of a child count for its parent too."""
         return self._sums(self.rows["uses"])
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
@@ -97,7 +97,7 @@ class Snapshot:
 
 
 class SnapshotBuilder:
-    """Puts the rows of a walk together as they come."""
+    """Assembles a snapshot from the messages of a walk."""
 
     def __init__(self) -> None:
         self._rows: list[bytes] = []
@@ -105,7 +105,7 @@ class SnapshotBuilder:
         self._names: list[str] = []
 
     def add_rows(self, message: TreeRows) -> Snapshot | None:
-        """The snapshot, with the last rows of a walk."""
+        """Add the next rows; returns the snapshot with the last rows of a walk."""
         if message.is_first:
             self.__init__()
         self._rows.append(message.rows)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from baton.memory_pool.allocator import Allocator
 from baton.runtime.checkpoint.model_files import ModelLoadError
-from baton.runtime.runner.host_cache import HostCacheError, plan_host_tokens
 from baton.runtime.runner.memory_sizing import available_memory
+from baton.runtime.tier_setup import HostCacheError, plan_host_tokens
 
 KIB, GIB = 2**10, 2**30
 
@@ -61,13 +61,15 @@ def test_less_than_a_page_is_refused():
 
 def test_memory_that_is_not_there_is_refused():
     assert tokens(gb=8) == 8 * 65536 - 16
-    with pytest.raises(HostCacheError, match=r"--host-cache-gb 8.1 needs 8.10 GiB .* 8.00 GiB can .* --host-cache-gb,"):
+    with pytest.raises(
+        HostCacheError, match=r"--host-cache-gb 8.1 needs 8.10 GiB .* 8.00 GiB is still free .* --host-cache-gb,"
+    ):
         tokens(gb=8.1)
     needed = (200_000 + 16) * 16 * KIB
     assert tokens(ratio=2.0, available_bytes=needed) == 200_000
     with pytest.raises(HostCacheError, match=r"--host-cache-ratio 2.0 needs 3.05 GiB .*lower --host-cache-ratio,"):
         tokens(ratio=2.0, available_bytes=needed - 1)
-    with pytest.raises(HostCacheError, match=r"but 0.00 MiB can still be had"):
+    with pytest.raises(HostCacheError, match=r"but 0.00 MiB is still free"):
         tokens(gb=1, available_bytes=-5)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.runtime.config import TierConfig
-from baton.runtime.runner.host_cache import make_host_pool
+from baton.runtime.tier_setup import make_host_pool
 from tests.doubles.host_pools import device_pool
 
 

@@ -24,11 +24,11 @@ async def begun(*coroutines) -> list[asyncio.Task]:
 @on_a_loop
 async def test_everybody_who_waits_shares_a_walk() -> None:
     worker = WatchedWorker()
-    tasks = await begun(*(worker.client.walk(with_heads=True) for _ in range(3)))
+    tasks = await begun(*(worker.client.walk_tree(with_heads=True) for _ in range(3)))
     worker.walked(5)
     first, *others = [await task for task in tasks]
     assert len(first.rows) == 5 and all(other is first for other in others)
-    (task,) = await begun(worker.client.walk(with_heads=True))
+    (task,) = await begun(worker.client.walk_tree(with_heads=True))
     worker.walked(7)
     assert len((await task).rows) == 7, "whoever comes later gets a walk of his own"
     worker.walked(9)  # nobody has asked for it any more
@@ -37,7 +37,7 @@ async def test_everybody_who_waits_shares_a_walk() -> None:
 @on_a_loop
 async def test_one_who_leaves_takes_the_walk_from_nobody() -> None:
     worker = WatchedWorker()
-    leaves, stays = await begun(worker.client.walk(with_heads=False), worker.client.walk(with_heads=False))
+    leaves, stays = await begun(worker.client.walk_tree(with_heads=False), worker.client.walk_tree(with_heads=False))
     leaves.cancel()
     await asyncio.sleep(0)
     worker.walked(2)
@@ -46,12 +46,12 @@ async def test_one_who_leaves_takes_the_walk_from_nobody() -> None:
 
 @on_a_loop
 async def test_a_walk_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.runtime.watching.watch_client.WALK_S", 0.01)
+    monkeypatch.setattr("baton.runtime.live_reports.report_client.WALK_S", 0.01)
     worker = WatchedWorker()
-    with pytest.raises(RequestRefused, match="did not see all") as refused:
-        await worker.client.walk(with_heads=False)
+    with pytest.raises(RequestRefused, match="did not walk its whole cache") as refused:
+        await worker.client.walk_tree(with_heads=False)
     assert status_of(refused.value) == 504
-    (task,) = await begun(worker.client.walk(with_heads=False))
+    (task,) = await begun(worker.client.walk_tree(with_heads=False))
     worker.walked(3)
     assert len((await task).rows) == 3, "it is the same walk"
 
@@ -59,14 +59,14 @@ async def test_a_walk_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> No
 @on_a_loop
 async def test_a_server_that_ends() -> None:
     worker = WatchedWorker()
-    (task,) = await begun(worker.client.walk(with_heads=False))
+    (task,) = await begun(worker.client.walk_tree(with_heads=False))
     closed = asyncio.create_task(worker.client.wait_closed())
     worker.availability.close(CLOSING)
     worker.client.fail_all(CLOSING)
     with pytest.raises(RequestRefused, match="shutting down"):
         await task
     await closed
-    for ask in (worker.client.watch, worker.client.walk(with_heads=False).__await__().__next__):
+    for ask in (worker.client.request_reports, worker.client.walk_tree(with_heads=False).__await__().__next__):
         with pytest.raises(RequestRefused, match="shutting down"):
             ask()
     worker.client.fail_all(CLOSING)
@@ -75,9 +75,9 @@ async def test_a_server_that_ends() -> None:
 @on_a_loop
 async def test_reports() -> None:
     worker = WatchedWorker()
-    worker.client.watch()
+    worker.client.request_reports()
     assert isinstance(worker.sent[0], WatchRequests) and worker.sent[0].seconds > 1
-    (task,) = await begun(worker.client.reported())
+    (task,) = await begun(worker.client.wait_report())
     worker.client.take_message(WatchReport(t=7.0))
     await asyncio.sleep(0)
     assert not task.done(), "it is not whole"
@@ -85,4 +85,4 @@ async def test_reports() -> None:
     await task
     assert 8.0 <= worker.client.t < 9.0
     worker.client.take_message(WatchReport(t=9.0, is_last=True))
-    await worker.client.reported()  # it came while nobody waited
+    await worker.client.wait_report()  # it came while nobody waited

@@ -1,0 +1,217 @@
+"""Creates the tiers below the device from the settings: the pool in host memory, the stores of blocks behind it, and
+the fingerprint that keeps the blocks of different models apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import xxhash
+
+from ..memory_pool.kv_pool import MHAKVPool
+from ..memory_pool.stores.block_store import BlockStore
+from ..memory_pool.stores.disk_pool import DiskPool
+from ..memory_pool.stores.host_pool import HostPool
+from ..memory_pool.stores.pool_folder import DiskPoolError
+from ..memory_pool.stores.redis_link import RemoteStoreError
+from ..memory_pool.stores.remote_store import RemoteStore
+from ..radix.tiers.host_tier import HostPolicy
+from .checkpoint.model_files import ModelLoadError
+from .config import TierConfig
+from .kv_transfer.kernel_copies import choose_copies
+from .layers.ops import CopyKVOp
+from .model_config import ModelConfig
+from .runner.memory_sizing import available_memory
+
+logger = logging.getLogger(__name__)
+
+GB = 2**30
+
+HOST_POLICIES = {
+    "write_through": HostPolicy(),
+    "write_through_selective": HostPolicy(min_hits=1),
+    "write_back": HostPolicy(write_back=True),
+}
+"""Policies by their names in --host-write-policy."""
+
+LEAST_BLOCK_TOKENS = 64
+"""Smaller pages share a block: a file of one token would be mostly header, and reading it mostly the time to open
+it."""
+
+
+class HostCacheError(ModelLoadError):
+    """The machine cannot hold the host cache of this size; the message names the flag to change."""
+
+
+def plan_host_tokens(
+    cache_gb: float,
+    cache_ratio: float,
+    device_tokens: int,
+    bytes_per_token: int,
+    page_size: int,
+    available_bytes: int,
+) -> int:
+    """Usable tokens of the host pool, a multiple of page_size; 0 where neither flag asks for one.
+
+    cache_gb: GiB of host memory for the pool, the padding page included. cache_ratio: its size as a multiple of the
+    device pool's device_tokens; the padding page comes on top. 0: not set.
+    available_bytes: free host memory (`memory_sizing.available_memory`) less the memory promised before: a KV pool on a
+    CPU takes its memory only as it is used, so its size must be subtracted.
+    """
+    for flag, value in (("--host-cache-gb", cache_gb), ("--host-cache-ratio", cache_ratio)):
+        if not 0 <= value < math.inf:  # false for NaN too
+            raise HostCacheError(f"{flag} is {value}; use a number from 0 (no host cache) up")
+    if not cache_gb and not cache_ratio:
+        return 0
+    if cache_gb and cache_ratio:
+        raise HostCacheError(
+            f"--host-cache-gb {cache_gb} and --host-cache-ratio {cache_ratio} both size the host cache; set one of them"
+        )
+    asked = f"--host-cache-gb {cache_gb}" if cache_gb else f"--host-cache-ratio {cache_ratio}"
+    if cache_gb:
+        pages = int(cache_gb * GB) // bytes_per_token // page_size - 1  # one is the padding page
+    else:
+        pages = int(cache_ratio * device_tokens) // page_size
+    if pages < 1:
+        padded = f" and the padding page, together {_gib(2 * page_size * bytes_per_token)}" if cache_gb else ""
+        raise HostCacheError(
+            f"{asked} is less than one page ({page_size} tokens × {bytes_per_token} bytes){padded}; raise it"
+        )
+    tokens = pages * page_size
+    if tokens + page_size > 2**31:
+        raise HostCacheError(f"{asked} makes {tokens} tokens, too many for int32 slot numbers; lower it")
+    needed = (tokens + page_size) * bytes_per_token
+    if needed > available_bytes:
+        raise HostCacheError(f"{asked} needs {_gib(needed)} of host memory, but {_lower(available_bytes, asked)}")
+    return tokens
+
+
+def _lower(available: int, asked: str) -> str:
+    there = f"{_gib(max(available, 0))} is still free (a container's limit counts)"
+    return f"{there}; lower {asked.split()[0]}, or the size of the device's pool if that is in the same memory"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.2f} MiB"
+
+
+def make_host_pool(config: TierConfig, device_pool: MHAKVPool, transfer: CopyKVOp) -> HostPool | None:
+    """The pool in host memory; None if the settings ask for none. Raises HostCacheError (a ModelLoadError) if the
+    machine does not have the memory. transfer: the device's own copies to and from host memory."""
+    # A KV pool on a CPU takes its memory only as it is used, so the available memory still contains all of it.
+    promised = device_pool.num_slots * device_pool.bytes_per_token if device_pool.device.type == "cpu" else 0
+    num_tokens = plan_host_tokens(
+        config.host_cache_gb,
+        config.host_cache_ratio,
+        device_pool.num_tokens,
+        device_pool.bytes_per_token,
+        device_pool.page_size,
+        available_memory(torch.device("cpu")) - promised,
+    )
+    if not num_tokens:
+        return None
+    pool = HostPool(device_pool, num_tokens, copy_pages=choose_copies(transfer, device_pool))
+    tokens, size = device_pool.num_tokens, device_pool.bytes_per_token
+    logger.info(
+        "tiers: device KV pool: %d tokens × %d bytes = %.2f GiB; %s, %s",
+        tokens,
+        size,
+        tokens * size / 2**30,
+        pool.describe(),
+        config.host_write_policy,
+    )
+    if num_tokens < tokens and config.host_write_policy == "write_through":
+        logger.warning(
+            "the host cache holds %d tokens, fewer than the KV pool (%d): it has already dropped most "
+            "tokens that the pool evicts; make it several times as large, or disable it",
+            num_tokens,
+            tokens,
+        )
+    return pool
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The stores behind the host, fastest first, and the fingerprint and size of their blocks."""
+
+    by_name: dict[str, BlockStore]
+    fingerprint: bytes
+    block_tokens: int
+
+    def close(self) -> None:
+        """Close the stores' files and connections; no thread may use them any more."""
+        for store in self.by_name.values():
+            store.close()
+
+
+def open_stores(config: TierConfig, host_pool: HostPool, model: bytes) -> Stores | None:
+    """The stores that the settings name; None for none. Raises ModelLoadError if one cannot be used.
+
+    model: `model_fingerprint`.
+    """
+    block_tokens = max(host_pool.page_size, LEAST_BLOCK_TOKENS)
+    layout = f"{host_pool.dtype} page {host_pool.page_size} block {block_tokens} layers {host_pool.num_layers}"
+    fingerprint, block_bytes = model + layout.encode(), block_tokens * host_pool.bytes_per_token
+    stores: dict[str, BlockStore] = {}
+    if config.disk_cache_path:
+        stores["disk"] = _open_disk(config, block_bytes, fingerprint)
+    if config.remote_cache_url:
+        try:
+            stores["remote"] = _open_remote(config, block_bytes, fingerprint)
+        except ModelLoadError:
+            Stores(stores, fingerprint, block_tokens).close()
+            raise
+    return Stores(stores, fingerprint, block_tokens) if stores else None
+
+
+def _open_disk(config: TierConfig, block_bytes: int, fingerprint: bytes) -> DiskPool:
+    capacity = int(config.disk_cache_gb * GB)
+    try:
+        pool = DiskPool(config.disk_cache_path, capacity, block_bytes, fingerprint)
+    except DiskPoolError as error:
+        raise ModelLoadError(f"--disk-cache-path {config.disk_cache_path}: {error}") from error
+    logger.info(
+        "disk KV cache in %s: %.2f of %.2f GiB used, %d blocks of %.2f MiB",
+        config.disk_cache_path, pool.used_bytes / GB, capacity / GB, len(pool), block_bytes / 2**20,
+    )  # fmt: skip
+    return pool
+
+
+def _open_remote(config: TierConfig, block_bytes: int, fingerprint: bytes) -> RemoteStore:
+    url = config.remote_cache_url
+    if url.startswith("env:"):
+        url = os.environ.get(url.removeprefix("env:"), "")
+        if not url:
+            raise ModelLoadError(f"--remote-cache-url {config.remote_cache_url}: that environment variable is not set")
+    try:
+        store = RemoteStore(url, block_bytes, fingerprint, ttl_s=config.remote_cache_ttl or None)
+        found = store.connect(time.monotonic())
+    except RemoteStoreError as error:
+        raise ModelLoadError(f"--remote-cache-url: {error}") from error
+    logger.info("remote KV cache at %s%s", store.address, "" if found else ", which does not answer yet")
+    return store
+
+
+def model_fingerprint(folder: Path, config: ModelConfig, *, dummy_device: str = "") -> bytes:
+    """Hash of everything that determines the KV except its layout: every byte of the weights, and how they are used.
+    Reads all weight files, at the speed of memory where they have just been loaded.
+
+    dummy_device: the device that drew random weights; then the files do not count.
+    """
+    # The lengths bound the positions; they do not change the KV.
+    digest = xxhash.xxh3_128(repr(dataclasses.replace(config, context_length=0)).encode())
+    if dummy_device:
+        digest.update(f"dummy weights of {dummy_device}".encode())
+        return digest.digest()
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(file.name.encode())
+        with file.open("rb") as data:
+            while piece := data.read(2**24):
+                digest.update(piece)
+    return digest.digest()
