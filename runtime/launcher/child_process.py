@@ -25,7 +25,7 @@ import msgspec
 import setproctitle
 
 from ...scheduler.constraints.item_trie import ItemTrieError
-from ..channels import Endpoints
+from ..channels import Endpoints, Waker
 from ..checkpoint.model_files import ModelLoadError
 from ..config import WorkerConfig
 from ..job_records import RecordsError
@@ -54,13 +54,26 @@ class ChildProcess(msgspec.Struct, kw_only=True, frozen=True):
     failure_fd: int
     log_level: str = "info"
 
+    @property
+    def inbox(self) -> str:
+        """The address at which the child receives."""
+        raise NotImplementedError
+
 
 class WorkerProcess(ChildProcess, kw_only=True, frozen=True):
     config: WorkerConfig
 
+    @property
+    def inbox(self) -> str:
+        return self.endpoints.to_worker
+
 
 class DetokenizerProcess(ChildProcess, kw_only=True, frozen=True):
     tokenizer_path: str
+
+    @property
+    def inbox(self) -> str:
+        return self.endpoints.to_detokenizer
 
 
 ChildT = TypeVar("ChildT", bound=ChildProcess)
@@ -85,7 +98,9 @@ def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threa
     setproctitle.setproctitle(f"baton::{role}")
     configure_logging(role, child.log_level)
     dump_stacks_on_signal()
-    threading.Thread(target=_watch_lifeline, args=(stop, child.parent_pid), name="lifeline", daemon=True).start()
+    waker = Waker(child.inbox)
+    lifeline = (stop, waker, child.parent_pid)
+    threading.Thread(target=_watch_lifeline, args=lifeline, name="lifeline", daemon=True).start()
     try:
         run(child, stop)
     except _OPERATOR_ERRORS as error:
@@ -96,6 +111,7 @@ def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threa
         _leave_reason(child.failure_fd, f"{type(error).__name__}: {error}")
         return 1
     finally:
+        waker.close()
         _clean_up_after(child.parent_pid)
     return 0
 
@@ -117,11 +133,12 @@ def _leave_reason(failure_fd: int, reason: str) -> None:
     os.write(failure_fd, " ".join(reason.split()).encode("utf-8", "replace")[:_MAX_REASON_BYTES])
 
 
-def _watch_lifeline(stop: threading.Event, parent_pid: int) -> None:
+def _watch_lifeline(stop: threading.Event, waker: Waker, parent_pid: int) -> None:
     # Not by sys.stdin: its lock would be held at the interpreter's end.
     while os.read(0, 1024):
         pass
     stop.set()
+    waker.wake()  # an idle child would notice at the end of its poll, a second later
     time.sleep(_GRACE_S)
     _clean_up_after(parent_pid)
     os._exit(1)

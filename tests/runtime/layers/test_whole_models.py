@@ -24,6 +24,10 @@ from tests.doubles.tiny_models import MODELS, make_reference
 
 CPU = torch.device("cpu")
 NAMES = ("llama", "llama, tied, odd head_dim", "llama 3.1 rope", "mistral, window", "qwen2", "qwen3, bias, tied")
+LIBRARY_NAMES = [library.name for library in LIBRARIES]
+INTERPRETED = ("llama, tied, odd head_dim", "qwen3, bias, tied")
+"""Models that between them call all ops with all their options: of Triton, whose interpreter takes a second for each
+model, `make test-slow` sees the rest."""
 PROMPTS = ([5, 9, 2, 77, 31, 8, 90, 14], [64, 3], [100, 41, 41, 12, 7])
 
 

@@ -113,7 +113,7 @@ def _functions(ops: SamplingOps) -> list[Callable[..., Any]]:
     return [ops.draw_top_k, ops.draw_all, ops.draw_nucleus, ops.row_statistics]
 
 
-@pytest.mark.parametrize("vocab_size", [1, 40, 131, 2500])
+@pytest.mark.parametrize("vocab_size", [1, 131, *(pytest.param(size, marks=pytest.mark.slow) for size in (40, 2500))])
 def test_vocabularies_of_any_size_are_tried(monkeypatch, interpreter, vocab_size):
     fake_top_p.install(monkeypatch)
     ops = probe(CPU, vocab_size, PROVIDERS)
