@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.doubles.compile_apart import CAPABILITIES, compile_apart
+import pytest
+
+from tests.doubles.compile_apart import compile_apart
 
 COMPILE = """
 import torch
@@ -21,5 +23,6 @@ print(len(compiled))
 """
 
 
-def test_kernel_compiles(tmp_path: Path) -> None:
-    assert compile_apart(COMPILE, tmp_path) == dict.fromkeys(CAPABILITIES, "3")
+@pytest.mark.parametrize("capabilities", [(90,), pytest.param((80, 100), marks=pytest.mark.slow)], ids=str)
+def test_kernel_compiles(tmp_path: Path, capabilities: tuple[int, ...]) -> None:
+    assert compile_apart(COMPILE, tmp_path, capabilities) == dict.fromkeys(capabilities, "3")

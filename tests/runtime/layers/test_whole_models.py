@@ -25,9 +25,10 @@ from tests.doubles.tiny_models import MODELS, make_reference
 CPU = torch.device("cpu")
 NAMES = ("llama", "llama, tied, odd head_dim", "llama 3.1 rope", "mistral, window", "qwen2", "qwen3, bias, tied")
 LIBRARY_NAMES = [library.name for library in LIBRARIES]
+TRITON = "triton"
 INTERPRETED = ("llama, tied, odd head_dim", "qwen3, bias, tied")
-"""Models that between them call all ops with all their options: of Triton, whose interpreter takes a second for each
-model, `make test-slow` sees the rest."""
+"""Between them, these call all ops with all their options. Triton's interpreter takes more than a second for a model:
+`make test-slow` has the others."""
 PROMPTS = ([5, 9, 2, 77, 31, 8, 90, 14], [64, 3], [100, 41, 41, 12, 7])
 
 
@@ -61,8 +62,15 @@ def generate(folder: Path, ops: Ops, steps: int = 4) -> tuple[list[list[int]], t
     return [sequence.ids.tolist() for sequence in sequences], output.logits
 
 
-@pytest.mark.parametrize("library", [library.name for library in LIBRARIES], indirect=True)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        pytest.param(library, name, marks=pytest.mark.slow if library == TRITON and name not in INTERPRETED else ())
+        for library in LIBRARY_NAMES
+        for name in NAMES
+    ],
+    indirect=["library"],
+)
 def test_the_same_tokens_as_with_torch(tmp_path, library, name):
     make_reference(*MODELS[name]).save_pretrained(tmp_path)
     expected_ids, expected = generate(tmp_path, TORCH_OPS)
@@ -71,7 +79,7 @@ def test_the_same_tokens_as_with_torch(tmp_path, library, name):
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("library", [library.name for library in LIBRARIES], indirect=True)
+@pytest.mark.parametrize("library", LIBRARY_NAMES, indirect=True)
 def test_forks_go_through_the_op(tmp_path, library):
     copies: list[int] = []
 
