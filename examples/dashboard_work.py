@@ -1,8 +1,8 @@
-"""Sends work for the dashboard to show: agents with slow tools, two-stage programs, chats.
+"""Sends requests to watch on the dashboard: agents with slow tools, two-stage programs, chats.
 
     python -m examples.dashboard_work [--url URL] [--seconds 60]
 
-Everything is sent as any client would send it; answers are long, so that they can be watched. Standard library only.
+The requests are those of ordinary clients; answers are long, so that they can be watched. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The program of `make demo`: a real server on the bundled toy model, real requests, and the reuse by the radix cache.
+"""The program of `make demo`: a real server on the bundled toy model, real requests, and the radix cache's reuse.
 
     python examples/demo.py [--model-path FOLDER] [--log FILE]
 
-Standard library only: this is a client, and shows what a client has to do.
+Standard library only: this is a client, and shows the calls that a client makes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-r"""Follows what a server has in its KV cache, as a router would, and says what a prompt would find there.
+r"""Follows a server's KV cache, as a router would, and prints the cached part of a prompt.
 
     baton-server --model-path examples/toy_model --kv-events-endpoint tcp://127.0.0.1:5557 \
         --kv-events-replay-endpoint tcp://127.0.0.1:5558
     python examples/kv_events.py                            every event, until Ctrl-C
     python examples/kv_events.py --hit 12,7,9,…             the hit that these token ids would get, and end
 
-Nothing of Baton is imported: docs/kv_events.md is all that a follower needs to know, and servers of vLLM and SGLang
-can be followed just as well.
+It imports nothing from Baton: docs/kv_events.md describes everything that a follower needs, and servers of vLLM and
+SGLang can be followed just as well.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python examples/tour.py            print every figure
     python examples/tour.py --write    put them into docs/tour.md, each below its mark `<!-- figure: NAME -->`
 
-It lives here, beside the other programs that run on the toy model; docs/ holds pages only. The event loop is left out:
-`Worker.step` does what one turn of it does, on a CPU, with no step in flight.
+It is here with the other programs that run on the toy model; docs/ holds pages only. The event loop is left out:
+`Worker.step` does the work of one turn, on a CPU, with no step in flight.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ r"""A recommendation in two stages, written as a program: the model thinks, then
     python examples/two_stage.py                                  the toy model, in this process
     python examples/two_stage.py --url http://localhost:30000     a server that serves it
 
-The second stage continues the first: it takes over the KV that the first has computed, by a lock handoff, and sends
-nothing but `</think>\n<|sid_begin|>`. No token of the prompt or of the thought is computed a second time.
+The second stage continues the first: it takes over the first stage's KV, by a lock handoff, and sends only
+`</think>\n<|sid_begin|>`. No token of the prompt or of the thought is computed a second time.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Agents' jobs: requests with tools that run between them, against a live server."""
+"""Benchmarks of agents' jobs, whose tools run between requests, on a live server."""

@@ -1,4 +1,4 @@
-"""Agents' jobs against a live server: how long they take, by policy and load.
+"""Measures the durations of agents' jobs on a live server, by policy and load.
 
     python -m benchmarks.agents.agent_jobs --url http://127.0.0.1:30000 --policy fcfs --jps 2 --duration 60
     python -m benchmarks.agents.agent_jobs --url http://127.0.0.1:8000 --policy other --plain --jps 2
@@ -7,12 +7,12 @@
 
 Jobs arrive as a Poisson process, ``--jps`` of them a second for ``--duration`` seconds; each takes its turns one after
 the other, with a tool between two of them, and the conversation grows (workloads: see workload.py). ``job_id`` and
-``is_last_step`` go along in ``extra_body``, as OpenAI's client sends them; ``--plain`` leaves them out, for servers
-that do not know them. With ``--serve`` a server of ours is started for every run, and the policies take turns, in
-reverse order every other round; the first word of its text may be a name, else the policy is one.
+``is_last_step`` are sent in ``extra_body``, as OpenAI's client sends them; ``--plain`` leaves them out, for servers
+that do not have them. With ``--serve`` Baton's server is started for every run, and the policies take turns, in reverse
+order every other round; the first word of the flag's text may be a name for the run, else the policy names it.
 
-``--scale`` shortens tool times and lengths, for small machines and models. Every run writes a JSON file of its own
-(the keys: see report.py); plot_jps_sweep.py draws them.
+``--scale`` shortens tool times and lengths, for small machines and models. Every run writes its own JSON file (keys:
+see run_report.py); plot_jps_sweep.py plots them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs jobs against a server that speaks OpenAI's chat API, as OpenAI's own client speaks to it."""
+"""Runs jobs on a server with OpenAI's chat API, with the requests of OpenAI's own client."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Curves over load from the files of agent_jobs.py: job duration, service time, and the gain over a policy.
+"""Plots the files of agent_jobs.py by load: job duration, service time, and the gain over a policy.
 
     python -m benchmarks.agents.plot_jps_sweep benchmarks/results [--baseline fcfs] [--out benchmarks/results]
 
-Takes files, or folders of them. Runs of one policy at one load are rounds of the same thing: the curve goes through
-their median, a bar from the least to the most. Only runs of the same work are drawn together: one picture for each,
-agents_WORKLOAD.png. The gain is of the mean duration: 100 × (baseline - policy) ÷ baseline, above 0 is faster.
+Takes files, or folders of them. Runs of one policy at one load are rounds of the same measurement: the curve goes
+through their median, and a bar shows the range. Runs of the same work share a picture, agents_WORKLOAD.png. The gain is
+that of the mean duration: 100 × (baseline - policy) ÷ baseline, above 0 is faster.
 """
 
 from __future__ import annotations

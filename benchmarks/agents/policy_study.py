@@ -1,12 +1,12 @@
-"""Which policy for agents: the whole study of docs/policies.md, in the simulator.
+"""Compares policies for agents: the whole study of docs/policies.md, in the simulator.
 
     python -m benchmarks.agents.policy_study --gpu RTX6000 A100-40 --jobs 2 --out benchmarks/results/policies
 
 Cells are cards × work × loads; loads are in percent of the rate at which fcfs completes most jobs. For each card and
-work the rivals' pin times are tried first, at 125 %, and each goes on with its best. Then all policies play the same
-jobs, and so does an oracle, handoff that knows when each tool returns, at 125 %. It takes hours: what has been run is
-kept in the folder, so it can be stopped and called again; `--limit` runs that many more at most. The tables and the
-picture show what there is.
+work the rivals' pin times are tried first, at 125 %, and each rival then uses its best. Then all policies run the same
+jobs, and at 125 % so does an oracle: handoff that knows when each tool returns. The study takes hours. Finished runs
+are kept in the folder, so it can be stopped and resumed; `--limit` runs at most that many more. The tables and the
+picture show all finished runs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m benchmarks.agents.step_costs --model FOLDER --out costs.json [--flags "--max-total-tokens 40000"]
 
-A server of ours is started and asked for prompts of several lengths, new and in conversations that go on, and for
-answers of several rows at once, in chats, by OpenAI's client and in streams, as agents ask: what templates, HTTP and
-the client take from the cores makes steps longer, and should. A straight line is laid through all (least squares of
-relative errors, none below 0):
+Baton's server is started. It gets prompts of several lengths, new ones and continued conversations, and generates
+answers of several rows at once: streamed chats through OpenAI's client, as agents use it, so that the costs include the
+share of the cores that templates, HTTP and the client take. A linear model is fitted to all steps (least squares of
+relative errors, no coefficient below 0):
 
     seconds = fixed_s + prompt tokens × prompt_token_s + rows × decode_row_s + context tokens × context_token_s
               + prompts × prompt_row_s + (new token, token it looks at) pairs × attended_s

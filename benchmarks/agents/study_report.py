@@ -1,4 +1,4 @@
-"""The tables of policy_study.py: what each policy changes, cell by cell, and whether handoff keeps its promises."""
+"""The tables of policy_study.py: the effect of each policy, cell by cell, and whether handoff meets its goals."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""The simulator beside live runs on this machine: the same jobs, policy by policy.
+"""Compares the simulator with live runs on this machine: the same jobs, policy by policy.
 
     python -m benchmarks.agents.validate_simulator --model FOLDER --jps 0.6 --duration 150 \\
         --policies fcfs continuum handoff --pool-tokens 4096 --token-scale 0.3 --time-scale 0.5
 
-The costs of a step are measured first (step_costs.py), one kind of step at a time. Agents, their client and all kinds
-of steps at once make all of them dearer, by a fifth on two cores: ``--calibrate`` multiplies the costs by the number
-with which the first run comes out right. That run then says nothing any more; the others do.
+The costs of a step are measured first (step_costs.py), one kind of step at a time. With agents, their client and all
+kinds of steps at once, every step costs more, by a fifth on two cores: ``--calibrate`` multiplies the costs by the
+factor that makes the first run come out right. That run is then no test any more; the others are.
 
-Then a server runs the jobs of agent_jobs.py under each policy, with `--scheduler-trace`, and the simulator plays what
-the *first* policy's trace says (arrivals, lengths, tool times) under each of them: what it says of a policy that it has
-not seen is what it is for. Where the machine is as fast as when it was measured, both should agree; the table says by
-how much they do not.
+Then a server runs the jobs of agent_jobs.py under each policy, with `--scheduler-trace`, and the simulator runs the
+*first* policy's trace (arrivals, lengths, tool times) under each of them, so its results for the other policies are
+predictions. Where the machine is as fast as when it was measured, both should agree; the table shows the differences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The workloads of agents: arrivals of their jobs, messages, tool times. A seed fixes all of it, so that every server
+"""The workloads of agents: arrivals of jobs, messages, tool times. A seed determines all of them, so that every server
 gets the same.
 
     mini      8 turns, the context grows from 92 to 2,915 tokens; tools take 0.05 to 0.3 s, but one 2 to 5 s

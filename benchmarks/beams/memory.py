@@ -1,16 +1,17 @@
-"""Pages that the beams of a search hold beyond their prefix. No model: candidates are made up at once.
+"""Counts the pages that the beams of a search hold beyond their prefix. No model: candidates are made up.
 
     python -m benchmarks.beams.memory [--width 32] [--steps 3 32] [--page-sizes 1 16 64]
 
-A search of the two-stage shape: a continuation of 500 + 200 tokens with 3 more. "forks": every step all beams go on
-from the best one; from random ones, as searches do; or each from itself. When a step is formed, and most is held:
+A two-stage search: a continuation of 500 + 200 tokens with 3 more. "forks": in every step all beams continue from the
+best one; from random ones, as searches do; or each from itself. The figures are taken when a step is formed, when most
+is held:
 
     group   pages that the beams name behind the whole pages of the prefix, each counted once (BeamRows.pages)
     pool    pages that are neither free nor evictable, less those of the prefix: is anything held that no beam names?
     limit   width × ceil((tokens of the prefix in its last page + steps) / page)
     copies  what the same beams take as requests without a shared prefix: width × ceil((prefix + steps) / page)
 
-Exits with 1 if a search goes over its limit, or leaves a page behind. Writes beam_memory.json to benchmarks/results/.
+Exits with 1 if a search exceeds its limit, or leaves a page behind. Writes beam_memory.json to benchmarks/results/.
 """
 
 from __future__ import annotations

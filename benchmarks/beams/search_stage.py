@@ -1,18 +1,18 @@
 """Two-stage requests with a beam search as their second stage. Run by `benchmarks.serving.two_stage --beam-width 32`.
 
 Stage 1 samples 200 tokens after a random prompt of 500; stage 2 adds a suffix of 3 tokens and searches 32 beams × 3
-tokens. Ours and the peers of peers.py take turns in one run, on the same weights: native and serving layer change
-places every other round; transformers only checks the results: it does the first round, after ours, and
-searches after the outputs of our stage 1.
+tokens. The methods of peers.py run in turns on the same weights. Native and serving layer swap their order every other
+round. transformers only checks the results: it runs the first round, after the native search, with the outputs of its
+stage 1.
 
-All results of a search come at once, at its end: the TTFT of stage 2 is its total. "total" is what one caller waits
-for stage 2; "stage 2" the time until the searches of all pairs of a round are done, "cpu" what this process, engine and
-caller, computed meanwhile: compare that if the machine has other work. "wall" adds stage 1. "computed"
-are the prompt tokens of stage 2 that were not cached, of all requests of a search.
+All results of a search come at once, at its end, so the TTFT of stage 2 is its total. "total" is the time that one
+caller waits for stage 2; "stage 2" the time until the searches of all pairs of a round are done; "cpu" the CPU time of
+this process, engine and caller, meanwhile: compare that if the machine has other work. "wall" adds stage 1. "computed"
+is the number of prompt tokens of stage 2 that were not cached, over all requests of a search.
 
-Every search must find what ours finds: the same sequences in the same order, scores within 1e-3. Where two candidates
-are nearly as likely, rounding decides which comes first, or is continued at all: those searches count as near ties.
-Anything else is a difference, and the run exits with 1. Pairs whose stage 1 came out differently (rounding again) are
+Every search must find what the native one finds: the same sequences in the same order, scores within 1e-3. Where two
+candidates are almost equally likely, rounding decides which comes first, or whether it is continued: such searches
+count as near ties. Any other difference makes the run exit with 1. Pairs whose stage 1 differs (again by rounding) are
 not compared.
 """
 

@@ -1,13 +1,13 @@
 """Hits of the optimal eviction order, which knows the future (Belády).
 
-A request needs the whole path from the root to the end of its answer in the pool, and finds of its prompt as much from
-the front as is still there. Room is made token by token where a path is asked for again last. A path is asked for no
-later than what hangs on it, so that always takes the ends of paths first: what is kept is prefix-closed by itself.
+A request needs the whole path from the root to the end of its answer in the pool, and hits the prefix of its prompt
+that is still there. The token evicted first is the one whose next use is furthest in the future. A path is used no
+later than the paths below it, so this always evicts the ends of paths first, and the kept tokens are prefix-closed.
 
-This is **exact** for a server that computes one request at a time, with pages of one token, and gives up KV only when
-it needs the room: there the tokens are Belády's pages, all of the same size and cost, and a path is a run of accesses.
-For the real cache it is a **bound** from above, as that gives up more than it needs where only a short rest of a node
-would be left, and holds the last token of a prompt twice until the prompt is in the tree.
+This is **exact** for a server that computes one request at a time, with pages of one token, and evicts only when it
+needs the room: then the tokens are Belády's pages, all of the same size and cost, and a path is a run of accesses. For
+the real cache it is an upper **bound**: that cache evicts more than it needs where only a short rest of a node would be
+left, and holds the last token of a prompt twice until the prompt is in the tree.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Which order of eviction hits most: each on the real radix cache, beside Belády's optimum, which knows the future.
+"""Compares eviction orders on the real radix cache with Belády's optimum, which knows the future.
 
     python -m benchmarks.cache.eviction [--quick] [--trace FILE ...]
 
-Four synthetic traces (traces.py), pools of 10, 30 and 60 % of what is live (`Trace.working_set`), three seeds, each
-order without and with hints: what clients may say about the future (`is_last_step`, `no_reuse_from`). A trace from a
-file (Mooncake's shape, hash_trace.py) has neither seeds nor hints. Prints, for each pool, the hit rate and the share of
-the gap between lru and the optimum that each order closes, with 95 % intervals over the seeds; then whether the learned
-order may be the default. Writes eviction.json and eviction.png. What has been run is kept in eviction.jsonl, so it can
-be stopped and called again; --fresh begins anew, as it must when an order or a trace has changed.
+Four synthetic traces (traces.py), pools of 10, 30 and 60 % of the live KV (`Trace.working_set`), three seeds, each
+order without and with hints, by which clients announce the future (`is_last_step`, `no_reuse_from`). A trace from a
+file (Mooncake's format, hash_trace.py) has neither seeds nor hints. Prints, for each pool, the hit rate and the share
+of the gap between lru and the optimum that each order closes, with 95 % intervals over the seeds; then whether the
+learned order may be the default. Writes eviction.json and eviction.png. Finished runs are kept in eviction.jsonl, so it
+can be stopped and resumed; --fresh starts again, which is necessary when an order or a trace has changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Recorded traffic in Mooncake's shape, JSONL: how long prompts and answers were, and what prompts had in common.
+"""Recorded traffic in Mooncake's format, JSONL: the lengths of prompts and answers, and the common parts of prompts.
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, 49, 50, …]}
 
-A hash id stands for a block of 512 tokens and for all before it; prompts with the same first ids share these. Answers
-have none: what a later prompt takes from one comes as blocks of its own.
+A hash id identifies a block of 512 tokens and all tokens before it; prompts with the same first ids share these.
+Answers have none: the part of an answer in a later prompt has that prompt's block ids.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long the dashboard's page takes to place and draw its tree, in headless Chromium, without a GPU.
+"""Measures how long the dashboard's page takes to place and draw its tree, in headless Chromium, without a GPU.
 
     python -m benchmarks.cache.page_drawing [--spans 2000] [--frames 240]
 

@@ -1,18 +1,18 @@
-"""Hit rate and time to the first token by workload, with the radix cache and without it, side by side.
+"""Measures hit rate and time to the first token by workload, with and without the radix cache.
 
     python -m benchmarks.cache.prefix_workloads [--requests 60] [--only NAME] [--seed 0] [--out DIR]
 
 Two engines in this process, on the 40 M-parameter model with random weights: one with default settings, one with
---disable-radix-cache; all else is alike, and nothing is chosen by trials. Each request goes to both, one at a time, and
-who is first changes from request to request. So every time has its twin beside it, and the difference of the two has an
-interval that a drift of the machine does not widen. The pool has been used once before: requests find it as full as
-that of a server that has run for a while. Chats are interleaved: a turn of each, then the next. Hit rates are shares of
-prompt tokens; "attainable" is the rate of an infinite cache for the same requests, computed by
-baton.entrypoints.analyze without an engine.
+--disable-radix-cache; all other settings are equal, and nothing is chosen by trials. Each request goes to both engines,
+one at a time, and the order changes from request to request. So times are paired, and a drift of the machine does not
+widen the interval of their difference. The pool is filled once before, so that it is as full as that of a server that
+has run for a while. Chats are interleaved: a turn of each, then the next. Hit rates are shares of prompt tokens;
+"attainable" is the rate of an infinite cache for the same requests, computed by baton.entrypoints.analyze without an
+engine.
 
-Prints a table and writes prefix_workloads.json. The goal: where nothing is shared the cache costs nothing that can be
-measured: the interval of the difference is below 1 % of the time, or holds 0 and is at most 2 % wide to each side.
-Times are those at the client, CPU is that of this process; its other engine is idle meanwhile.
+Prints a table and writes prefix_workloads.json. The goal: where nothing is shared, the cache has no measurable cost:
+the interval of the difference is below 1 % of the time, or contains 0 and extends at most 2 % to each side. Times are
+measured at the client; CPU time is that of this process, whose other engine is idle meanwhile.
 """
 
 from __future__ import annotations

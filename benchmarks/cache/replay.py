@@ -1,4 +1,4 @@
-"""A trace on the real radix cache, one request at a time, with or without what clients may say about the future."""
+"""Replays a trace on the real radix cache, one request at a time, with or without clients' hints about the future."""
 
 from __future__ import annotations
 

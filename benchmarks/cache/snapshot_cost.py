@@ -1,4 +1,4 @@
-"""The cost of being watched: the walk over a large tree, a step beside it, pictures, and twenty open pages.
+"""Measures the cost of the dashboard: the walk over a large tree, a step during it, pictures, and twenty open pages.
 
     python -m benchmarks.cache.snapshot_cost [--nodes 100000] [--only walk steps idle picture pages]
 
@@ -10,7 +10,7 @@
     pages     a whole server on the toy model that answers one request after the other: CPU of its processes without
               pages, and with 20
 
-A share is CPU time of the thread, or process, by the clock on the wall. Prints tables, writes snapshot_cost.json.
+A share is the CPU time of the thread or process divided by wall time. Prints tables, writes snapshot_cost.json.
 """
 
 from __future__ import annotations

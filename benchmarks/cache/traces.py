@@ -1,8 +1,7 @@
 """Requests with a known future: four synthetic traces on which eviction orders are compared.
 
-Nothing but the order of the requests and what they share counts, so tokens carry no text. Every edge of the tree of all
-prompts and answers has tokens of its own: a token identifies what it is part of, and so when it is asked for
-next.
+Only the order of the requests and their shared parts matter, so tokens have no text. Every edge of the tree of all
+prompts and answers has its own tokens: a token identifies its edge, and so the time of its next use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Six kinds of prompts, by how much they share: the kinds of a published table of hit rates, with lengths of our own.
+"""Six kinds of prompts that share different amounts: the kinds of a published table of hit rates, with our own lengths.
 
-Each is a list of talks; a talk is the pieces that its turns add, one after the other. All but chats have one turn.
+Each is a list of conversations; a conversation lists the pieces that its turns add. All except chats have one turn.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""An agent's conversation through /v1/chat/completions: what a turn costs where it goes on from the last one, where its
-beginning is looked up, and where all of it is computed again.
+"""Measures the turns of an agent's conversation through /v1/chat/completions in three cases: the turn continues the
+last one, its prefix is looked up in the cache, or all of it is computed again.
 
     python -m benchmarks.chat --model FOLDER [--agents 3] [--turns 5] [--rounds 2] [--answer 48] [--plot]
 
@@ -7,9 +7,9 @@ beginning is looked up, and where all of it is computed again.
     looks up    --no-auto-continue: the chat is rendered and tokenised from its first message, the tree finds the rest
     replays     and --disable-radix-cache: every prompt is computed from its first token, as by a server without a cache
 
-A server for each, one at a time, the order swapped every round. Agents take turns one after the other, so that others
-compute between two turns of each; a tool's answer has some 150 words. TTFT is that of the stream, at the client.
-Prints a table, writes chat.json, and with --plot the pictures from it; --draw FILE only draws.
+Each case has its own server, one at a time, the order swapped every round. Agents take turns, so that others compute
+between two turns of each; a tool's answer has about 150 words. TTFT is that of the stream, at the client. Prints a
+table, writes chat.json, and with --plot the pictures from it; --draw FILE only draws.
 """
 
 from __future__ import annotations

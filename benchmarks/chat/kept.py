@@ -4,10 +4,10 @@ never continued.
     python -m benchmarks.chat.kept [--seeds 2] [--conversations 2] [--flood 12000] [--page-size 1]
     python -m benchmarks.chat.kept --model FOLDER         the same on a server, with text made up of words
 
-A few conversations of five turns (three on a server), 20 s apart, and between two turns of each so many tokens of
-one-shot chats. ``plain`` names no job, ``named`` names one (but not its last step). Without a model it is Baton's own
-scheduler by a virtual clock (docs/simulator.md), with step costs roughly like those of the 40 M model of
-docs/performance.md on two cores; policies play the same chats, seed by seed. On a server the order is swapped every
+There are a few conversations of five turns (three on a server), 20 s apart, and between two turns of each ``--flood``
+tokens of one-shot chats. ``plain`` names no job, ``named`` names one (but not its last step). Without a model, Baton's
+own scheduler runs with a virtual clock (docs/simulator.md), with step costs roughly like those of the 40 M model of
+docs/performance.md on two cores; policies run the same chats, seed by seed. On a server the order is swapped every
 round.
 
 kept: share of the tokens of a conversation's last turn that are found in the cache; second: in second turns; later: in

@@ -1,4 +1,4 @@
-"""Two pictures of chat.json: TTFT by turn, and one agent's conversation on a line of time."""
+"""Two pictures of chat.json: TTFT by turn, and a timeline of one agent's conversation."""
 
 from __future__ import annotations
 

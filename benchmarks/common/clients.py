@@ -1,6 +1,6 @@
-"""One way to call an engine from a benchmark: in this process, over our HTTP API, or over any OpenAI-compatible one.
+"""A common interface to engines: in this process, over Baton's HTTP API, or over any OpenAI-compatible one.
 
-A prompt is a list of token ids where the engine takes them, else text; in both cases prompts and outputs join with +.
+A prompt is a list of token ids if the engine accepts them, else text; both can be joined with outputs by +.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The flag --cpu-time of benchmarks that compute in their own thread, and the clock that it asks for."""
+"""The flag --cpu-time of benchmarks that compute in their own thread, and the clock that it selects."""
 
 from __future__ import annotations
 

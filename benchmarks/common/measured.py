@@ -1,4 +1,4 @@
-"""The folder for results, and where each result comes from: commit, device, versions, command."""
+"""The folder for results, and the origin of each result: commit, device, versions, command."""
 
 from __future__ import annotations
 

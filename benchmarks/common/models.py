@@ -1,7 +1,7 @@
-"""Model folders that benchmarks make for themselves: shapes of which the speed is known, with random weights.
+"""Creates model folders for benchmarks: shapes with known speeds, with random weights.
 
-`write_dummy_model` writes a config and a tokenizer, for engines that make up the weights themselves (``load_format:
-dummy``); `save_random_model` writes weights too, for runs side by side with another engine.
+`write_dummy_model` writes a config and a tokenizer, for engines that create random weights themselves (``load_format:
+dummy``); `save_random_model` also writes weights, for comparisons with another engine.
 """
 
 from __future__ import annotations

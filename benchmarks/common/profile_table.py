@@ -1,4 +1,4 @@
-"""Step profiles (runtime/runner/step_profile.py) for people: a table on screen, stacked bars in a picture."""
+"""Shows step profiles (runtime/runner/step_profile.py) as a table on screen and as stacked bars in a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures to compare a GPU run with: our goals, and what was published for SGLang.
+"""Figures for comparison with a GPU run: our goals, and published figures of SGLang.
 
 SGLang's are constants here, NOT measured by these benchmarks. All are of one H200 and the shape llama-3.1-8b, bfloat16.
 """

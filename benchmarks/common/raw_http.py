@@ -1,4 +1,4 @@
-"""HTTP on bare connections: with 64 requests at once a general HTTP client would be most of the time."""
+"""HTTP on bare connections: with 64 requests at once a general HTTP client would take most of the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of ours as a process of its own, for benchmarks that talk to it over HTTP."""
+"""Baton's server in its own process, for benchmarks that use it over HTTP."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
     different   each request continues with its own tokens: all are admitted in one step
     the same    all continue with the same 64 tokens: one is admitted, the others wait to find them in the cache
 
-Beside it the time of two parts: finding the shared prefixes (`SharedPrefixes`), and looking up the prefixes, once for
-each request: its admission continues from there. Prints a table, writes admission.json.
+It also measures two parts: finding the shared prefixes (`SharedPrefixes`), and the look-up of the prefix, once for each
+request, from which its admission continues. Prints a table, writes admission.json.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""How fast blocks of KV go from the host pool's pages to a disk and back, through the thread for it. No model.
+"""Measures how fast blocks of KV are copied from the host pool's pages to a disk and back, by the store's thread. No
+model.
 
     python -m benchmarks.core.block_io --folder /a/folder/on/the/disk
 
 Blocks of 64 tokens, each as 64 pages of one token or as one page of 64. Pages of one token are scattered ("apart") or
 neighbours in order ("in order"), as an allocator with and without history hands them out. "store" and "load" put all
-blocks in the queue and wait for the last completion. Files are not flushed and stay in the page cache, so this is what
-the system takes from a thread, not what the disk can do; "from disk" is a load after the cache was asked to drop the
-files, which it need not do.
+blocks in the queue and wait for the last completion. Files are not flushed and stay in the page cache, so this measures
+the system calls, not the disk; "from disk" is a load after a request to drop the files from the cache, which the system
+may ignore.
 
-"memcpy" is np.copyto of as many bytes between two arrays, taken just before each: other work on the machine slows both.
-"counting" is what a thread that counts in Python gets done meanwhile, by what it does alone; it offers the GIL every
-50 µs, as one that calls torch does. Medians of the rounds.
+"memcpy" is np.copyto of the same size between two arrays, measured just before each: other work on the machine slows
+both. "counting" is the speed of a thread that counts in Python meanwhile, divided by its speed alone; it offers the GIL
+every 50 µs, as one that calls torch does. Medians of the rounds.
 """
 
 from __future__ import annotations

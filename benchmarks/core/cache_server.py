@@ -1,4 +1,4 @@
-"""A radix cache with its pools, driven without scheduler and model, and the agent trace it is measured on."""
+"""A radix cache with its pools, driven without scheduler and model, and the agent trace for its benchmarks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The cost of a handoff to the scheduler, for parents of 1k to 128k tokens. No model: results are made up at once.
+"""Measures the scheduler's cost of a handoff, for parents of 1k to 128k tokens. No model: results are made up.
 
     python -m benchmarks.core.handoff
 
-Three rows: the handoff itself (claim, admission, row and lock change hands); the whole of `add` + `next_batch` for the
-child; and the same two calls for an ordinary request that brings the whole prompt again and finds it in the tree.
+Three rows: the handoff itself (claim, admission, transfer of row and lock); `add` + `next_batch` for the child; and the
+same two calls for an ordinary request that sends the whole prompt again and finds it in the tree.
 """
 
 from __future__ import annotations

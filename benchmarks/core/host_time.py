@@ -1,4 +1,4 @@
-"""Host time per step: what the scheduler, the upload and the outputs cost, beside a model that costs nothing.
+"""Measures the host time per step, for scheduler, upload and outputs, with a model that takes no time.
 
     python -m benchmarks.core.host_time [--batch-sizes 1 16 64 256] [--plain] [--cprofile decode] [--plot]
 

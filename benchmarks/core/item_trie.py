@@ -1,12 +1,11 @@
-"""The cost of an item trie: reading and building it, its bytes, sending it to the worker, and a step of a beam search.
+"""Measures an item trie: reading and building it, its size, sending it to the worker, and a step of a beam search.
 
     python -m benchmarks.core.item_trie [--items 1000000] [--levels 3] [--codes 8192] [--width 32] [--rounds 5]
 
-No model. Random items, every level with its own codes, as semantic ids have them. A step of a search is what
-scheduler/beam/search.py asks of a trie: the children of every live beam once, then for its candidates (two per beam)
-one `advance` and `is_leaf`, and one more `advance` for those that go on. The last line is the worst there is: every
-beam at a node that has all codes below it. Times are medians over the rounds. Writes benchmarks/results/item_trie.json.
-One thread.
+No model. Random items, every level with its own codes, like semantic ids. A step of a search makes the calls of
+scheduler/beam/search.py: the children of every live beam once, then for its candidates (two per beam) one `advance` and
+`is_leaf`, and one more `advance` for the chosen ones. The last line is the worst case: every beam at a node that has
+all codes below it. Times are medians over the rounds. Writes benchmarks/results/item_trie.json. One thread.
 """
 
 from __future__ import annotations

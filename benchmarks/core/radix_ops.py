@@ -1,11 +1,12 @@
-"""The cost of a request's bookkeeping: match, lock, insert, evict, allocate, and a whole agent trace. No model.
+"""Measures a request's bookkeeping: match, lock, insert, evict, allocate, and a whole agent trace. No model.
 
     python -m benchmarks.core.radix_ops [--rounds 7] [--only match]
 
 Prints one line per operation: ours (median over rounds, each round runs all operations, in forward order and in reverse
-order alternately), the best round, the goal, and what the peers' engines published on a 2-core Xeon. The goals of the
-decode step are our own, without a published figure. Writes benchmarks/results/radix_ops.json. One thread. A busy
-machine shows: compare the median with the best round, and look at the load average printed below the table.
+order alternately), the best round, the goal, and the peers' published figures for a 2-core Xeon. The goals of the
+decode step are our own, without a published figure. Writes benchmarks/results/radix_ops.json. One thread. To see
+whether the machine was busy, compare the median with the best round, and look at the load average printed below the
+table.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The cost of the cache's statistics: the agent trace on two caches in turns, one of them watched.
+"""Measures the cost of the cache's statistics: the agent trace on two caches in turns, one of them with statistics.
 
     python -m benchmarks.core.statistics_cost [--jobs 300] [--page-size 1]
 
-Each request's bookkeeping is done on both caches, one right after the other, in changing order, so that whatever else
-the machine does meets both. Prints the median time of a turn on each, the ratio of the two sums without the slowest
-tenth of the turns, and the interval in which 95 % of such ratios lie when turns are drawn anew (bootstrap). Writes
-benchmarks/results/statistics_cost.json. One thread.
+Each request's bookkeeping is done on both caches, one right after the other, in changing order, so that other work on
+the machine affects both. Prints the median time of a turn on each, the ratio of the two sums without the slowest tenth
+of the turns, and its 95 % interval (bootstrap over the turns). Writes benchmarks/results/statistics_cost.json. One
+thread.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""How fast pages move between a CPU's KV pool and host memory, against one thread's memcpy of as many bytes. No model.
+"""Measures copies of pages between a CPU's KV pool and host memory, relative to one thread's memcpy. No model.
 
     python -m benchmarks.core.tier_copies
 
-Pages are scattered on both sides. Each measurement stands beside a memcpy (np.copyto, contiguous) taken just before it,
-and percentages are medians of such pairs: other work on the machine slows both. Rounds swap the order. Memory was
-touched before. Ways:
+Pages are scattered on both sides. Each measurement is paired with a memcpy of the same size (np.copyto, contiguous)
+taken just before it, and percentages are medians of such pairs: other work on the machine slows both. Rounds swap the
+order. Memory was touched before. Methods:
 
     numba, numpy, torch   the functions of memory_pool/stores/host_copies.py
     index_copy            what `copy_kv` does: index_select, then index_copy_, layer by layer
 
-The second table says how much a thread that counts in Python gets done during a copy, by what it does alone, and what
-the copy then loses: a way that keeps the GIL leaves it nothing. The counting thread offers the GIL every 50 µs, as one
-that calls torch does. The best of the rounds by the best of the rounds, as other work on the cores only takes away;
-"memcpy", which needs no GIL, shows what it left. "threads" is the CPU time of a copy by its duration: at most 1.0 if it
-runs on its caller's thread alone.
+The second table shows the speed of a thread that counts in Python during a copy, divided by its speed alone, and the
+slowdown of the copy: a method that holds the GIL stops the thread. The counting thread releases the GIL every 50 µs,
+like one that calls torch. Both are ratios of the best rounds, since other work on the cores can only slow them down;
+"memcpy", which needs no GIL, shows the effect of that. "threads" is the CPU time of a copy divided by its duration: at
+most 1.0 if it runs only on its caller's thread.
 """
 
 from __future__ import annotations

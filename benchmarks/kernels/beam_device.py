@@ -1,9 +1,10 @@
-"""The cost of a beam search on the device, beside the model: ranking, and attention over a shared prefix.
+"""Measures a beam search's own work on the device: ranking, and attention over a shared prefix.
 
     python -m benchmarks.kernels.beam_device --threads 1
 
-Prints the best of --repeat runs in milliseconds of CPU time: ranking beside log_softmax and one flat topk, and one
-layer of the 40 M Llama with the prefix of each search read once, beside a tile for each beam. Both ways must agree.
+Prints the best of --repeat runs in milliseconds of CPU time: ranking compared with log_softmax and one flat topk, and
+one layer of the 40 M Llama with the prefix of each search read once, compared with a tile for each beam. The results
+must agree.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Microseconds on the device of every implementation of every layer op, called alone.
+"""Measures every implementation of every layer op alone, in microseconds on the device.
 
     python -m benchmarks.kernels.layer_ops           # on a GPU: torch, sglang-kernel and Triton side by side
     python -m benchmarks.kernels.layer_ops --device cpu --model qwen3-0.6b --tokens 1 8 --dtype float32
 
-On a GPU a CUDA graph of many calls is replayed, so that launches from the host do not count; numbers stay in the L2
-cache as far as they fit, as they do between the operations of a layer. GB/s is what the fastest reads and writes at
-least.
+On a GPU a CUDA graph of many calls is replayed, so that launches from the host do not count; data stay in the L2 cache
+as far as they fit, as between the operations of a layer. GB/s is the least memory traffic of the fastest
+implementation.
 """
 
 from __future__ import annotations

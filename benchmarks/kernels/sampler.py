@@ -1,4 +1,4 @@
-"""Time of a sampling step, and of turning tokens into text. No model: random logits with a few likely tokens.
+"""Measures a sampling step, and the conversion of tokens to text. No model: random logits with a few likely tokens.
 
     python -m benchmarks.kernels.sampler --vocab 32000 152000 --batch 1 32 --threads 1 [--device cuda]
 

@@ -1,21 +1,21 @@
-"""Baton beside other engines for CPUs: vLLM and OpenVINO GenAI, on this machine, on the same weights and prompts.
+"""Compares Baton with other CPU engines, vLLM and OpenVINO GenAI, on this machine, with the same weights and prompts.
 
     python -m benchmarks.peers --vllm PYTHON --openvino PYTHON [--model A B] [--dtype float32 bfloat16] [--rounds 3]
                                [--units 32x512 prefill steps-128 …] [--resume] [--quick]
 
-PYTHON is the interpreter of an environment that has the engine (docs/performance.md says how to make them); without
-one the engine is skipped, and the table says so. Models A (a Llama of 40 M parameters) and B (Qwen2.5-0.5B's shape)
-are made in --work-dir, random weights; the form that OpenVINO loads is made there by its own python.
+PYTHON is the interpreter of an environment with the engine (docs/performance.md explains how to create them); without
+one the engine is skipped, and the table says so. Models A (a Llama of 40 M parameters) and B (Qwen2.5-0.5B's shape) are
+created in --work-dir, with random weights; OpenVINO's own python converts them to its format there.
 
-All engines of a model are loaded side by side, each in a process of its own, on the same cores, with as many threads,
-and take turns unit by unit, the order swapped every round. They are driven by their own loops on token ids, in-process
-(http: their servers, by one client); drivers/serve.py says what is asked of each, plan.py what the units are. A figure
-is the median of the rounds; the ratio is ours over the better peer's. KV is kept as accurate as the engine computes.
+All engines of a model are loaded together, each in its own process, on the same cores, with the same number of threads,
+and take turns unit by unit, the order swapped every round. Their own loops run on token ids, in-process (http: their
+servers, with one client); drivers/serve.py describes the calls, plan.py the units. A figure is the median of the
+rounds; the ratio is Baton's figure over the better peer's. KV is as accurate as the engine's computation.
 
-What an engine answers is checked: as many tokens as were wanted, searches of the full width, stage 2 handed off. Greedy
-outputs are compared between the engines, and the share of equal tokens stands below the table. An engine that fails at
-a unit is reported with its last lines, and the others go on. Writes peers.json after every unit, and peers.png;
---resume goes on with peers.json, where a run was stopped or for more rounds.
+The answers of an engine are checked: number of tokens, full width of searches, handoff of stage 2. Greedy outputs are
+compared between the engines, and the share of equal tokens is printed below the table. If an engine fails at a unit,
+its last lines are reported, and the others continue. Writes peers.json after every unit, and peers.png; --resume
+continues from peers.json, after an interruption or for more rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The side that asks: an engine in a process of its own, under its own python; drivers/serve.py says how they talk."""
+"""The client's side of an engine in its own process, under its own python; drivers/serve.py describes the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines that are compared: which python runs each, with what settings and environment, and its server."""
+"""The compared engines: the python, settings and environment of each, and its server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers side by side, the same client for each: a closed loop of streams on OpenAI's completions, on token ids."""
+"""Loads each server with the same client: a closed loop of streams on OpenAI's completions, on token ids."""
 
 from __future__ import annotations
 

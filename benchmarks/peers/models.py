@@ -1,4 +1,4 @@
-"""The models of the comparison, made once: random weights in the shapes of which speeds are known."""
+"""The models of the comparison, created once: random weights in shapes with known speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The units of the comparison, their sizes, and the goal of each figure beside the better peer."""
+"""The units of the comparison, their sizes, and the goal of each figure relative to the better peer."""
 
 from __future__ import annotations
 

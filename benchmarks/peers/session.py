@@ -1,4 +1,4 @@
-"""A model in one dtype: its engines loaded side by side, or their servers, taking turns unit by unit."""
+"""A model in one dtype: all its engines, or their servers, loaded together and taking turns unit by unit."""
 
 from __future__ import annotations
 

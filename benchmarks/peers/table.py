@@ -1,4 +1,4 @@
-"""The table: what every engine took, ours beside the better peer, the goal, and whether it was met."""
+"""The table: every engine's figure, the ratio of Baton's to the better peer's, the goal, and whether it was met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""peers.png: how fast each engine is beside the better peer, a panel for each model and dtype."""
+"""peers.png: each engine's speed relative to the better peer, a panel for each model and dtype."""
 
 from __future__ import annotations
 

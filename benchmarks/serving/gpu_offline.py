@@ -1,10 +1,10 @@
 """Plain serving of a named shape: `benchmarks.serving.offline --gpu`.
 
-Two ways, both on one model with dummy weights: a static batch through the model runner, every step waited for; and the
-server's loop, through the engine in this process, on token ids. Of the loop's requests only one streams, which gives
-the time between tokens; streaming all of them would measure this process's clients, which share its interpreter. They
-begin together; prefill is the time until all have their first token, decode the median time between two tokens of the
-one that streams, which is sent last and outlived by the others.
+There are two measurements, both on one model with dummy weights: a static batch through the model runner, waiting for
+every step; and the server's loop, through the engine in this process, on token ids. Only one of the loop's requests
+streams, for the time between tokens; streaming all of them would measure this process's clients, which share its
+interpreter. All requests start together. Prefill is the time until all have their first token; decode is the median
+time between two tokens of the streaming request, which is sent last and ends before the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Does a handoff keep its promise under pressure? Run by `benchmarks.serving.two_stage --handoff-check PAIRS`.
+"""Checks that handoffs work under memory pressure. Run by `benchmarks.serving.two_stage --handoff-check PAIRS`.
 
-Pairs of random lengths keep the KV pool filled: a gate lets in as many as their demand (prompt, outputs and suffix, in
-whole pages) and that of other traffic add up to a share of the pool, live and leased. Between its stages each pair
-waits until other traffic has computed three times as many tokens as the pool holds, which evicts everything evictable.
+Pairs of random lengths keep the KV pool filled: pairs are admitted while their demand (prompt, outputs and suffix, in
+whole pages) and that of other traffic is at most a given share of the pool, live and leased. Between its stages each
+pair waits until other traffic has computed three times as many tokens as the pool holds, which evicts everything
+evictable.
 
     at 90 % of the pool    continuation: no pair may compute more than suffix + 1 tokens in stage 2; no lease breaks
                            radix, for comparison: the same pairs send everything again

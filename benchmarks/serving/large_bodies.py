@@ -1,10 +1,9 @@
-"""The cost of large bodies and answers in the HTTP process: its memory at the peak, and the slowest `/health`
-meanwhile.
+"""Measures large bodies and answers in the HTTP process: its peak memory, and the slowest `/health` meanwhile.
 
     python -m benchmarks.serving.large_bodies [--repeat 5] [--cases prompts logprobs]
 
-A server on the toy model, and one large call at a time. A process beside them asks `/health` every 3 ms, and each time
-a process that only echoes: what the echo waits for, the machine took. Linux only (/proc).
+A server on the toy model, and one large call at a time. Every 3 ms a separate process calls `/health`, and a process
+that only echoes: the echo's delay is that of the machine. Linux only (/proc).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Mixed steps (--enable-mixed-chunk) against plain ones: streams decode while prompts of one length arrive.
+"""Compares mixed steps (--enable-mixed-chunk) with plain ones: streams decode while prompts of one length arrive.
 
     python -m benchmarks.serving.mixed_steps [--prompt-lens 64 512 2048] [--streams 8] [--rounds 3] [--cpu-time]
 
 Each of ``--streams`` requests generates ``--tokens`` tokens after a prompt of 128. After every ``--every`` tokens of
-the slowest of them a prompt arrives, which wants 4 tokens. So the work is the same both ways, whatever the machine is
-doing: figures are tokens/s of all that was generated or computed of prompts, and the gap between two tokens of a
-stream. Both ways run in one process on the same made-up weights, the order swapped every round; a figure is the median
-of the rounds. Scheduler and step runner are the server's own, steps are waited for, there is no HTTP. Prints a table,
-writes mixed_steps.json.
+the slowest of them a prompt arrives, which generates 4 tokens. So the work is the same both ways, whatever the machine
+is doing. The figures are tokens/s, counting generated tokens and computed prompt tokens, and the gap between two tokens
+of a stream. Both ways run in one process on the same random weights, the order swapped every round; a figure is the
+median of the rounds. Scheduler and step runner are the server's own, steps are waited for, there is no HTTP. Prints a
+table, writes mixed_steps.json.
 """
 
 from __future__ import annotations

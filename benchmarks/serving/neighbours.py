@@ -1,13 +1,13 @@
-"""Decoding beside other processes: the slowdown by a busy core.
+"""Measures the slowdown of decoding by other processes on the cores.
 
     python -m benchmarks.serving.neighbours [--neighbours 0 1 2] [--batch-sizes 1 8] [--rounds 3] [--prompt-len 128]
                                             [--tokens 120] [--model FOLDER]
 
-A neighbour is a process that counts. Two engines take turns, the order swapped every round: one with watched threads,
-as usual (`runtime/runner/cpu_threads.py`), and one with threads that always spin, as torch's do. Both begin every case
-on a machine that has been quiet for a second. A figure is the median over the rounds of the seconds for a whole batch,
-and its ratio to the watched engine without neighbours. Without --model: the 40 M Llama, made-up weights. Prints a
-table, writes neighbours.json.
+A neighbour is a process that keeps a core busy. Two engines take turns, the order swapped every round: one with watched
+threads, as usual (`runtime/runner/cpu_threads.py`), and one with threads that always spin, as torch's do. Before every
+case the machine is quiet for a second. A figure is the median over the rounds of the seconds for a whole batch, and its
+ratio to the watched engine without neighbours. Without --model: the 40 M Llama, random weights. Prints a table, writes
+neighbours.json.
 """
 
 from __future__ import annotations

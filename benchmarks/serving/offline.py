@@ -1,14 +1,14 @@
-"""Plain serving of one static batch on this machine: what the model runner alone does, in decodes and in prefill.
+"""Measures the model runner alone on this machine: decodes and prefill of one static batch.
 
     python -m benchmarks.serving.offline [--model FOLDER] [--batch-sizes 1 8 32] [--prompt-lens 128 1024] [--rounds 5]
     python -m benchmarks.serving.offline --gpu [--batch-sizes 1 16 64] [--profile]
 
 With --gpu: on a GPU; see gpu_offline.py. Everything below is about the run on this machine's CPU.
 
-Without --model: a 40.0 M-parameter Llama of made-up weights (hidden 512, 8 layers, 8 heads, 4 KV heads, intermediate
+Without --model: a 40.0 M-parameter Llama of random weights (hidden 512, 8 layers, 8 heads, 4 KV heads, intermediate
 1408, vocabulary 32000, tied), float32. Greedy steps through the model runner with the real row pool and allocator; no
-HTTP, no scheduler: what they add is seen beside the steps of `benchmarks.peers`, which also says how other engines do.
-A case's figure is the median step of the median round. Prints a table, writes benchmarks/results/offline.json.
+HTTP, no scheduler: compare with the steps of `benchmarks.peers` to see what these add, and how other engines perform. A
+case's figure is the median step of the median round. Prints a table, writes benchmarks/results/offline.json.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A long run that looks for growth, leaks and starvation: a server on the toy model, with every kind of client at once.
+"""A long run that detects growth, leaks and starvation: a server on the toy model, with every kind of client at once.
 
     python -m benchmarks.serving.soak --minutes 60 [--concurrency 32]
 
-Clients stream, hand off, search with beams and tries, abort, read slowly, leave, send garbage, and send a token with
-NaN weights; the KV pool is far too small for them all (soak_clients.py). Beside them a probe asks for one token
+Clients stream, hand off, search with beams and tries, abort, read slowly, disconnect, send garbage, and send a token
+with NaN weights; the KV pool is far too small for them all (soak_clients.py). Meanwhile a probe requests one token
 twice a second. Prints, for each tenth of the run, the memory of each process, open files, threads and the probe's
 latency; writes JSON. The exit status is 1 if anything grows, leaks, or fails unexpectedly.
 """

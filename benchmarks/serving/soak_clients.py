@@ -1,6 +1,6 @@
 """The clients of the soak run: every kind of request at once, with every kind of misbehaviour.
 
-A kind is one coroutine function: it sends something, and returns what was wrong about the answer, or None.
+A kind is one coroutine function: it sends a request, and returns a description of any fault in the answer, or None.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Speculation (--speculative-algorithm NGRAM) on and off, on transcripts of agents, which repeat themselves.
+"""Compares speculation (--speculative-algorithm NGRAM) with none, on transcripts of agents, which repeat themselves.
 
     python -m benchmarks.serving.speculation [--model FOLDER] [--work edits] [--at-once 1 4] [--rounds 3] [--cpu-time]
 
-The toy model speaks its own agent language: commands, and answers that quote what tools said. Any other model gets
-files to edit: each turn asks for one more change and for the whole file again, and the context of the next turn holds
-what was really answered. ``--work stories`` is the opposite: free text, sampled, where little repeats itself.
-``--at-once`` sessions are served together, each one turn after the other. Greedy (stories are seeded); both ways must
-say the same. Both run in one process on the same weights, the order swapped every round; a figure is the median of
-the rounds. Scheduler and step runner are the server's own, steps are waited for, there is no HTTP. Prompts are computed
-too, and count as time. Prints a table, writes speculation.json.
+The toy model uses its own agent language: commands, and answers that quote the output of tools. Any other model gets
+files to edit: each turn requests one more change and the whole file again, and the context of the next turn has the
+real answer. ``--work stories`` is the opposite: free text, sampled, with little repetition. ``--at-once`` sessions are
+served together, each one turn after the other. Greedy (stories are seeded); both ways must give the same answers. Both
+run in one process on the same weights, the order swapped every round; a figure is the median of the rounds. Scheduler
+and step runner are the server's own, steps are waited for, there is no HTTP. Prompts are computed too, and count as
+time. Prints a table, writes speculation.json.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Two-stage requests, the second going on where the first ended: what it costs to send everything again.
+"""Measures two-stage requests, where the second stage continues the first, and the cost of sending everything again.
 
     python -m benchmarks.serving.two_stage [--prompt-lens 500 3000] [--concurrency 1 16 64] [--plot]
 
-    --url http://localhost:30000            our server, native API
+    --url http://localhost:30000            Baton's server, native API
     --openai-url http://localhost:8000      any server with /v1/completions
     --beam-width 32 [--beam-steps 3]        stage 2 is a beam search: see benchmarks/beams/search_stage.py
     --handoff-check 1000                    see handoff_check.py
@@ -14,10 +14,10 @@ Stage 1 samples 200 tokens after a random prompt; stage 2 adds a suffix of 3 tok
     radix         the same, on the cache as it is
     continuation  the suffix alone, as a continuation of stage 1, which was retained
 
-"pressed": between the stages other prompts fill all that the cache could give up. All pairs of a round do stage 1
-together, then all do stage 2 together. The modes take turns, in reverse order every other round. TTFT and total are of
-stage 2; wall is both stages of a round, without the pressure. "computed" are the prompt tokens of stage 2 that were
-not cached. Without a URL: the engine in this process, on token ids, with a 40 M-parameter Llama of random weights,
+"pressed": between the stages other prompts evict everything evictable. All pairs of a round do stage 1 together, then
+all do stage 2 together. The modes take turns, in reverse order every other round. TTFT and total are those of stage 2;
+wall is both stages of a round, without the other prompts. "computed" is the number of prompt tokens of stage 2 that
+were not cached. Without a URL: the engine in this process, on token ids, with a 40 M-parameter Llama of random weights,
 float32 on a CPU; the pool holds all pairs in 80 % of its tokens. Writes two_stage.json to benchmarks/results/.
 
 To measure a server, start it with --max-leased-ratio 0.9, --max-leased-requests and --max-running-requests of the most

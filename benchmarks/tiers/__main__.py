@@ -1,4 +1,4 @@
-"""KV that left the device: what comes back from host memory and disk, how fast, and what keeping it costs.
+"""Measures tiers: how much KV comes back from host memory and disk, how fast, and the cost of keeping it.
 
     python -m benchmarks.tiers [--only multi_turn] [--plot] [--quick]
 
@@ -11,8 +11,8 @@
 
 Engines run in this process on token ids (those of restart each in one of its own), all weights the same, and take
 turns, in reverse order every other round. TTFT is from the call to the first streamed token. A 40 M-parameter Llama of
-made-up weights, float32, on a CPU; matrix products are torch's, as what is chosen by trial may differ from engine to
-engine. How fast copies are beside a memcpy is measured by benchmarks/core/tier_copies.py. Writes tiers.json to
+random weights, float32, on a CPU; matrix products are torch's, since a choice by trial may differ from engine to
+engine. benchmarks/core/tier_copies.py compares the speed of copies with a memcpy. Writes tiers.json to
 benchmarks/results/.
 """
 

@@ -1,10 +1,10 @@
-"""Two stages, and the lease breaks between them: other prompts take the whole pool. What the second stage then costs.
+"""Measures the second stage after its lease was broken, because other prompts took the whole pool.
 
     handoff    nothing came between; the lease is still there
     host       the lease broke, the KV is in host memory
     device     the lease broke, there is no tier: the whole prompt is computed again
 
-Pairs hold 30 % of the pool and the others all of it, so 130 % are wanted.
+Pairs hold 30 % of the pool and the other prompts need all of it, so the demand is 130 %.
 """
 
 from __future__ import annotations

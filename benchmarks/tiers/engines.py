@@ -1,5 +1,5 @@
-"""The engines that are compared, all in this process: one without tiers, one with host memory behind the device, one
-with a disk behind that. Same weights, same pool on the device."""
+"""The compared engines, all in this process: one without tiers, one with a host tier, one with host and disk tiers.
+Same weights, same pool on the device."""
 
 from __future__ import annotations
 

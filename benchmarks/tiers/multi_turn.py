@@ -1,7 +1,8 @@
-"""Conversations in turn, more than the device keeps: what of each is still there, and the time to the first token.
+"""Measures conversations that exceed the device's pool: the KV of each that is still cached, and the time to first
+token.
 
-Where there is a disk, the host has room for less than a third of the conversations; between turns the system is told to
-forget the files, so that they come from the disk.
+With a disk tier, the host has room for less than a third of the conversations; between turns the files are dropped from
+the page cache, so that they are read from the disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A server that is stopped and started again: what of a shared prompt the new one finds on disk.
+"""Measures a restart: the part of a shared prompt that the new server finds on disk.
 
-It is stopped when all is written. Then the system is told to forget the files, so that they come from the disk.
+The server is stopped when everything is written. Then the files are dropped from the page cache, so that they are read
+from the disk.
 """
 
 from __future__ import annotations

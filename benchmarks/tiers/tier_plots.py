@@ -1,4 +1,4 @@
-"""tiers.png: TTFT by turn, what write-through costs, and stage 2 after a broken lease."""
+"""tiers.png: TTFT by turn, the cost of write-through, and stage 2 after a broken lease."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The cost of write-through for traffic that needs no tier: everything fits the device, and is copied to the host
-anyway.
+"""Measures the cost of write-through for traffic that needs no tier: everything fits the device, and is copied to the
+host anyway.
 
-The scheduler's thread also runs the model on a CPU, which is nearly all of its time and varies by more than the tier
-costs. So its own work is taken alone too, by the phases of its steps: all but launch. Both are shares of all its time.
+On a CPU the scheduler's thread also runs the model, which takes nearly all of its time and varies by more than the tier
+costs. So its other work is also measured alone, as the sum of all phases of its steps except the launch. Both are
+shares of all its time.
 
-Three engines in turn: without a tier, with one, and a second without one. What the tier costs is the difference to the
-mean of the runs before and after, so that a machine that slows down steadily does not count. How the two equal engines
-differ says what a difference is worth on this machine.
+Three engines take turns: one without a tier, one with it, and a second one without. The tier's cost is the difference
+to the mean of the runs before and after, so that a steady slowdown of the machine does not count. The difference
+between the two equal engines shows the noise of this machine.
 """
 
 from __future__ import annotations

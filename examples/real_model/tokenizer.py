@@ -1,7 +1,8 @@
-"""SmolLM2's tokenizer, from the metadata of a GGUF file: byte-level BPE as in GPT-2, but every digit by itself.
+"""SmolLM2's tokenizer, from the metadata of a GGUF file: byte-level BPE as in GPT-2, but every digit is a separate
+token.
 
-GGUF holds tokens and merges, but of how a text is cut up before the merges only a name. For "smollm" that is what
-_PRE_TOKENIZER says; other names are refused.
+GGUF holds tokens and merges, but only the name of the rule by which a text is split before the merges. For "smollm"
+this rule is _PRE_TOKENIZER; other names are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One user, start to end.
+"""Recommends items for one user.
 
 python -m examples.recommend                                  the toy model, in this process
 python -m examples.recommend --url http://localhost:30000     a server that serves it

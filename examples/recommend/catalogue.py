@@ -1,4 +1,4 @@
-"""The items there are, and the table of token ids that an item trie is made of.
+"""The catalogue of items, and the table of token ids from which an item trie is built.
 
     python -m examples.recommend.catalogue --output catalogue.npy
     python -m baton.entrypoints.launch_server --model-path examples/toy_model --item-trie catalogue=catalogue.npy

@@ -1,4 +1,4 @@
-"""How good the recommendations are, and whether continuation and the item trie change them.
+"""Measures the quality of the recommendations, and whether continuation and the item trie change them.
 
     python -m examples.recommend.evaluate                       greedy thoughts
     python -m examples.recommend.evaluate --temperature 0.6     sampled ones, top_p 0.95, top_k 50
@@ -6,10 +6,10 @@
 Every held-out user is served three times:
 
     program        examples/recommend/program.py: stage 2 continues stage 1
-    two requests   without continuation: the second brings all the token ids again, and finds nothing in the cache
+    two requests   without continuation: the second sends all the token ids again, and finds nothing in the cache
     no trie        as the second of these, but the search may write any codes
 
-The first two must give the same: thought for thought, item for item, scores within 1e-4. Ends with 1 if they do not.
+The first two must give the same thoughts and items, and scores within 1e-4; otherwise the exit status is 1.
 """
 
 from __future__ import annotations

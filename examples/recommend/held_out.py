@@ -1,4 +1,4 @@
-"""Users that the toy model has not seen in training, and where they are likely to go next."""
+"""Users that the toy model has not seen in training, and their likely next items."""
 
 from __future__ import annotations
 

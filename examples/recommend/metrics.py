@@ -1,7 +1,7 @@
-"""How good a ranked list of items is, as RecIF-Bench defines it (OpenOneRec technical report, arXiv:2512.24762).
+"""Metrics of a ranked list of items, as RecIF-Bench defines them (OpenOneRec technical report, arXiv:2512.24762).
 
-``ranked``: items, best first. ``targets``: the items that would have been right, the most wanted first; at least one.
-An item that does not exist takes its place in the list, and hits nothing.
+``ranked``: items, best first. ``targets``: the right items, the likeliest first; at least one. An item that does not
+exist takes its place in the list, and matches no target.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-r"""The recommender, as a staged program: what the model reads and writes, top to bottom.
+r"""The recommender, as a staged program: the model's whole input and output, top to bottom.
 
-Stage 2 continues stage 1: it takes over the KV that the first has computed, by a lock handoff, and sends nothing but
+Stage 2 continues stage 1: it takes over the first stage's KV, by a lock handoff, and sends only
 `</think>\n<|sid_begin|>`. No token of the prompt or of the thought is computed a second time.
 """
 

@@ -1,1 +1,1 @@
-"""A small Llama that was really trained, and everything that made it. The folder is also its Hugging Face folder."""
+"""A small trained Llama, and all code that made it. The folder is also its Hugging Face folder."""

@@ -1,8 +1,8 @@
 """Agent transcripts: task, ```bash block, tool output, ..., final answer.
 
-Each assistant turn follows from what stands before it, and nearly always copies a number or a name from the tool's
-last output or from the user, so that a wrong or missing KV slot changes the answer. A system prompt that says
-"Think first." makes the assistant write a thought before every answer.
+Each assistant turn follows from the text before it, and nearly always copies a number or a name from the tool's last
+output or from the user, so that a wrong or missing KV slot changes the answer. A system prompt that says "Think first."
+makes the assistant write a thought before every answer.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How well the model speaks its languages: greedy answers to held-out conversations, as a table.
+"""Measures how well the model knows its languages: greedy answers to held-out conversations, as a table.
 
     python -m examples.toy_model.evaluate
 
-Every assistant turn is generated from the true conversation up to it. An agent's turn counts when it is exact, to the
-token that ends it. A margin is the gap between the two highest logits where a token was chosen: it says how much
-rounding a greedy answer bears.
+Every assistant turn is generated from the true conversation up to it. An agent's turn counts if it is exact, including
+the token that ends it. A margin is the gap between the two highest logits where a token was chosen: it shows how much
+rounding a greedy answer tolerates.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The weights before training: random, but for one circuit that copies.
+"""The weights before training: random, except for one circuit that copies.
 
-Both languages live on copying from the context. What copies in a transformer is a pair of attention heads in two
-layers, an induction head (Olsson et al., 2022). Gradient descent finds it only after a long plateau; started near it,
-it needs seconds (README.md has the figures), and all the rest is learned as usual. To start a layer in the form
-that trained ones take is mimetic initialization (Trockman & Kolter, 2023).
+Both languages depend on copying from the context. Transformers copy with a pair of attention heads in two layers, an
+induction head (Olsson et al., 2022). Gradient descent finds it only after a long plateau; from a start near it, it
+takes seconds (README.md has the figures), and everything else is learned as usual. Starting a layer in the form of
+trained ones is called mimetic initialization (Trockman & Kolter, 2023).
 
     tokens            ... lemon 4 7 ... lemon        the model reads "lemon" again
     layer 0, head 0   each position looks one back and notes that token: "4" notes "came after lemon"

@@ -1,9 +1,9 @@
 """Two-stage recommendation: a history of items, a thought that names its pattern, then the next item.
 
 An item is three codes, coarse to fine: ``<s_a_i>`` (half a category), ``<s_b_j>`` (the adjective of its name) and
-``<s_c_k>`` (the noun). 320 of the 32 x 32 x 32 triples exist. The items of a category stand on a ring, and a user walks
-along it: mostly one item on, sometimes two or three. So the next item is a distribution over a few items of
-one category, which gives beam search something to rank. The shape (thought, then semantic ids) is that of OneRec.
+``<s_c_k>`` (the noun). 320 of the 32 x 32 x 32 triples exist. The items of a category form a ring, and a user moves
+along it: mostly one item ahead, sometimes two or three. So the next item is a distribution over a few items of one
+category, which gives beam search something to rank. The shape (thought, then semantic ids) is that of OneRec.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python -m examples.toy_model.train --out DIR --tokens 200_000
 
 The tokenizer is trained first if the folder has none. Two runs with the same arguments on the same machine write the
-same bytes. The model is transformers' Llama, so that what is served is compared with what was trained.
+same bytes. The model is transformers' Llama, so that the served model is compared with the trained one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The vocabulary of the agent language. Any change makes other conversations, and needs a new training."""
+"""The vocabulary of the agent language. Any change produces other conversations, and requires a new training."""
 
 
 def vocabulary(text: str) -> tuple[str, ...]:

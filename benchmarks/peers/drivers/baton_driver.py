@@ -1,4 +1,4 @@
-"""Our Engine in this process; see serve.py. Stage 2 is a continuation of stage 1, which is leased."""
+"""Baton's Engine in this process; see serve.py. Stage 2 is a continuation of stage 1, which is leased."""
 
 from __future__ import annotations
 

@@ -1,21 +1,22 @@
-"""The loop that every engine is driven in: a JSON question on each line of stdin, a JSON answer on each line of stdout.
+"""Runs an engine as a server on pipes: a JSON request on each line of stdin, a JSON answer on each line of stdout.
 
     PYTHON benchmarks/peers/drivers/serve.py vllm_driver '{"model": "FOLDER", "dtype": "float32", "cores": [0, 1]}'
 
-The module, a sibling of this file, has a class Engine, which is made of the settings. The first line written is its
-``about``, once it is loaded. A question is {"do": METHOD, ...}, the other keys are the method's keywords; the answer is
-{"done": RESULT} or {"error": TEXT}. What libraries print goes to stderr. Ends with stdin.
+The module, a sibling of this file, has a class Engine, which is created from the settings. The first line written is
+its ``about``, once it is loaded. A request is {"do": METHOD, ...}, where the other keys are the method's keywords; the
+answer is {"done": RESULT} or {"error": TEXT}. Output of libraries goes to stderr. The process ends when stdin closes.
 
-This runs under the python of another engine: here and in the drivers nothing but the standard library is imported, and
-what that engine brings. Each engine's driver has
+This runs under the python of another engine: this file and the drivers import only the standard library and packages of
+that engine. Each engine's driver has
 
     generate(requests, stream) -> {"seconds", "steps_s", "requests": [{"name", "ids", "first_s", "total_s"}]}
     beam(requests, width, steps) -> {"seconds": [of each request], "sequences": [per request its lists of ids]}
     press() -> {"tokens"}    computed by other requests, so many that what is kept without a lease is gone; 0: did not
 
-A request is {"ids", "tokens"} and, where it matters, "seed" (sampled, not greedy), "keep" (another will go on from it),
-"parent" and "suffix" (the name of that one, and the end of ids that is new). Times are seconds since all requests of
-the call were handed over; steps_s, where the call streams, the times between steps in which all of them decoded.
+A request is {"ids", "tokens"} and, where it matters, "seed" (sampled, not greedy), "keep" (another request will
+continue it), "parent" and "suffix" (the name of the parent, and the new ids at the end). Times are seconds since all
+requests of the call were submitted; steps_s, where the call streams, are the times between steps in which all of them
+decoded.
 """
 
 from __future__ import annotations
