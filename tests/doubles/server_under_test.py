@@ -127,4 +127,4 @@ class ServerUnderTest:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s:\n{self.log}"
-            time.sleep(0.02)
+            time.sleep(0.05)  # conditions are often requests, which cost both processes a few milliseconds

@@ -129,7 +129,7 @@ def test_nothing_can_be_left_behind_by_a_server_that_is_ready(start: Any) -> Non
     assert server.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_a_launcher_killed_at_any_time_leaves_no_folder(start: Any, seed: int) -> None:
     """From the moment the folder appears until well after it is gone."""
     server = start()
@@ -329,25 +329,37 @@ def test_a_start_up_error_is_one_line(start: Any) -> None:
     assert server.log == "baton: the worker ended: the weights do not fit; download them again\n"
 
 
-@pytest.mark.parametrize(
-    ("flags", "status", "line"),
-    [
-        (["--model-path", "/no/such/folder"], 1, "baton: --model-path /no/such/folder: there is no such folder"),
-        (["--model-path", "{empty}"], 1, "baton: --model-path {empty} is an empty folder."),
-        (["--model-path", "x", "--prot", "1"], 2, "baton: unknown flag --prot; did you mean --port?"),
-        ([], 2, "baton: --model-path is missing; give a Hugging Face folder"),
-        (["--model-path", "x", "--host", "no.such.host.invalid"], 1, "baton: cannot listen on no.such.host.invalid:"),
-    ],
-)
-def test_mistakes_of_the_operator_are_one_line(tmp_path: Path, flags: list[str], status: int, line: str) -> None:
-    flags = [flag.format(empty=tmp_path) for flag in flags]
-    if "--port" not in flags:
-        flags += ["--port", "0"]
-    command = [sys.executable, "-m", "baton.entrypoints.launch_server", *(flags if len(flags) > 2 else [])]
+MISTAKES = [
+    (["--model-path", "/no/such/folder"], 1, "baton: --model-path /no/such/folder: there is no such folder"),
+    (["--model-path", "{empty}"], 1, "baton: --model-path {empty} is an empty folder."),
+    (["--model-path", "x", "--prot", "1"], 2, "baton: unknown flag --prot; did you mean --port?"),
+    (["--model-path", "x", "--host", "no.such.host.invalid"], 1, "baton: cannot listen on no.such.host.invalid:"),
+]
+
+START_EACH = """
+import json, sys
+from baton.entrypoints.launch_server import main
+for flags in json.loads(sys.argv[1]):
+    print(main(flags))
+    print(end="\\0", file=sys.stderr)
+"""
+
+
+def test_mistakes_of_the_operator_are_one_line(tmp_path: Path) -> None:
+    """One process makes them all: to import what a server needs takes a second."""
+    starts = [[flag.format(empty=tmp_path) for flag in flags] + ["--port", "0"] for flags, _, _ in MISTAKES]
+    command = [sys.executable, "-c", START_EACH, json.dumps(starts)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert [int(status) for status in done.stdout.split()] == [status for _, status, _ in MISTAKES]
+    for said, (_, _, line) in zip(done.stderr.split("\0")[:-1], MISTAKES, strict=True):
+        assert said.startswith(line.format(empty=tmp_path)) and said.count("\n") == 1
+
+
+def test_without_flags_the_one_that_is_missing_is_named() -> None:
+    command = [sys.executable, "-m", "baton.entrypoints.launch_server"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == status
-    assert done.stderr.startswith(line.format(empty=tmp_path))
-    assert done.stderr.count("\n") == 1
+    assert done.returncode == 2
+    assert done.stderr == "baton: --model-path is missing; give a Hugging Face folder\n"
 
 
 def test_light_processes_do_not_import_torch() -> None:

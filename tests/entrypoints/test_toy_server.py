@@ -110,7 +110,14 @@ def foreign_architecture(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
 
 
-@pytest.mark.parametrize("damage", [broken_weights, no_weights, broken_config, foreign_architecture])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        broken_weights,
+        foreign_architecture,
+        *(pytest.param(d, marks=pytest.mark.slow) for d in (no_weights, broken_config)),
+    ],
+)
 def test_a_damaged_model_is_one_line(tmp_path: Path, damage: Any) -> None:
     folder = tmp_path / "model"
     shutil.copytree(TOY_MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))

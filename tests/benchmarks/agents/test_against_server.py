@@ -14,7 +14,7 @@ from benchmarks.agents.verify_pin import parse_arguments, verify
 from tests.doubles.benchmark_runs import run_benchmark
 from tests.doubles.server_under_test import ServerUnderTest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 

@@ -63,6 +63,7 @@ def test_failures_name_what_went_wrong() -> None:
     assert search_stage.failures([layer]) == ["serving layer, 2 at once: no search was found to be equal to ours"]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_all_three_find_the_same(tmp_path: Path) -> None:
     models.save_random_model(tmp_path, models.LLAMA_TINY)

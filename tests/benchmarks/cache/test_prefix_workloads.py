@@ -11,6 +11,7 @@ from benchmarks.cache.workloads import CHAT_TURNS, WORKLOADS, Workload
 from tests.doubles.benchmark_runs import run_benchmark
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_run_finds_what_can_be_found(tmp_path: Path) -> None:
     done = run_benchmark("cache.prefix_workloads", "--tiny", "--requests", "5", out=tmp_path)

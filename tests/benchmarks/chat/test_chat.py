@@ -12,6 +12,7 @@ from tests.doubles.benchmark_runs import run_benchmark
 TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_turns_in_three_ways(tmp_path: Path) -> None:
     sizes = ("--agents", "1", "--turns", "2", "--rounds", "1", "--answer", "4")

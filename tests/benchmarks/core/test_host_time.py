@@ -10,6 +10,7 @@ import pytest
 from tests.doubles.benchmark_runs import run_benchmark
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_host_time(tmp_path: Path) -> None:
     sizes = ("--batch-sizes", "1", "3", "--beam-sizes", "2", "--steps", "8")

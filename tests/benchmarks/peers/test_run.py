@@ -9,7 +9,7 @@ import pytest
 
 from tests.doubles.benchmark_runs import run_benchmark
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def test_ours_alone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tests.doubles.benchmark_runs import run_benchmark
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SMALL = ("--gpu", "--device", "cpu", "--shape", "llama-tiny", "--rounds", "2", "--profile", "--plot")
 

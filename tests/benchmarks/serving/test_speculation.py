@@ -10,6 +10,7 @@ import pytest
 from tests.doubles.benchmark_runs import ROOT, run_benchmark
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("work", ["the toy model's", "edits", "stories"])
 def test_drafts_are_accepted_and_answers_stay(work: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.doubles.benchmark_runs import run_benchmark
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 run = functools.partial(run_benchmark, "serving.two_stage")
 
 
@@ -28,7 +28,6 @@ def test_modes_compute_what_they_say(tmp_path: Path) -> None:
     assert len(cells) == 5
 
 
-@pytest.mark.slow
 def test_handoffs_keep_their_promise_under_pressure(tmp_path: Path) -> None:
     done = run("--handoff-check", "150", "--page-sizes", "16", out=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

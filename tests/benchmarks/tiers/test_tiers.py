@@ -22,6 +22,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     yield json.loads((out / "tiers.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_conversations_find_all_on_the_host_and_nothing_on_the_device(report: dict[str, Any]) -> None:
     (part,) = report["scenarios"]["multi_turn"]
@@ -41,6 +42,7 @@ def test_conversations_find_all_on_the_host_and_nothing_on_the_device(report: di
         assert [len(times) for times in cell["ttft_s"]] == [8, 8, 8], name
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_write_through_is_timed_in_pairs(report: dict[str, Any]) -> None:
     (part,) = report["scenarios"]["write_cost"]
@@ -52,6 +54,7 @@ def test_write_through_is_timed_in_pairs(report: dict[str, Any]) -> None:
         assert kinds.keys() == {"cpu_s", "host_s", "wall_s", "process_cpu_s"}
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_broken_lease_costs_the_prompt_only_without_a_tier(report: dict[str, Any]) -> None:
     (part,) = report["scenarios"]["broken_lease"]
@@ -65,6 +68,7 @@ def test_a_broken_lease_costs_the_prompt_only_without_a_tier(report: dict[str, A
     assert all(part["equal_outputs"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_what_cannot_be_run_is_said_to_be_skipped(report: dict[str, Any]) -> None:
     (part,) = report["scenarios"]["restart"]
