@@ -32,16 +32,16 @@ class Control:
         self.paused = False
         """True while no step may be launched."""
 
-    def handle(self, message: ControlRequest | LoadItemTrie | DeleteItemTrie) -> None:
+    def handle_call(self, message: ControlRequest | LoadItemTrie | DeleteItemTrie) -> None:
         match message:
             case LoadItemTrie():
                 self._load_item_trie(message)
             case DeleteItemTrie():
-                self.reply(message.call_id, self._item_tries.delete(message.name))
+                self.send_reply(message.call_id, self._item_tries.delete(message.name))
             case ControlRequest():
                 self._control(message)
 
-    def reply(self, call_id: int, payload: object, *, ok: bool = True) -> None:
+    def send_reply(self, call_id: int, payload: object, *, ok: bool = True) -> None:
         """payload: anything that JSON can express."""
         self._outbox.send(ControlReply(call_id=call_id, ok=ok, payload=msgspec.json.encode(payload)))
 
@@ -49,30 +49,30 @@ class Control:
         try:
             self._item_tries.put(message.name, unpack_trie(message))
         except ItemTrieError as error:
-            self.reply(message.call_id, str(error), ok=False)
+            self.send_reply(message.call_id, str(error), ok=False)
             return
-        self.reply(message.call_id, None)
+        self.send_reply(message.call_id, None)
 
     def _control(self, message: ControlRequest) -> None:
         match message.verb:
             case "flush_cache":
                 flushed = self._scheduler.flush_cache()
                 reason = None if flushed else "requests are running; the cache is flushed only when none is"
-                self.reply(message.call_id, reason, ok=flushed)
+                self.send_reply(message.call_id, reason, ok=flushed)
             case "info":
-                self.reply(message.call_id, {**self._info, "stats": self._stats()})
+                self.send_reply(message.call_id, {**self._info, "stats": self._stats()})
             case "tiers":
-                self.reply(message.call_id, report_tiers(self._scheduler.stats(), self._info["tiers"]))
+                self.send_reply(message.call_id, report_tiers(self._scheduler.stats(), self._info["tiers"]))
             case "statistics":
-                self.reply(message.call_id, self._described(self._scheduler.cache_stats_since_reset()))
+                self.send_reply(message.call_id, self._described(self._scheduler.cache_stats_since_reset()))
             case "reset_statistics":
                 self._scheduler.reset_cache_statistics()
-                self.reply(message.call_id, None)
+                self.send_reply(message.call_id, None)
             case "pause" | "resume":
                 self.paused = message.verb == "pause"
-                self.reply(message.call_id, None)
+                self.send_reply(message.call_id, None)
             case "item_tries":
-                self.reply(message.call_id, self._item_tries.describe())
+                self.send_reply(message.call_id, self._item_tries.describe())
             case "start_profile":
                 self._start_profile(message.call_id)
             case "stop_profile":
@@ -80,7 +80,7 @@ class Control:
             case verb:
                 known = "flush_cache, info, tiers, statistics, reset_statistics, pause, resume, item_tries, "
                 known += "start_profile, stop_profile"
-                self.reply(message.call_id, f"unknown control verb {verb!r}; known: {known}", ok=False)
+                self.send_reply(message.call_id, f"unknown control verb {verb!r}; known: {known}", ok=False)
 
     def _stats(self) -> dict:
         stats = self._scheduler.stats()
@@ -91,16 +91,16 @@ class Control:
 
     def _start_profile(self, call_id: int) -> None:
         if self._profiler.recording:
-            self.reply(call_id, "steps are being profiled already; stop_profile ends that", ok=False)
+            self.send_reply(call_id, "steps are being profiled already; stop_profile ends that", ok=False)
             return
         self._profiler.start()
-        self.reply(call_id, None)
+        self.send_reply(call_id, None)
 
     def _stop_profile(self, call_id: int) -> None:
         if not self._profiler.recording:
-            self.reply(call_id, "no steps are being profiled; start_profile begins that", ok=False)
+            self.send_reply(call_id, "no steps are being profiled; start_profile begins that", ok=False)
             return
-        self.reply(call_id, self._profiler.stop())
+        self.send_reply(call_id, self._profiler.stop())
 
 
 TIERS = ("host", "disk", "remote")

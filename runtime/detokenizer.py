@@ -135,7 +135,7 @@ class Detokenizer:
     def num_open(self) -> int:
         return len(self._samples)
 
-    def handle(self, message: FromWorker) -> list[ToManager]:
+    def handle_message(self, message: FromWorker) -> list[ToManager]:
         """Return what to send on for one message from the worker."""
         if isinstance(message, TokenOutputs):
             return self._detokenize_step(message)
@@ -193,7 +193,7 @@ def run_detokenizer(tokenizer: Tokenizer, endpoints: Endpoints, stop: threading.
     try:
         while not stop.is_set():
             for message in inbox.poll(_POLL_S):
-                for answer in detokenizer.handle(message):
+                for answer in detokenizer.handle_message(message):
                     outbox.send(answer)
     finally:
         inbox.close()

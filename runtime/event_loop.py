@@ -77,7 +77,7 @@ class EventLoop:
     """Each turn finishes the step that the previous turn launched.
 
     With ``overlap`` it finishes the step before that one: while the device works on a step, the host forms and
-    launches the next. A step with a beam search is not overlapped: the loop waits for it.
+    launches the next. Steps with a beam search are not overlapped: the loop waits for them.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class EventLoop:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
         that time, see `runner/cpu_threads.py`. idle_work: does a piece of work for which no request may be open; called
         until it returns False. tier_io: executes the transfers that the scheduler's tiers order; None without tiers.
-        job_records: records the events of jobs; kv_events: publishes the contents of the cache; None for neither."""
+        job_records: records the events of jobs. kv_events: publishes the contents of the cache."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -123,7 +123,8 @@ class EventLoop:
         self._outputs = OutputBuilder()
         self._in_flight: deque[_Launched] = deque()
         self._last_launched: ScheduleBatch | None = None
-        self._next_heartbeat, self._failed_steps = 0.0, 0
+        self._next_heartbeat = 0.0
+        self._failed_steps = 0
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set."""
@@ -131,40 +132,40 @@ class EventLoop:
             self.turn()
 
     def turn(self) -> None:
-        finished = self.wait()
-        messages = self.poll(has_news=bool(finished))
+        finished = self.finish_steps()
+        messages = self.receive_messages(has_news=bool(finished))
         now = self._clock()
-        self.observe(lambda: self._scheduler.advance_statistics(now))
-        self.end_orders(now)
+        self.run_observer(lambda: self._scheduler.advance_statistics(now))
+        self.end_transfers(now)
         for batch, output in finished:
-            self.commit(batch, output, now)
+            self.commit_step(batch, output, now)
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_S
-            self.attempt(lambda: self.audit(now), now)
-            self.observe(lambda: self.report(now))
+            self.run_contained(lambda: self.audit_pages(now), now)
+            self.run_observer(lambda: self.send_heartbeat(now))
         for message in messages:
-            self.handle(message, now)
-        self.attempt(lambda: self.end_overdue(now), now)
+            self.handle_message(message, now)
+        self.run_contained(lambda: self.end_overdue_requests(now), now)
         self._profiler.lap("receive")
         batch = self.next_batch(now)
         self._profiler.lap("schedule")
         failure = None
         if self._tier_io is not None:
-            failure = self.attempt(lambda: self.order(now), now)
+            failure = self.run_contained(lambda: self.submit_transfer_orders(now), now)
             self._profiler.lap("tiers")
         self._last_launched = batch
         if batch is not None:
             self._watch_threads(now)
-            self.launch(batch, failure)
-        self.observe(lambda: self._live_reports.report_turn([ended for ended, _ in finished], batch, now))
+            self.launch_step(batch, failure)
+        self.run_observer(lambda: self._live_reports.report_turn([ended for ended, _ in finished], batch, now))
         self._outbox.flush()
         if self._kv_events is not None:
-            self.observe(self._kv_events.publish_events)
+            self.run_observer(self._kv_events.publish_events)
         if self._idle_work is not None:
-            self.work_while_idle(now, has_steps=bool(finished or batch))
+            self.do_idle_work(now, has_steps=bool(finished or batch))
         self._profiler.end_turn(batch)
 
-    def work_while_idle(self, now: float, *, has_steps: bool) -> None:
+    def do_idle_work(self, now: float, *, has_steps: bool) -> None:
         """Do a piece of the work that waits for an idle loop, if no request has been open for a while."""
         if has_steps or self._in_flight or not self._scheduler.is_idle or self._control.paused:
             self._idle_since = now
@@ -178,17 +179,17 @@ class EventLoop:
         if not self._control.paused:
             batch = self._scheduler.next_batch(now)
             if events := self._scheduler.take_events():
-                self.tell(events, now)
+                self.send_events(events, now)
             return batch
-        self.attempt(lambda: self._scheduler.expire_leases(now), now)
+        self.run_contained(lambda: self._scheduler.expire_leases(now), now)
         return None
 
-    def order(self, now: float) -> None:
+    def submit_transfer_orders(self, now: float) -> None:
         """Issue the transfers that the tiers have ordered, before the step formed last is launched."""
         if self._tier_io is not None:
             self._tier_io.submit_orders(self._scheduler.take_transfer_orders(now))
 
-    def launch(self, batch: ScheduleBatch, failure: Exception | None = None) -> None:
+    def launch_step(self, batch: ScheduleBatch, failure: Exception | None = None) -> None:
         """Launch a step. If that raises, the exception takes the step's place and is committed when its turn comes.
         failure: why it cannot be launched; what it reads was not ordered.
 
@@ -204,7 +205,7 @@ class EventLoop:
             step = error
         self._in_flight.append(_Launched(batch, step))
 
-    def wait(self) -> list[tuple[ScheduleBatch, StepOutput | Exception]]:
+    def finish_steps(self) -> list[tuple[ScheduleBatch, StepOutput | Exception]]:
         """Finish the steps that are due: all that are in flight. With overlap the newest keeps running, unless the last
         turn launched nothing or the newest must end before another can be launched."""
         due = len(self._in_flight)
@@ -222,7 +223,7 @@ class EventLoop:
             finished.append((launched.batch, output))
         return finished
 
-    def commit(self, batch: ScheduleBatch, output: StepOutput | Exception, now: float) -> None:
+    def commit_step(self, batch: ScheduleBatch, output: StepOutput | Exception, now: float) -> None:
         """Let the scheduler process a finished step, and send its outputs to the clients."""
         if isinstance(output, Exception):
             self.fail_step(output, now)
@@ -230,8 +231,8 @@ class EventLoop:
         self._failed_steps = 0
         self.complete_suffixes(output, now)
         events = self._scheduler.process_result(output.result, now)
-        self.attempt(lambda: self.remember_tails(events), now)
-        self.tell(events, now, output=output)
+        self.run_contained(lambda: self.remember_tails(events), now)
+        self.send_events(events, now, output=output)
         self._profiler.lap("commit")
 
     def fail_step(self, error: Exception, now: float) -> None:
@@ -241,43 +242,45 @@ class EventLoop:
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error
         reason = f"the forward step failed: {type(error).__name__}: {error}"
-        self.tell(self._scheduler.fail_step(now, reason), now)
+        self.send_events(self._scheduler.fail_step(now, reason), now)
 
-    def end_orders(self, now: float) -> None:
+    def end_transfers(self, now: float) -> None:
         """Report ended transfers to the scheduler."""
         for ended in self._tier_io.poll() if self._tier_io is not None else ():
-            if self.attempt(lambda ended=ended: self.end_order(ended, now), now) is not None:
+            if self.run_contained(lambda ended=ended: self.end_transfer(ended, now), now) is not None:
                 # It is not reported again. If the first attempt got that far, there is nothing left to end.
-                self.attempt(lambda ended=ended: self.end_order(ended, now), now)
+                self.run_contained(lambda ended=ended: self.end_transfer(ended, now), now)
 
-    def end_order(self, ended: Any, now: float) -> None:
+    def end_transfer(self, ended: Any, now: float) -> None:
         if isinstance(ended, BlocksEnded):
             self._scheduler.finish_block_order(ended.fence, ended.blocks, now, ended.seconds)
         elif events := self._scheduler.finish_copy(ended.fence, ended.ok, now, ended.seconds):
-            self.tell(events, now)
+            self.send_events(events, now)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
-    def observe(self, action: Callable[[], object]) -> None:
+    def run_observer(self, action: Callable[[], object]) -> None:
         """Run an action that only reads the scheduler's state. If it raises, log the exception."""
         try:
             action()
         except Exception:
             logger.exception("statistics, a dashboard or a subscriber could not be served; requests are not affected")
 
-    def attempt(self, action: Callable[[], object], now: float, at_fault: Sequence[Request] = ()) -> Exception | None:
+    def run_contained(
+        self, action: Callable[[], object], now: float, at_fault: Sequence[Request] = ()
+    ) -> Exception | None:
         """Run an action that must not end the loop. If it raises, end the requests at fault with an error, repair state
         that was left half changed, and return the exception."""
         try:
             action()
         except Exception as error:
-            self.tell(self._scheduler.contain(error, at_fault, now), now)
+            self.send_events(self._scheduler.contain(error, at_fault, now), now)
             return error
         return None
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    def poll(self, *, has_news: bool = False) -> Sequence[ToWorker]:
+    def receive_messages(self, *, has_news: bool = False) -> Sequence[ToWorker]:
         """Return every waiting message. Without work, or paused, first sleep until one comes, a copy ends, or a
         heartbeat, lease or watcher is due. has_news: finished steps await their commit; do not sleep
         when paused."""
@@ -296,25 +299,26 @@ class EventLoop:
         due = [self._next_heartbeat]
         if self._idle_work is not None and not self._control.paused:
             due.append(self._idle_since + IDLE_WORK_S)
-        self.observe(lambda: due.append(self._live_reports.due))
-        self.observe(lambda: due.append(_or_never(self._scheduler.next_lease_deadline)))
+        self.run_observer(lambda: due.append(self._live_reports.due))
+        self.run_observer(lambda: due.append(_or_never(self._scheduler.next_lease_deadline)))
         return max(0.0, min(due) - self._clock())
 
-    def handle(self, message: ToWorker, now: float) -> None:
+    def handle_message(self, message: ToWorker, now: float) -> None:
         """Handle a message. If that raises, its sender gets an error."""
         named: list[Request] = []
         if isinstance(message, AbortRequest) and (rid := message.rid) is not None:
-            self.observe(lambda: named.extend(self._scheduler.live_of(rid)))
-        error = self.attempt(lambda: self.handle_message(message, now), now, named)
+            self.run_observer(lambda: named.extend(self._scheduler.live_of(rid)))
+        error = self.run_contained(lambda: self.dispatch_message(message, now), now, named)
         if error is None:
             return
         failure = request_failed(error)
         if isinstance(message, RequestSpec):
-            self.refuse(message.rid, failure, now)
+            self.refuse_request(message.rid, failure, now)
         elif (call_id := getattr(message, "call_id", None)) is not None:
-            self._control.reply(call_id, failure.message, ok=False)
+            self._control.send_reply(call_id, failure.message, ok=False)
 
-    def handle_message(self, message: ToWorker, now: float) -> None:
+    def dispatch_message(self, message: ToWorker, now: float) -> None:
+        """Pass a message to the component that it concerns."""
         match message:
             case RequestSpec():
                 self.add_request(message, now)
@@ -323,41 +327,41 @@ class EventLoop:
                     events = self._scheduler.abort_all_requests(now, "aborted: all requests were")
                 else:
                     events = self._scheduler.abort_request(rid, now)
-                self.tell(events, now)
+                self.send_events(events, now)
             case ReleaseRequest():
-                self._control.reply(message.call_id, self._scheduler.release_leases(message.rid))
+                self._control.send_reply(message.call_id, self._scheduler.release_leases(message.rid))
             case StepCalls():
                 self._scheduler.record_tool_calls(message.rid, message.index, message.calls, now)
             case DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id, prefix=prefix):
-                self._control.reply(call_id, self._scheduler.describe_jobs(namespace, job_id, now, prefix))
+                self._control.send_reply(call_id, self._scheduler.describe_jobs(namespace, job_id, now, prefix))
             case DescribeLeases(call_id=call_id, after=after, limit=limit, client=client):
-                self._control.reply(call_id, self._scheduler.describe_leases(now, after, limit, client))
+                self._control.send_reply(call_id, self._scheduler.describe_leases(now, after, limit, client))
             case EndJob():
                 self.end_job(message, now)
             case WatchRequests() | WalkTree():
                 self._live_reports.handle_message(message, now)
             case _:
-                self._control.handle(message)
+                self._control.handle_call(message)
 
     def add_request(self, spec: RequestSpec, now: float) -> None:
         try:
             own_ids = None
             if spec.continuation is not None:
-                own_ids = self._suffixes.complete(spec.continuation, spec.token_ids)
+                own_ids = self._suffixes.complete_suffix(spec.continuation, spec.token_ids)
             constraint = self._item_tries.resolve(spec.sampling)
             requests = self._scheduler.add_request(spec, now, own_ids=own_ids, constraint=constraint)
         except RequestRefused as refusal:
-            self.refuse(spec.rid, refusal, now)
-            self.tell(self._scheduler.take_events(), now)
+            self.refuse_request(spec.rid, refusal, now)
+            self.send_events(self._scheduler.take_events(), now)
             return
-        self.attempt(lambda: self.take_in(spec, requests, now), now, requests)
+        self.run_contained(lambda: self.register_requests(spec, requests, now), now, requests)
 
-    def take_in(self, spec: RequestSpec, requests: list[Request], now: float) -> None:
+    def register_requests(self, spec: RequestSpec, requests: list[Request], now: float) -> None:
         """Register a request that the scheduler has accepted with the other components."""
         for request in requests:
             self._outputs.open_sample(request)
         self._live_reports.requests_added(requests, now)
-        self._suffixes.take_name(spec.rid)
+        self._suffixes.forget_tails(spec.rid)
         if spec.continuation is not None:
             self._suffixes.open_suffix(spec.rid, spec.continuation, spec.token_ids)
 
@@ -366,14 +370,14 @@ class EventLoop:
         ended = self._scheduler.end_job(message.namespace, message.job_id, now)
         given_up = None
         if ended is not None:
-            self.tell(ended.events, now)
+            self.send_events(ended.events, now)
             given_up = {"aborted": ended.aborted_rids, "released_tokens": ended.released_tokens}
-        self._control.reply(message.call_id, given_up)
+        self._control.send_reply(message.call_id, given_up)
 
-    def end_overdue(self, now: float) -> None:
+    def end_overdue_requests(self, now: float) -> None:
         """End the requests that are past --request-timeout."""
         if events := self._scheduler.time_out(now):
-            self.tell(events, now)
+            self.send_events(events, now)
 
     # -- continuations -------------------------------------------------------------------------------------------------
 
@@ -381,15 +385,15 @@ class EventLoop:
         """Where a stop string begins inside a token, prepend the part of the token that the client saw to the suffixes
         of the children, including children that already wait."""
         ending: list[tuple[Request, StopMatch]] = []
-        self.attempt(lambda: ending.extend(self._scheduler.ends_within_token(output.result)), now)
+        self.run_contained(lambda: ending.extend(self._scheduler.ends_within_token(output.result)), now)
         for parent, match in ending:
-            self.attempt(lambda parent=parent, match=match: self.complete_suffix(parent, match), now, [parent])
-        self.observe(lambda: self._suffixes.prune(self._scheduler.is_on_record))
+            self.run_contained(lambda parent=parent, match=match: self.complete_suffix(parent, match), now, [parent])
+        self.run_observer(lambda: self._suffixes.prune_tails(self._scheduler.is_on_record))
 
     def complete_suffix(self, parent: Request, match: StopMatch) -> None:
-        self._suffixes.remember(parent.key, match.visible_tail)
+        self._suffixes.remember_tail(parent.key, match.visible_tail)
         for child in self._scheduler.children_waiting_for(parent.rid, parent.index):
-            child.own_ids = self._suffixes.ids(child.rid)
+            child.own_ids = self._suffixes.suffix_ids(child.rid)
 
     def remember_tails(self, events: list[RequestEvent]) -> None:
         """Do the same for beam searches. Their results are numbered only now, and no child waits for them yet."""
@@ -397,11 +401,11 @@ class EventLoop:
             if event.request.beams is not None and event.finish is not None:
                 for index, hypothesis in enumerate(event.request.beams.results):
                     if hypothesis.visible_tail:
-                        self._suffixes.remember((event.request.rid, index), hypothesis.visible_tail)
+                        self._suffixes.remember_tail((event.request.rid, index), hypothesis.visible_tail)
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
-    def tell(
+    def send_events(
         self,
         events: list[RequestEvent],
         now: float,
@@ -415,18 +419,18 @@ class EventLoop:
         if message is not None:
             self._outbox.send(message)
         for rid, refusal in refusals.items():
-            self.refuse(rid, refusal, now)
+            self.refuse_request(rid, refusal, now)
         for event in events:
             if event.finish is not None:
-                self.observe(lambda request=event.request: self.release_request(request))
+                self.run_observer(lambda request=event.request: self.release_request(request))
         for request, error in self._outputs.take_failures():
             failed = self._scheduler.contain(error, [request], now)
-            self.tell(failed, now)
+            self.send_events(failed, now)
             if all(event.request.rid != request.rid for event in failed):  # it had ended already
-                self.refuse(request.rid, request_failed(error), now)
+                self.refuse_request(request.rid, request_failed(error), now)
 
-    def refuse(self, rid: str, refusal: RequestRefused, now: float) -> None:
-        self.observe(lambda: self._live_reports.request_refused(rid, now))
+    def refuse_request(self, rid: str, refusal: RequestRefused, now: float) -> None:
+        self.run_observer(lambda: self._live_reports.request_refused(rid, now))
         self._outbox.send(
             RequestError(
                 rid=rid,
@@ -440,20 +444,20 @@ class EventLoop:
     def release_request(self, request: Request) -> None:
         """Forget a request that has ended. (The step runner forgets it when a later batch says so.)"""
         self._outputs.close_sample(request)
-        self._suffixes.close(request.rid)
+        self._suffixes.close_suffix(request.rid)
         self._live_reports.request_released()
 
     # -- once a second -------------------------------------------------------------------------------------------------
 
-    def report(self, now: float) -> None:
+    def send_heartbeat(self, now: float) -> None:
         self.send_stats()
         if self._job_records is not None:
             self._job_records.heartbeat(now)
 
-    def audit(self, now: float) -> None:
+    def audit_pages(self, now: float) -> None:
         """Check that every page of the pool has one owner. If not, end the requests that this spoils."""
         if damaged := self._scheduler.self_check(now):
-            self.tell(damaged, now)
+            self.send_events(damaged, now)
 
     def send_stats(self) -> None:
         self._outbox.send(self._scheduler.stats())

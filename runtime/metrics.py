@@ -334,7 +334,7 @@ class RequestMeter:
     """Counts the tokens, latencies and finished outputs of one request."""
 
     def __init__(self, metrics: ServerMetrics, prompt: Prompt, *, started: float, streams: bool) -> None:
-        """started: when its call arrived, on the clock of `count`."""
+        """started: when its call arrived, on the clock of `count_output`."""
         self._metrics = metrics
         self._started: float | None = started
         self._streams = streams
@@ -347,7 +347,7 @@ class RequestMeter:
         """The caller has left: record no more latencies that count from arrival."""
         self._started = None
 
-    def count(self, output: TokenOutput, now: float) -> None:
+    def count_output(self, output: TokenOutput, now: float) -> None:
         metrics, num_new = self._metrics, len(output.new_ids) // 4
         metrics.generation_tokens.inc(num_new)
         if self._streams and num_new:

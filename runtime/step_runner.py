@@ -15,17 +15,23 @@ import torch
 
 from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
 from ..scheduler.constraints.constraint import AllowedTokens
-from ..scheduler.request_spec import LogprobOptions
 from ..scheduler.speculation.verification import verify
 from .runner.device_copy import HostCopy, to_host, upload
 from .runner.forward_batch import last_of_each
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
 from .sampling.beam_candidates import BeamRanker
-from .sampling.logprobs import LogprobsInFlight, TokenLogprobs, input_logprobs, output_logprobs
+from .sampling.logprobs import (
+    LogprobsInFlight,
+    SampledLogprobs,
+    TokenLogprobs,
+    logprob_rows,
+    prompt_logprobs,
+    sampled_logprobs,
+)
 from .sampling.penalties import PendingTokens
 from .sampling.sampler import Sampled, Sampler
-from .sampling.sequences import SequenceState, SequenceTable
+from .sampling.sequences import SequenceTable
 from .sampling.token_masks import forbidden_rows, is_forbidden
 from .text.stop_strings import StopStringChecker
 from .text.token_bytes import TokenBytes
@@ -44,17 +50,6 @@ class StepOutput:
     """(serial, logprobs of prompt tokens that this step computed), in prompt order for each sequence."""
 
 
-@dataclass(slots=True, frozen=True)
-class _OutputLogprobs:
-    """Logprobs of new tokens, on their way to the host."""
-
-    rows: list[int]
-    """The batch rows that want them."""
-    sampled: np.ndarray
-    """int64 [m]: indices of these rows' tokens among the sampled tokens."""
-    scores: LogprobsInFlight
-
-
 @dataclass(slots=True)
 class StepInFlight:
     """A step that the device is working on, or has finished. `StepRunner.finish` waits for it."""
@@ -64,7 +59,7 @@ class StepInFlight:
     """Device int64 [bs]: the sampled token of each row, meaningless where none is. The next step reads it there."""
     sampled_counts: np.ndarray
     """int32 [bs]: tokens that are sampled for each row, those of beams left out; n in all."""
-    output_logprobs: _OutputLogprobs | None
+    output_logprobs: SampledLogprobs | None
     input_logprobs: LogprobsInFlight | None
     copy: HostCopy
     """The sampled tokens, int64 [n]; their peaks, float32 [n]; where something is banned, their own logits, float32
@@ -112,7 +107,9 @@ class StepRunner:
         for step in batch.beams:
             counts[step.start : step.stop] = 0
         sampled, outputs = self._sample(forward.logits, batch, counts, previous_ids)
-        inputs = None if forward.logprob_hidden is None else self._input_logprobs(forward.logprob_hidden, batch)
+        inputs = None
+        if forward.logprob_hidden is not None:
+            inputs = prompt_logprobs(forward.logprob_hidden, batch, self._sequences, self._runner.compute_logits)
         scores = [wanted for wanted in (outputs.scores if outputs is not None else None, inputs) if wanted is not None]
         tokens = [sampled.ids, sampled.peaks, *([sampled.chosen] if sampled.chosen is not None else [])]
         copy = to_host([*tokens, *(tensor for score in scores for tensor in score.tensors)])
@@ -137,8 +134,9 @@ class StepRunner:
 
     def finish(self, step: StepInFlight) -> StepOutput:
         """Wait for a step and collect what it computed."""
-        sampled, peaks, *arrays = step.copy.wait()
-        chosen = arrays.pop(0) if step.has_bans else None
+        arrays = iter(step.copy.wait())
+        sampled, peaks = next(arrays), next(arrays)
+        chosen = next(arrays) if step.has_bans else None
         self._profiler.lap("wait")
         counts, said = step.sampled_counts, sampled
         if step.batch.draft_lens is not None:
@@ -153,14 +151,11 @@ class StepRunner:
                 failed += range(beam.start, beam.stop)
         output = StepOutput(StepResult(said.astype(np.int32), counts, beams=step.beams))
         output.result.forbidden_rows = self._forbidden_rows(step, counts, said, chosen)
-        if (outputs := step.output_logprobs) is not None:
-            ids = np.split(sampled[outputs.sampled].astype(np.int32), np.cumsum(outputs.scores.lengths)[:-1])
-            chunks = outputs.scores.read_logprobs(arrays[: len(outputs.scores.tensors)], ids)
-            output.output_logprobs = {row: each.first(counts[row]) for row, each in zip(outputs.rows, chunks)}
+        if step.output_logprobs is not None:
+            output.output_logprobs = step.output_logprobs.read_rows(arrays, sampled, counts)
         if step.input_logprobs is not None:
-            targets = step.batch.logprob_targets
-            chunks = step.input_logprobs.read_logprobs(arrays[-len(step.input_logprobs.tensors) :], targets)
-            rows = _logprob_rows(step.batch)
+            chunks = step.input_logprobs.read_logprobs(arrays, step.batch.logprob_targets)
+            rows = logprob_rows(step.batch)
             failed += [row for row, chunk in zip(rows.tolist(), chunks, strict=True) if np.isnan(chunk.values).any()]
             output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
         if failed:
@@ -213,7 +208,7 @@ class StepRunner:
 
     def _sample(
         self, logits: torch.Tensor, batch: ScheduleBatch, counts: np.ndarray, previous_ids: torch.Tensor | None
-    ) -> tuple[Sampled, _OutputLogprobs | None]:
+    ) -> tuple[Sampled, SampledLogprobs | None]:
         """Sample ``counts`` tokens for each row, int32 [bs]; also the logprobs of those that want them."""
         own = np.flatnonzero(counts)
         rows = np.repeat(own, counts[own])
@@ -235,23 +230,7 @@ class StepRunner:
         if len(own) < len(rows):
             positions = positions + last_of_each(counts[own], counts[own])
         sampled = self._sampler.sample(logits, sequences, positions, allowed, pending)
-        return sampled, self._output_logprobs(logits, sampled.ids, sequences, rows)
-
-    def _output_logprobs(
-        self, logits: torch.Tensor, sampled: torch.Tensor, sequences: list[SequenceState], rows: np.ndarray
-    ) -> _OutputLogprobs | None:
-        """Compute the logprobs of sampled tokens. Parallel: logits, tokens, their sequences and their batch rows."""
-        if all(sequence.info.logprobs is None for sequence in sequences):
-            return None
-        wanted = np.array([i for i, sequence in enumerate(sequences) if sequence.info.logprobs is not None])
-        if len(wanted) < len(sequences):
-            (index,) = upload([wanted], logits.device)
-            logits, sampled = logits.index_select(0, index), sampled.index_select(0, index)
-        own, firsts, lengths = np.unique(rows[wanted], return_index=True, return_counts=True)
-        asked = [options for i in wanted[firsts] if (options := sequences[i].info.logprobs) is not None]
-        top_ks = [options.top_k for options in asked]
-        scores = output_logprobs(logits, sampled, lengths.tolist(), top_ks, _named(asked))
-        return _OutputLogprobs(own.tolist(), wanted, scores)
+        return sampled, sampled_logprobs(logits, sampled.ids, sequences, rows)
 
     def _rank_beams(
         self, logits: torch.Tensor, batch: ScheduleBatch, unchecked: list[int]
@@ -284,40 +263,6 @@ class StepRunner:
         if self._stop_strings is None:
             self._stop_strings = StopStringChecker(self._load_token_bytes())
         return self._stop_strings
-
-    def _input_logprobs(self, hidden: torch.Tensor, batch: ScheduleBatch) -> LogprobsInFlight:
-        """``hidden`` holds, for each row that asks, the states of its new tokens from logprob_start on. The last may
-        predict a token beyond the prompt; those are left out."""
-        counts = batch.extend_lens - batch.logprob_starts
-        ends = np.cumsum(counts[counts > 0]).tolist()
-        starts = [0, *ends[:-1]]
-        targets = batch.logprob_targets
-        kept = [np.arange(start, start + len(target)) for start, target in zip(starts, targets, strict=True)]
-        asked: list[LogprobOptions] = []
-        for serial in batch.serials[_logprob_rows(batch)].tolist():
-            options = self._sequences[serial].info.logprobs
-            assert options is not None, "only sequences with logprobs have targets"
-            asked.append(options)
-        (index,) = upload([np.concatenate(kept)], hidden.device)
-        return input_logprobs(
-            hidden.index_select(0, index),
-            targets,
-            [options.input_top_k for options in asked],
-            self._runner.compute_logits,
-            [options.ranks_prompt for options in asked],
-            _named(asked),
-        )
-
-
-def _named(asked: list[LogprobOptions]) -> list[tuple[int, ...]]:
-    """The ids that each names; empty if none names any."""
-    named = [options.token_ids for options in asked]
-    return named if any(named) else []
-
-
-def _logprob_rows(batch: ScheduleBatch) -> np.ndarray:
-    """int64 [n]: the row of each entry of batch.logprob_targets."""
-    return np.flatnonzero(batch.logprob_starts < batch.extend_lens)
 
 
 def _first_of_each(sampled: torch.Tensor, counts: np.ndarray) -> torch.Tensor:

@@ -305,7 +305,7 @@ class TokenizerManager:
             # Only possible after `fail_all`; the callers have their answer.
             return
         now = self._heard_at
-        request.meter.count(output, now)
+        request.meter.count_output(output, now)
         self._step_reader.add_output(request.prompt, update)
         if self._recorder is not None:
             self._recorder.record_output(output)

@@ -90,9 +90,9 @@ def _busy_ticks(stat: str, cpus: set[int]) -> int:
 class Crew(Protocol):
     """The threads of matrix products, as `CpuThreads` controls and times them."""
 
-    def use(self, threads: int, *, spin: bool) -> None: ...
+    def use_threads(self, threads: int, *, spin: bool) -> None: ...
 
-    def time(self, threads: int) -> float:
+    def time_work(self, threads: int) -> float:
         """Seconds of a small piece of work with so many threads."""
         ...
 
@@ -104,7 +104,7 @@ class OpenMPCrew:
         self._limit: SpinLimit | None = None
         self._work: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
-    def use(self, threads: int, *, spin: bool) -> None:
+    def use_threads(self, threads: int, *, spin: bool) -> None:
         if spin and self._limit is not None:
             self._limit.end()
             self._limit = None
@@ -112,7 +112,7 @@ class OpenMPCrew:
             self._limit = SpinLimit()
         torch.set_num_threads(threads)
 
-    def time(self, threads: int) -> float:
+    def time_work(self, threads: int) -> float:
         if self._work is None:
             generator = torch.Generator().manual_seed(0)
             weights = [torch.randn(512, 1024, generator=generator) for _ in range(6)]
@@ -157,7 +157,7 @@ class SpinLimit:
 
 
 class CpuThreads:
-    """How many threads compute, and whether they spin. `watch` is called between steps."""
+    """How many threads compute, and whether they spin. `adjust_threads` is called between steps."""
 
     def __init__(self, threads: int, crew: Crew | None = None, read: Callable[[], Usage | None] = read_usage) -> None:
         """threads: how many there are on a quiet machine."""
@@ -173,7 +173,7 @@ class CpuThreads:
         self._times: dict[int, list[float]] = {}
         self._rest = 0
 
-    def watch(self, now: float) -> None:
+    def adjust_threads(self, now: float) -> None:
         """Look at the last window, if it is over. now: seconds, on the loop's clock."""
         if now < self._due:
             return
@@ -209,7 +209,7 @@ class CpuThreads:
             self._rest = max(0, self._rest - 1)
             return
         for threads in (self._all, fewer):
-            self._times.setdefault(threads, []).append(self._crew.time(threads))
+            self._times.setdefault(threads, []).append(self._crew.time_work(threads))
         other = fewer if self.threads == self._all else self._all
         mine, theirs = self._times.get(self.threads, []), self._times[other]
         if len(theirs) < PROBES:
@@ -221,7 +221,7 @@ class CpuThreads:
 
     def _use(self, threads: int, why: str) -> None:
         self.threads = threads
-        self._crew.use(threads, spin=not self.crowded)
+        self._crew.use_threads(threads, spin=not self.crowded)
         logger.info("%s: threads %d, spins %s", why, threads, "short" if self.crowded else "long")
 
 
@@ -230,4 +230,4 @@ def watch_cpu_threads(device: str) -> Callable[[float], None]:
     threads = torch.get_num_threads()
     if device != "cpu" or threads == 1:
         return lambda now: None
-    return CpuThreads(threads).watch
+    return CpuThreads(threads).adjust_threads

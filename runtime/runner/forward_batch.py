@@ -94,7 +94,20 @@ def build_forward_batch(
     if shape is not None:
         attention = pad_attention(attention, shape)
         inputs = [np.append(array, np.zeros(shape.tokens - tokens, dtype=array.dtype)) for array in inputs]
-    input_ids, positions, out_cache_loc, samples, logprobs, update_index, update_values, source, target, *rows = upload(
+    (
+        input_ids,
+        positions,
+        out_cache_loc,
+        samples,
+        logprobs,
+        update_index,
+        update_values,
+        source,
+        target,
+        row_sources,
+        row_targets,
+        row_lengths,
+    ) = upload(
         [
             *inputs,
             last_of_each(ends, batch.sampled_counts),
@@ -115,8 +128,7 @@ def build_forward_batch(
     if len(updates.values):  # overlapping updates carry equal values, so their order does not matter
         req_to_token.view(-1).index_copy_(0, update_index, update_values.to(torch.int32))
     if len(updates.copies):
-        sources, targets, lengths = rows
-        copy_rows(req_to_token, sources, targets, lengths, int(updates.copies.lengths.max()))
+        copy_rows(req_to_token, row_sources, row_targets, row_lengths, int(updates.copies.lengths.max()))
     return ForwardBatch(
         inputs=StepInputs(input_ids, positions, out_cache_loc),
         attention=attention,

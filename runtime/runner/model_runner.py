@@ -129,8 +129,14 @@ class ModelRunner:
             self.attention: AttentionBackend = backends.attention(self.kv_pool, specs)
             self._graphs = self._capture(backends, shapes) if shapes is not None else None
         self._capture_again = partial(self._capture_anew, args, max_running, backends)
-        named = self.config.architecture, self.device, str(self.dtype).removeprefix("torch."), self.attention_name
-        logger.info("%s on %s, %s, attention %s; %s", *named, plan.describe())
+        logger.info(
+            "%s on %s, %s, attention %s; %s",
+            self.config.architecture,
+            self.device,
+            str(self.dtype).removeprefix("torch."),
+            self.attention_name,
+            plan.describe(),
+        )
 
     @property
     def req_to_token(self) -> torch.Tensor:

@@ -1,12 +1,11 @@
-"""Keeps token sequences (``bad_words``) out of outputs: the last token of one is banned where the others stand before
-it.
+"""Keeps token sequences (``bad_words``) out of outputs: bans the last token of a sequence after its other tokens.
 
     one token         always banned: a logit_bias of minus infinity, part of the sampler's plan
-    two, (p, t)       t is banned after p: (row, p, t) lie on the device while the same sequences sample together
+    two, (p, t)       t is banned after p: (row, p, t) stay on the device while the same sequences sample together
     more, (…q, p, t)  t is banned after …q, p: the host compares …q, which it always knows, and sends (row, p, t)
 
-The token just before may still be in flight (PendingTokens), so p is compared on the device, for all rows alike. Only
-output counts, as in vLLM: a sequence that begins in the prompt may end in the output.
+Token p may still be in flight (PendingTokens), so the device compares it, for all rows alike. Only output counts, as in
+vLLM: a sequence that begins in the prompt may end in the output.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from ..runner.device_copy import upload
 from .penalties import PendingTokens
 
 NO_TOKEN = -1
-"""In the place of a token where there is none; no sequence has it."""
+"""Stands for the token before the first one; no sequence has it."""
 
 
 class BannedTokens:
@@ -45,20 +45,20 @@ class BannedTokens:
 
     @property
     def looks_back(self) -> bool:
-        """True if what is banned depends on what was said."""
+        """True if the bans depend on the output so far."""
         return bool(self.pairs or self._longer)
 
     def append(self, token_id: int) -> None:
-        """One more output token."""
+        """Add the next output token."""
         self._tail.append(token_id)
 
     @property
     def last(self) -> int:
         return self._tail[-1] if self._tail else NO_TOKEN
 
-    def reached(self, is_late: bool) -> list[tuple[int, int]]:
-        """The (p, t) of sequences of three and more tokens with a start that directly precedes the newest output token.
-        is_late: that token is in flight, so the tail does not hold it yet."""
+    def reached_pairs(self, is_late: bool) -> list[tuple[int, int]]:
+        """The (p, t) of the sequences of three and more tokens that the output has reached up to its newest token.
+        is_late: that token is in flight, so the tail does not have it yet."""
         if not self._lengths:
             return []
         before = tuple(self._tail) if is_late else tuple(self._tail)[:-1]
@@ -70,50 +70,63 @@ class BannedTokens:
         ]
 
 
+class _Pairs(NamedTuple):
+    """Tokens that are banned after another one; device int64 [m] each."""
+
+    rows: torch.Tensor
+    """Index in `BanPlan.rows`."""
+    before: torch.Tensor
+    tokens: torch.Tensor
+
+
 @dataclass(slots=True)
 class BanPlan:
     """The rows of a batch with bans that depend on the output so far."""
 
     rows: np.ndarray
-    """int64 [n]: of the logits."""
+    """int64 [n]: their rows of the logits."""
     banned: list[BannedTokens]
-    """One for each."""
-    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    """On the device, int64 [m] each: index in ``rows``, p, t."""
+    """The banned sequences of each."""
+    pairs: _Pairs
+    """Bans of sequences of two tokens."""
 
     @classmethod
     def of(cls, banned: Sequence[BannedTokens | None], device: torch.device) -> BanPlan | None:
-        """For the rows of a batch; None if no row needs it."""
+        """The plan for the rows of a batch; None if no row needs one."""
         rows = [i for i, each in enumerate(banned) if each is not None and each.looks_back]
         if not rows:
             return None
         kept = [each for i in rows if (each := banned[i]) is not None]
-        pairs = _columns([(i, *pair) for i, each in enumerate(kept) for pair in each.pairs])
-        owner, before, token = upload(list(pairs), device)
-        return cls(np.array(rows, dtype=np.int64), kept, (owner, before, token))
+        pairs = _columns([(i, before, token) for i, each in enumerate(kept) for before, token in each.pairs])
+        return cls(np.array(rows, dtype=np.int64), kept, _Pairs(*upload(pairs, device)))
 
 
 def ban_tokens(logits: torch.Tensor, plan: BanPlan, pending: PendingTokens | None = None) -> None:
-    """Set what may not come next to -inf, in place. logits: float32 [rows of the batch, vocab]."""
+    """Set the logits of banned tokens to -inf, in place. logits: float32 [rows of the batch, vocab]."""
     last_ids = np.zeros(len(plan.rows), dtype=np.int64) if pending is None else pending.last_ids[plan.rows]
     is_late = last_ids < 0
     late = np.flatnonzero(is_late)
-    found = [
-        (i, *pair) for i, (each, flag) in enumerate(zip(plan.banned, is_late.tolist())) for pair in each.reached(flag)
+    reached = [
+        (i, before, token)
+        for i, (each, flag) in enumerate(zip(plan.banned, is_late.tolist()))
+        for before, token in each.reached_pairs(flag)
     ]
+    reached_rows, reached_before, reached_tokens = _columns(reached)
     known = np.array([each.last for each in plan.banned], dtype=np.int64)
-    row_of, last, places, late_rows, *more = upload(
-        [plan.rows, known, -last_ids[late].astype(np.int64) - 1, late, *_columns(found)], logits.device
+    places = -last_ids[late].astype(np.int64) - 1
+    row_of, last, late_places, late_rows, more_rows, more_before, more_tokens = upload(
+        [plan.rows, known, places, late, reached_rows, reached_before, reached_tokens], logits.device
     )
     if pending is not None and len(late):
-        last = last.index_copy(0, late_rows, pending.ids[places])
-    owner, before, token = (torch.cat(both) for both in zip(plan.pairs, more))
-    # Added, not written: the same token may be banned by one sequence and let through by another.
+        last = last.index_copy(0, late_rows, pending.ids[late_places])
+    owner = torch.cat([plan.pairs.rows, more_rows])
+    before = torch.cat([plan.pairs.before, more_before])
+    token = torch.cat([plan.pairs.tokens, more_tokens])
+    # Added, not written: the same token may be banned by one sequence and allowed by another.
     bans = logits.new_zeros(len(owner)).masked_fill_(last[owner] == before, -float("inf"))
     logits.index_put_((row_of[owner], token), bans, accumulate=True)
 
 
-def _columns(rows: list[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """int64 [n] each."""
-    first, second, third = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    return first, second, third
+def _columns(triples: list[tuple[int, int, int]]) -> list[np.ndarray]:
+    """Three arrays, int64 [n] each."""
+    return list(np.array(triples, dtype=np.int64).reshape(-1, 3).T)

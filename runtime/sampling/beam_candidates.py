@@ -114,8 +114,8 @@ class BeamRanker:
         """
         searches = [self._search(step, sequence) for step, sequence in zip(steps, sequences, strict=True)]
         firsts = _starts([step.stop - step.start for step in steps])
-        maxima, *shape = self._ops.row_statistics(logits, CHUNK)
-        softmax = _LogSoftmax(*shape)
+        maxima, best, log_sum = self._ops.row_statistics(logits, CHUNK)
+        softmax = _LogSoftmax(best, log_sum)
         (scores,) = upload([np.concatenate([step.scores for step in steps])], self._device)
         ranked = [
             *self._rank_all(logits, maxima, softmax, scores, searches, firsts),

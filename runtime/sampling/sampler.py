@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -199,11 +200,11 @@ class Sampler:
                 self._device,
             )
         )
-        greedy_rows, bias_rows, bias_ids, bias_values = (next(tensors) for _ in range(4))
+        greedy_rows, bias_rows, bias_ids, bias_values = islice(tensors, 4)
         groups = []
         for kind, width, rows in slices:
-            on_device = next(tensors)
-            filters = Filters(*(next(tensors) for _ in range(4)))
+            on_device, temperature, top_k, top_p, log_min_p = islice(tensors, 5)
+            filters = Filters(temperature, top_k, top_p, log_min_p)
             side_by_side = rows[-1] - rows[0] == len(rows) - 1
             groups.append(_Group(slice(rows[0], rows[-1] + 1) if side_by_side else on_device, filters, kind, width))
         seen = [(i, sequence.seen) for i, sequence in enumerate(sequences) if sequence.seen is not None]

@@ -38,31 +38,31 @@ class ContinuationSuffixes:
         """By rid and index of the parent."""
         self._open: dict[str, _Suffix] = {}
 
-    def remember(self, parent: tuple[str, int], tail: str) -> None:
-        """Note the tail of a parent, by (rid, index): text that its inherited ids leave out."""
+    def remember_tail(self, parent: tuple[str, int], tail: str) -> None:
+        """Record the tail of a parent (rid, index): the text that its inherited ids leave out."""
         rid, index = parent
         self._tails.setdefault(rid, {})[index] = tail
 
-    def prune(self, is_on_record: Callable[[str], bool]) -> None:
-        """Drop the tails of parents that no request can continue any more, once there are many."""
+    def prune_tails(self, is_on_record: Callable[[str], bool]) -> None:
+        """Once there are many tails, drop those of parents that can no longer be continued."""
         if len(self._tails) > 2 * self._max_tails:
             self._tails = {rid: tails for rid, tails in self._tails.items() if is_on_record(rid)}
 
-    def take_name(self, rid: str) -> None:
-        """Forget the tails of an earlier request with this rid: a new one has it now."""
+    def forget_tails(self, rid: str) -> None:
+        """Forget the tails of an earlier request with this rid, which a new request has now."""
         self._tails.pop(rid, None)
 
     def open_suffix(self, rid: str, continuation: ContinuationSpec, ids: np.ndarray) -> None:
         """Keep the suffix of an accepted child; ``ids`` is int32 [n]."""
         self._open[rid] = _Suffix(continuation, ids)
 
-    def ids(self, child: str) -> np.ndarray:
+    def suffix_ids(self, child: str) -> np.ndarray:
         """int32 [n]: the current suffix of an open child."""
         suffix = self._open[child]
-        return self.complete(suffix.continuation, suffix.ids)
+        return self.complete_suffix(suffix.continuation, suffix.ids)
 
-    def complete(self, continuation: ContinuationSpec, ids: np.ndarray) -> np.ndarray:
-        """int32 [n]: a suffix that came as ``ids``, with the tail of its parent if there is one."""
+    def complete_suffix(self, continuation: ContinuationSpec, ids: np.ndarray) -> np.ndarray:
+        """int32 [n]: the suffix ``ids`` of a request, after the tail of its parent if there is one."""
         tail = self._tails.get(continuation.parent_rid, {}).get(continuation.index)
         if not tail:
             return ids
@@ -70,7 +70,7 @@ class ContinuationSuffixes:
             return self._encode(tail + continuation.suffix_text)
         return np.concatenate([self._encode(tail), ids])
 
-    def close(self, rid: str) -> None:
+    def close_suffix(self, rid: str) -> None:
         """Forget a child that has ended; unknown ones are fine."""
         self._open.pop(rid, None)
 

@@ -26,7 +26,7 @@ from tests.doubles.byte_tokenizer import EOS_ID
 
 
 def feed(detokenizer: Detokenizer, *outputs: TokenOutput) -> list[str]:
-    (answer,) = detokenizer.handle(TokenOutputs(items=list(outputs)))
+    (answer,) = detokenizer.handle_message(TokenOutputs(items=list(outputs)))
     assert isinstance(answer, TextOutputs)
     assert [item.output for item in answer.items] == list(outputs)
     return [item.text for item in answer.items]
@@ -102,7 +102,7 @@ def test_an_error_forgets_all_samples_of_its_request(tokenizer: Tokenizer) -> No
     detokenizer = Detokenizer(tokenizer)
     feed(detokenizer, *(output(rid, b"x", index=i, first=True) for rid in "ab" for i in range(3)))
     error = RequestError(rid="a", message="m")
-    assert detokenizer.handle(error) == [error]
+    assert detokenizer.handle_message(error) == [error]
     assert detokenizer.num_open == 3
 
 
@@ -110,7 +110,7 @@ def test_text_that_fails_costs_only_its_own_request(tokenizer: Tokenizer) -> Non
     """A stop string the ids do not hold stands for any disagreement between worker and detokenizer."""
     detokenizer = Detokenizer(tokenizer)
     wrong = output("bad", b"abc", first=True, stop=("END",), finish=FinishReason("stop", matched="END"))
-    answers = detokenizer.handle(TokenOutputs(items=[wrong, output("good", b"x", first=True, finish=LENGTH)]))
+    answers = detokenizer.handle_message(TokenOutputs(items=[wrong, output("good", b"x", first=True, finish=LENGTH)]))
     texts, error = answers
     assert isinstance(texts, TextOutputs) and [item.text for item in texts.items] == ["x"]
     assert isinstance(error, RequestError) and (error.rid, status_of(error)) == ("bad", 500)

@@ -143,7 +143,7 @@ def test_a_token_that_is_not_in_the_trie_ends_its_request_alone(overlap: bool) -
 
 
 @LOOPS
-@pytest.mark.parametrize("part", ["_outputs.open_sample", "_live_reports.requests_added", "_suffixes.take_name"])
+@pytest.mark.parametrize("part", ["_outputs.open_sample", "_live_reports.requests_added", "_suffixes.forget_tails"])
 def test_a_request_that_others_do_not_take_in_ends_once(part: str, overlap: bool) -> None:
     """The scheduler has it by then."""
     rig = Rig(overlap=overlap)

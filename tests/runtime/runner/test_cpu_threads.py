@@ -38,15 +38,15 @@ class Processor:
         self.now = 100.0
         self._usage = Usage(0.0, 0.0, 0.0)
         self.governor = CpuThreads(threads, crew=self, read=self.read)
-        self.governor.watch(self.now)
+        self.governor.adjust_threads(self.now)
 
     def read(self) -> Usage | None:
         return self._usage
 
-    def use(self, threads: int, *, spin: bool) -> None:
+    def use_threads(self, threads: int, *, spin: bool) -> None:
         self.used.append((threads, spin))
 
-    def time(self, threads: int) -> float:
+    def time_work(self, threads: int) -> float:
         return self.speeds[threads]
 
     def pass_windows(self, number: int, of: float = WINDOW_S) -> None:
@@ -56,7 +56,7 @@ class Processor:
                 u.run + self.run * of, u.delay + self.delay * of, u.busy + (self.run + self.others) * of
             )
             self.now += of
-            self.governor.watch(self.now)
+            self.governor.adjust_threads(self.now)
 
 
 def crowded(threads: int = 2, others: float = 1.0, **speeds: float) -> Processor:
@@ -89,7 +89,7 @@ class TestCrowded:
     def test_a_turn_within_the_window_reads_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         processor = Processor()
         monkeypatch.setattr(processor.governor, "_read", lambda: pytest.fail("read"))
-        processor.governor.watch(processor.now + 0.9 * WINDOW_S)
+        processor.governor.adjust_threads(processor.now + 0.9 * WINDOW_S)
 
     def test_spinning_comes_back_after_some_quiet_windows_in_a_row(self) -> None:
         processor = crowded(t1=1.0, t2=1.0)
@@ -125,7 +125,7 @@ class TestCrowded:
         reads = []
         governor = CpuThreads(2, crew=Processor(), read=lambda: reads.append(1))
         for second in range(10):
-            governor.watch(float(second))
+            governor.adjust_threads(float(second))
         assert len(reads) == 1
 
 
@@ -207,16 +207,16 @@ class TestReading:
 class TestThreads:
     def test_work_is_timed_and_the_number_put_back(self) -> None:
         crew, before = OpenMPCrew(), torch.get_num_threads()
-        assert 0 < crew.time(2) < 60 and torch.get_num_threads() == before
+        assert 0 < crew.time_work(2) < 60 and torch.get_num_threads() == before
 
     def test_the_limit_is_a_thread_that_ends(self) -> None:
         crew, before = OpenMPCrew(), torch.get_num_threads()
         names = lambda: [thread.name for thread in threading.enumerate()].count("openmp-spin-limit")  # noqa: E731
         try:
             for _ in range(2):
-                crew.use(before, spin=False)
+                crew.use_threads(before, spin=False)
                 assert names() == 1 and torch.get_num_threads() == before
-            crew.use(before, spin=True)
+            crew.use_threads(before, spin=True)
             assert names() == 0
         finally:
             torch.set_num_threads(before)

@@ -35,45 +35,49 @@ def ids(text: str) -> np.ndarray:
 def test_without_a_rest_the_ids_stay_and_no_tokenizer_is_loaded() -> None:
     suffixes = make()
     came = np.array([7, 8], dtype=np.int32)
-    assert suffixes.complete(ContinuationSpec(parent_rid="p", suffix_text="ab"), came) is came
+    assert suffixes.complete_suffix(ContinuationSpec(parent_rid="p", suffix_text="ab"), came) is came
     assert Letters.loads == 0
 
 
 def test_rest_and_text_are_tokenised_as_one() -> None:
     suffixes = make()
-    suffixes.remember(("p", 0), "done.")
-    got = suffixes.complete(ContinuationSpec(parent_rid="p", suffix_text="ab"), np.array([7], dtype=np.int32))
+    suffixes.remember_tail(("p", 0), "done.")
+    got = suffixes.complete_suffix(ContinuationSpec(parent_rid="p", suffix_text="ab"), np.array([7], dtype=np.int32))
     assert got.dtype == np.int32 and got.tolist() == ids("done.ab").tolist()
 
 
 def test_rest_goes_before_ids() -> None:
     suffixes = make()
-    suffixes.remember(("p", 1), "x")
+    suffixes.remember_tail(("p", 1), "x")
     seven = np.array([7], dtype=np.int32)
-    assert suffixes.complete(ContinuationSpec(parent_rid="p", index=1), seven).tolist() == [ord("x"), 7]
-    assert suffixes.complete(ContinuationSpec(parent_rid="p", index=0), seven).tolist() == [7]
+    assert suffixes.complete_suffix(ContinuationSpec(parent_rid="p", index=1), seven).tolist() == [ord("x"), 7]
+    assert suffixes.complete_suffix(ContinuationSpec(parent_rid="p", index=0), seven).tolist() == [7]
 
 
 def test_rest_that_comes_while_the_child_waits() -> None:
     suffixes = make()
     suffixes.open_suffix("child", ContinuationSpec(parent_rid="p", suffix_text="b"), ids("b"))
-    suffixes.remember(("p", 0), "a")
-    assert suffixes.ids("child").tolist() == ids("ab").tolist()
-    suffixes.close("child")
-    suffixes.close("child")
+    suffixes.remember_tail(("p", 0), "a")
+    assert suffixes.suffix_ids("child").tolist() == ids("ab").tolist()
+    suffixes.close_suffix("child")
+    suffixes.close_suffix("child")
 
 
 def test_rests_live_as_long_as_their_parents_are_on_record() -> None:
     suffixes = make(max_rests=2)
     for parent in "pqrst":
-        suffixes.remember((parent, 0), parent)
-    suffixes.prune(lambda rid: rid in "pt")
-    kept = [parent for parent in "pqrst" if len(suffixes.complete(ContinuationSpec(parent_rid=parent), ids("z"))) == 2]
+        suffixes.remember_tail((parent, 0), parent)
+    suffixes.prune_tails(lambda rid: rid in "pt")
+    kept = [
+        parent
+        for parent in "pqrst"
+        if len(suffixes.complete_suffix(ContinuationSpec(parent_rid=parent), ids("z"))) == 2
+    ]
     assert kept == ["p", "t"]
 
 
 def test_a_new_request_of_the_same_name_has_no_rest() -> None:
     suffixes = make()
-    suffixes.remember(("p", 0), "a")
-    suffixes.take_name("p")
-    assert suffixes.complete(ContinuationSpec(parent_rid="p"), ids("z")).tolist() == ids("z").tolist()
+    suffixes.remember_tail(("p", 0), "a")
+    suffixes.forget_tails("p")
+    assert suffixes.complete_suffix(ContinuationSpec(parent_rid="p"), ids("z")).tolist() == ids("z").tolist()
