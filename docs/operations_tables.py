@@ -16,7 +16,7 @@ from baton.entrypoints.server_args import build_parser
 from baton.entrypoints.server_config import ServerConfig, flag_name
 from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.metrics import ServerMetrics
-from baton.scheduler.cache_statistics.cache_stats import CacheStats, WindowStats
+from baton.scheduler.cache_stats import CacheStats, WindowStats
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.stats import CopyStats, SchedulerStats, TierStats
 

@@ -18,14 +18,13 @@ import numpy as np
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
-from .eviction.lanes import Lanes, OneLane
-from .eviction.order import EvictionOrder
+from .eviction.order import EvictionOrder, Lanes, OneLane
 from .eviction.ranks import lru
 from .kv_sequence import KVSequence
 from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
-from .watching import Watchers
+from .watchers import Watchers
 
 LEAST_REST = 512
 """Tokens, or 1/256 of the pool if that is less: a shorter rest of an evicted leaf is not worth a node of its own."""

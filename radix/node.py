@@ -86,7 +86,7 @@ class TreeNode:
         self.hits = 0
         """Matches that ended here."""
         self.block_keys: list[bytes] | None = None
-        """Names of the blocks that end in this node; None until they are needed (see block_names.py)."""
+        """Names of the blocks that end in this node; None until they are needed (see block_tier.py)."""
         self.demoted = False
         """A lease held the path down to it, or should have: it is copied before it leaves the device."""
         self.lock_ref = 0

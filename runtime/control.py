@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..scheduler.cache_statistics.cache_stats import CacheStats, describe
+from ..scheduler.cache_stats import CacheStats, describe
 from ..scheduler.constraints.item_trie import ItemTrieError
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.stats import SchedulerStats, TierStats

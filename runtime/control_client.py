@@ -91,7 +91,7 @@ class ControlClient:
         return _payload(reply)
 
     async def job(self, client: Client, namespace: str, job_id: str, timeout_s: float = 10.0) -> dict | None:
-        """Report on one of the client's jobs, or None. See scheduler/jobs/report.py."""
+        """Report on one of the client's jobs, or None. See scheduler/jobs/job.py."""
         scope, name = client.kv_namespace(namespace), client.qualified(job_id)
         reply = await self._ask(
             lambda call_id: DescribeJobs(call_id=call_id, namespace=scope, job_id=name), "jobs", timeout_s
@@ -126,7 +126,7 @@ class ControlClient:
         return None if ended is None else {**ended, "aborted": [client.stripped(rid) for rid in ended["aborted"]]}
 
     async def leases(self, client: Client, after: int = -1, limit: int = 100, timeout_s: float = 10.0) -> dict:
-        """A page of the client's live leases; see scheduler/continuation/report.py."""
+        """A page of the client's live leases; see scheduler/continuation/records.py."""
         page = await self._leases(client.name or None, after, limit, timeout_s)
         return page | {"leases": [_stripped_lease(client, lease) for lease in page["leases"]]}
 
@@ -180,7 +180,7 @@ class ControlClient:
 
     async def cache_statistics(self, timeout_s: float = 10.0) -> dict:
         """Lookups, hits and evictions of the prefix cache since the start or the last reset; see
-        scheduler/cache_statistics/cache_stats.py."""
+        scheduler/cache_stats.py."""
         return _payload(await self._ask_verb("statistics", timeout_s))
 
     async def reset_cache_statistics(self, timeout_s: float = 10.0) -> None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..scheduler.constraints.items import ITEM
+from ..scheduler.constraints.item_trie import ITEM
 from ..scheduler.outcome import FinishReason
 from ..scheduler.token_buffer import unpack_ids
 from .channels import Endpoints, Receiver, Sender

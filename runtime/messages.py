@@ -13,10 +13,10 @@ from __future__ import annotations
 import msgspec
 
 from ..scheduler.jobs.calls import ToolCall
+from ..scheduler.live_view.reports import JobNow, LeaseNow, Life, LoadNow, RunningNow, WaitingNow
 from ..scheduler.outcome import NO_DRAFTS, ContextOverflow, DraftCounts, FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.stats import SchedulerStats
-from ..scheduler.watching.life import JobNow, LeaseNow, Life, LoadNow, RunningNow, WaitingNow
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -49,7 +49,7 @@ class EndJob(Message, frozen=True):
 
 class DescribeJobs(Message, frozen=True):
     """Describe the jobs of a namespace (None: of all) with ids that begin with ``prefix``, or the one of ``job_id``;
-    answered by a ControlReply with a list. See scheduler/jobs/report.py."""
+    answered by a ControlReply with a list. See scheduler/jobs/job.py."""
 
     call_id: int
     namespace: str | None
@@ -59,7 +59,7 @@ class DescribeJobs(Message, frozen=True):
 
 class DescribeLeases(Message, frozen=True):
     """Describe a page of the live leases; answered by a ControlReply. client: only leases that count in its budget;
-    None for all. See scheduler/continuation/report.py."""
+    None for all. See scheduler/continuation/records.py."""
 
     call_id: int
     after: int

@@ -16,8 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from ..radix.statistics.spread import SECONDS
-from ..scheduler.cache_statistics.cache_stats import DEPTHS, NOT_COUNTED, Buckets, CacheStats, HitTokens
+from ..radix.kv_lives import SECONDS
+from ..scheduler.cache_stats import DEPTHS, NOT_COUNTED, Buckets, CacheStats, HitTokens
 from ..scheduler.outcome import FoundTokens
 from ..scheduler.stats import CopyStats, SchedulerStats, TierStats
 from .messages import TokenOutput

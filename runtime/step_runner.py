@@ -15,7 +15,7 @@ import torch
 
 from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
 from ..scheduler.constraints.constraint import AllowedTokens
-from ..scheduler.speculation.verification import verify
+from ..scheduler.speculation.speculation import verify
 from .runner.device_copy import HostCopy, to_host, upload
 from .runner.forward_batch import last_of_each
 from .runner.model_runner import ModelRunner

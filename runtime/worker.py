@@ -22,9 +22,8 @@ from ..memory_pool.req_to_token import ReqToTokenPool
 from ..memory_pool.stores.host_pool import HostPool
 from ..memory_pool.stores.remote_store import RemoteStore
 from ..radix.cache import RadixCache
-from ..radix.eviction.orders import ORDERS
-from ..radix.tiers.block_names import BlockNames
-from ..radix.tiers.block_tier import BlockTier
+from ..radix.eviction.registry import ORDERS
+from ..radix.tiers.block_tier import BlockNames, BlockTier
 from ..radix.tiers.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.request_spec import RequestSpec

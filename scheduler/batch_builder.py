@@ -9,8 +9,7 @@ import numpy as np
 from ..memory_pool.req_to_token import RowUpdates
 from .batch import BeamStep, ForwardMode, KVCopies, ScheduleBatch, SequenceInfo
 from .constraints.constraint import AllowedTokens
-from .fault import RequestFault
-from .request import Request
+from .request import Request, RequestFault
 
 NO_IDS = np.empty(0, dtype=np.int32)
 

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..radix.eviction.orders import ORDERS
+from ..radix.eviction.registry import ORDERS
+from .policies.policy import PinTime
 from .policies.registry import POLICIES
-from .policies.tools import PinTime
 
 MIN_VERIFIED = 64
 """Tokens that a step with speculation may sample at least, even if fewer requests may run."""

@@ -13,12 +13,10 @@ import numpy as np
 
 from .batch import ForwardMode, ScheduleBatch
 from .batch_builder import PlannedStep, TokenRows, add_searches, plan_step
-from .fault import RequestFault
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
-from .request import Request
-from .speculation.slots import extend_with_drafts
-from .speculation.speculation import Speculation
+from .request import Request, RequestFault
+from .speculation.speculation import Speculation, extend_with_drafts
 
 
 class OutOfMemory(Exception):

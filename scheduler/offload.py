@@ -24,8 +24,7 @@ from ..radix.tiers.host_tier import TierCopy
 from .memory.kv_memory import KVMemory
 from .memory.transfer_rates import TransferRates
 from .policies.fill_time import FillTime
-from .queue.live import LiveRequests
-from .queue.waiting import WaitingQueue
+from .queues import LiveRequests, WaitingQueue
 from .request import Request, RequestStatus
 from .stats import CopyStats, TierStats
 

@@ -18,12 +18,11 @@ from .batch import ForwardMode
 from .batch_builder import PlannedStep, TokenRows, plan_step
 from .config import SchedulerConfig
 from .decode import DecodeScheduler
-from .fault import RequestFault
 from .memory.kv_memory import KVMemory, NotYet
 from .memory.shared_prefixes import SharedPrefixes
 from .policies.policy import SchedulePolicy
-from .queue.waiting import WaitingQueue
-from .request import Request, RequestStatus
+from .queues import WaitingQueue
+from .request import Request, RequestFault, RequestStatus
 
 logger = logging.getLogger(__name__)
 

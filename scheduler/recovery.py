@@ -22,10 +22,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..radix.invariants import InvariantError
+from ..radix.invariants import InvariantError, check_host
 from ..radix.kv_sequence import KVSequence
 from ..radix.repair import is_sound, restore_tree, slots_of_tree
-from ..radix.tiers.host_invariants import check_host
 from .batch_builder import PlannedStep
 from .continuation.continuations import Continuations
 from .continuation.refusals import failed_parent
@@ -34,10 +33,9 @@ from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
 from .offload import OffloadScheduler
 from .outcome import FinishReason, RequestRefused
-from .pinning.pins import Pins
+from .pins import Pins
 from .prefill import PrefillScheduler
-from .queue.live import LiveRequests
-from .queue.waiting import WaitingQueue
+from .queues import LiveRequests, WaitingQueue
 from .request import Request, RequestEvent, RequestStatus
 from .speculation.speculation import Speculation
 

@@ -361,3 +361,12 @@ class RequestEvent:
     token_ids: tuple[int, ...] = ()
     finish: FinishReason | None = None
     refusal: RequestRefused | None = None
+
+
+class RequestFault(Exception):
+    """Something failed while one request was handled, so only that request ends (recovery.py). ``__cause__`` is the
+    exception."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(f"{request}")
+        self.request = request

@@ -27,16 +27,14 @@ from ..radix.tiers.block_tier import BlockTier
 from ..radix.tiers.host_tier import HostTier, TierCopy
 from .batch import ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
-from .cache_statistics.cache_statistics import CacheStatistics
-from .cache_statistics.cache_stats import CacheStats
+from .cache_stats import CacheStats
+from .cache_stats_collector import CacheStatsCollector
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
 from .continuation.continuations import Continuations, Handover
-from .continuation.records import SampleRecord
-from .continuation.report import describe_leases
+from .continuation.records import SampleRecord, describe_leases
 from .decode import DecodeScheduler, OutOfMemory
 from .endings import Endings
-from .fault import RequestFault
 from .jobs.calls import ToolCall
 from .jobs.job import Job
 from .jobs.tool_time import ToolTimes
@@ -59,16 +57,14 @@ from .memory.self_check import check_and_contain, check_invariants
 from .memory.transfer_rates import TransferRates
 from .offload import OffloadScheduler
 from .outcome import FinishReason, RequestRefused
-from .pinning.pins import Pins
+from .pins import Pins
 from .policies.fill_time import FillTime
-from .policies.policy import SchedulePolicy
+from .policies.policy import PolicyTools, SchedulePolicy
 from .policies.registry import make_policy
-from .policies.tools import PolicyTools
 from .prefill import DecodeReserve, PrefillScheduler
-from .queue.live import LiveRequests
-from .queue.waiting import WaitingQueue
+from .queues import LiveRequests, WaitingQueue
 from .recovery import Recovery, request_failed
-from .request import Request, RequestEvent, RequestStatus
+from .request import Request, RequestEvent, RequestFault, RequestStatus
 from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .speculation.speculation import Speculation
@@ -122,7 +118,7 @@ class Scheduler:
         self._config, self._bytes_per_token = config, bytes_per_token
         self._cache = cache
         self._counters = SchedulerCounters()
-        self._cache_statistics = CacheStatistics(cache, config.hit_rate_alert)
+        self._cache_statistics = CacheStatsCollector(cache, config.hit_rate_alert)
         self._fill_time = FillTime(allocator.total_tokens, config.lease_protection)
         times = ToolTimes(config.random_seed or 0, config.learn_tools)
         tools = PolicyTools(cache, self._fill_time, config.pin_time, config.pin_seconds, config.provisional_ttl, times)
@@ -587,7 +583,7 @@ class Scheduler:
         return self._continuations.waiting_for(rid, index)
 
     def describe_leases(self, now: float, after: int, limit: int, client: str | None = None) -> dict[str, Any]:
-        """A page of the live leases, for JSON; see continuation/report.py."""
+        """A page of the live leases, for JSON; see continuation/records.py."""
         return describe_leases(self._leases, self._continuations.leased(), now, after, limit, client)
 
     def live_leases(self) -> list[Lease]:
@@ -626,7 +622,7 @@ class Scheduler:
         self, namespace: str | None, job_id: str | None, now: float, prefix: str = ""
     ) -> list[dict[str, Any]]:
         """Describe jobs for JSON: those of a namespace (None: of all) with ids that begin with ``prefix``, or the one
-        of this id; see jobs/report.py."""
+        of this id; see `describe_job`."""
         return self._pins.describe_jobs(namespace, job_id, now, prefix)
 
     def unended_jobs(self) -> list[Job]:
@@ -638,7 +634,7 @@ class Scheduler:
         self._pins.trace.enabled = True
 
     def take_job_events(self) -> list[dict[str, Any]]:
-        """The events of jobs since the last call, one plain dict each; see pinning/trace.py."""
+        """The events of jobs since the last call, one plain dict each; see `JobTrace`."""
         return self._pins.trace.take_events()
 
     def save_tool_times(self) -> bytes:

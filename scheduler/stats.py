@@ -10,7 +10,7 @@ import msgspec
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from .batch_builder import PlannedStep
-from .cache_statistics.cache_stats import NOT_COUNTED, CacheStats
+from .cache_stats import NOT_COUNTED, CacheStats
 from .outcome import NO_DRAFTS, DraftCounts, FoundTokens
 from .request import Request, RequestEvent
 

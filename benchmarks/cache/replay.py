@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baton.radix.discarding import retire
 from baton.radix.node import TreeNode
-from baton.radix.retire import retire
 from benchmarks.cache.traces import Request, Trace
 from benchmarks.core.cache_server import CacheServer
 

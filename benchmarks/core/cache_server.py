@@ -18,7 +18,7 @@ import numpy as np
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
-from baton.radix.eviction.orders import ORDERS
+from baton.radix.eviction.registry import ORDERS
 from baton.radix.kv_sequence import KVSequence
 from baton.runtime.config import KVEventConfig
 from baton.runtime.kv_events.publisher import KVEventPublisher

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from baton.radix.kv_lives import KVLives
 from baton.radix.kv_sequence import KVSequence
-from baton.radix.statistics.lives import KVLives
 from benchmarks.common.measured import RESULTS
 from benchmarks.core.cache_server import CacheServer, random_ids
 

@@ -6,7 +6,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.cache_statistics.cache_stats import HitTokens
+from ...scheduler.cache_stats import HitTokens
 from ..description.json_schema import (
     COUNT,
     MAX_INT,

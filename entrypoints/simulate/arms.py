@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ...scheduler.jobs.job import FinishedStep
 from ...scheduler.policies.base import BasePolicy
-from ...scheduler.policies.handoff import Handoff
-from ...scheduler.policies.policy import SchedulePolicy
+from ...scheduler.policies.job_policies import Handoff
+from ...scheduler.policies.policy import PinTime, PolicyTools, SchedulePolicy
 from ...scheduler.policies.registry import POLICIES
-from ...scheduler.policies.tools import PinTime, PolicyTools
 from ...scheduler.request import Request
 
 Sender = Literal["generate", "chat", "plain"]

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import RadixCache
-from ...radix.eviction.orders import ORDERS
+from ...radix.eviction.registry import ORDERS
 from ...radix.tiers.host_tier import HostTier
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.memory.beam_memory import BeamMemory
 from ...scheduler.memory.kv_memory import KVMemory
-from ...scheduler.policies.policy import SchedulePolicy
+from ...scheduler.policies.policy import PolicyTools, SchedulePolicy
 from ...scheduler.policies.registry import make_policy
-from ...scheduler.policies.tools import PolicyTools
 from ...scheduler.prefill import DecodeReserve
 from ...scheduler.scheduler import Scheduler
 from .burst import BurstDecode, PlanBurst

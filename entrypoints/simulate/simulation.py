@@ -21,9 +21,8 @@ from ...scheduler.batch import ScheduleBatch, StepResult
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.jobs.calls import ToolCall
 from ...scheduler.outcome import RequestRefused
-from ...scheduler.policies.policy import SchedulePolicy
+from ...scheduler.policies.policy import PolicyTools, SchedulePolicy
 from ...scheduler.policies.registry import make_policy
-from ...scheduler.policies.tools import PolicyTools
 from ...scheduler.request import Request, RequestEvent
 from ...scheduler.request_spec import Predecessor, RequestSpec
 from ...scheduler.sampling_params import SamplingParams

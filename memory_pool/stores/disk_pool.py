@@ -23,11 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from .block_file import BlockFiles
 from .block_frame import DamagedBlock, check_key
 from .block_keys import model_digest
 from .block_store import BlockSource, BlockTarget, RareWarnings, StoreSize
-from .pool_folder import DiskPoolError, PoolFolder
+from .pool_folder import BlockFiles, DiskPoolError, PoolFolder
 
 logger = logging.getLogger(__name__)
 

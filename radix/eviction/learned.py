@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..node import ID_BYTES, TreeNode
-from ..watching import CacheWatcher
-from .lanes import Lane
+from ..watchers import CacheWatcher
+from .order import Lane
 from .ranks import lru
 from .reuse import Reuse, bucket_of
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from ..node import TreeNode
 
 Rank = Callable[[TreeNode], int]
-"""The leaf with the lowest rank goes first. At least 0, and 0 for a node marked as not reusable (retire.py).
+"""The leaf with the lowest rank goes first. At least 0, and 0 for a node marked as not reusable (discarding.py).
 A rank never falls by an access."""
 
 TIME_BITS = 64

@@ -15,8 +15,7 @@ import numpy as np
 
 from ...scheduler.constraints.allowed_ids import AllowedIds
 from ...scheduler.constraints.constraint import Constraint
-from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
-from ...scheduler.constraints.items import ItemConstraint
+from ...scheduler.constraints.item_trie import ItemConstraint, ItemTrie, ItemTrieError
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import SamplingParams
 from ..messages import LoadItemTrie

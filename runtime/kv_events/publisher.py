@@ -17,9 +17,8 @@ from collections.abc import Callable
 
 import zmq
 
+from ...radix.block_events import AllCleared, BlockAnnouncer, BlockEvent
 from ...radix.cache import RadixCache
-from ...radix.events.announcer import BlockAnnouncer
-from ...radix.events.block_events import AllCleared, BlockEvent
 from ...radix.tiers.host_tier import HostTier
 from ..config import KVEventConfig
 from .endpoints import bind, event_block_tokens

@@ -26,7 +26,7 @@ from uuid import uuid4
 import zmq
 
 from ...memory_pool.stores.block_store import RareWarnings
-from ...radix.events.block_events import AllCleared, BlockEvent, BlocksRemoved, BlocksStored
+from ...radix.block_events import AllCleared, BlockEvent, BlocksRemoved, BlocksStored
 from ...radix.node import ID_BYTES
 from .wire import END, SEQUENCE_BYTES, Packer, sequence_frame
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from ...radix.events.block_events import HOST, AllCleared, BlockEvent, BlocksRemoved, BlocksStored
+from ...radix.block_events import HOST, AllCleared, BlockEvent, BlocksRemoved, BlocksStored
 from ...radix.node import ID_BYTES
 from ..config import KVEventForm
 

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...memory_pool.stores.block_pages import BlockPages
 from ...memory_pool.stores.block_store import BlockStore
+from ...memory_pool.stores.host_pool import BlockPages
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from ...scheduler.live_view.reports import JobNow, LeaseNow, Life, LoadNow, RunningNow, WaitingNow
 from ...scheduler.outcome import RequestRefused
-from ...scheduler.watching.life import JobNow, LeaseNow, Life, LoadNow, RunningNow, WaitingNow
 from ..channels import Sender
 from ..control_client import Availability
 from ..messages import TreeRows, WalkTree, WatchReport, WatchRequests

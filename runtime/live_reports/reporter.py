@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...radix.snapshot import TreeWalk
 from ...scheduler.batch import ScheduleBatch
+from ...scheduler.live_view.recorder import MAX_LIVES, LifeRecorder
+from ...scheduler.live_view.snapshots import jobs_now, leases_now, load_now, requests_now
 from ...scheduler.request import Request
 from ...scheduler.scheduler import Scheduler
-from ...scheduler.watching.now import jobs_now, leases_now, load_now, requests_now
-from ...scheduler.watching.recorder import MAX_LIVES, LifeRecorder
 from ..channels import Sender
 from ..messages import TreeRows, WalkEnd, WalkTree, WatchReport, WatchRequests
 

@@ -9,7 +9,7 @@ from secrets import token_hex
 import numpy as np
 
 from ...radix.snapshot import HEAD_TOKENS, HIDDEN, MANY, NO_ROW, ROW
-from ...radix.statistics.tick_times import TickTimes
+from ...radix.tick_times import TickTimes
 from ..messages import TreeRows, WalkEnd
 
 HIDDEN_NAME, MANY_NAME = "(hidden)", "(others)"

@@ -16,11 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .constraint import AllowedTokens
+
 MAX_ITEM_TOKENS = 16_384
 """Most tokens of an item. Each takes a pass over all items, so an array of one endless row would take minutes, and
 gigabytes."""
 
+ITEM = "item"
+"""`FinishReason.matched` of a sequence that ended because it is a whole item."""
+
 _MAX_INT32 = 2**31 - 1
+
 _ROOT_EDGE = -(2**63)
 """The root's entry: below all edges, and not a (parent, token)."""
 
@@ -175,3 +181,50 @@ def _refuse_beginnings(depth: int, is_new: np.ndarray, column: np.ndarray, order
             f"item {short} ({depth} tokens) is the beginning of item {long}; leave one of them out, or end both with a "
             "token of their own"
         )
+
+
+class ItemConstraint:
+    """A `Constraint`; see there for the attributes."""
+
+    matched = ITEM
+    eos_ends = False
+    must_complete = True
+
+    def __init__(self, trie: ItemTrie, name: str) -> None:
+        """name: the trie's name, as clients use it."""
+        self.trie = trie
+        self.name = f"the item trie {name!r}"
+        self.output_name = f"item of {name!r}"
+        self.is_uniform = trie.is_uniform
+        self.min_tokens = trie.min_depth
+        self.max_tokens: int | None = trie.max_depth
+
+    def start(self) -> ItemStates:
+        return ItemStates(self.trie, np.zeros(1, dtype=np.int32))
+
+
+@dataclass(slots=True, frozen=True)
+class ItemStates:
+    """A `ConstraintState`: the node that each sequence is at."""
+
+    trie: ItemTrie
+    nodes: np.ndarray
+    """int32 [n]"""
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def allowed(self) -> AllowedTokens:
+        return AllowedTokens.pack(*self.trie.children(self.nodes))
+
+    def num_allowed(self) -> np.ndarray:
+        return self.trie.num_children(self.nodes)
+
+    def select(self, sequences: np.ndarray) -> ItemStates:
+        return ItemStates(self.trie, self.nodes[sequences])
+
+    def advance(self, tokens: np.ndarray) -> ItemStates:
+        return ItemStates(self.trie, self.trie.advance(self.nodes, tokens))
+
+    def at_end(self) -> np.ndarray:
+        return self.trie.is_leaf(self.nodes)

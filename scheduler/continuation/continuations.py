@@ -20,7 +20,7 @@ from ..config import SchedulerConfig
 from ..memory.beam_memory import BeamMemory
 from ..memory.kv_memory import KVMemory
 from ..outcome import RequestRefused, Retained
-from ..queue.live import LiveRequests
+from ..queues import LiveRequests
 from ..request import ContinuationPath, Inheritance, Request, RequestStatus
 from ..request_spec import ContinuationSpec
 from ..token_buffer import TokenBuffer, unpack_ids

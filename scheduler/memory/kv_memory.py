@@ -21,9 +21,9 @@ from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import MatchResult, RadixCache
 from ...radix.cuts import fork_sequence, take_over, truncate
+from ...radix.discarding import retire
 from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
-from ...radix.retire import retire
 from ...radix.tiers.host_tier import HostTier, TierCopy
 from ..jobs.kept_turn import KeptTurn, Worth
 from ..request import Request

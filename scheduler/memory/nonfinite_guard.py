@@ -18,10 +18,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...radix.dropping import drop_path
+from ...radix.discarding import drop_path
 from ...radix.lease import Lease
 from ...radix.node import TreeNode
-from ..queue.live import LiveRequests
+from ..queues import LiveRequests
 from ..request import Request
 from .kv_memory import KVMemory
 

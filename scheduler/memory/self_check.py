@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...radix.cache import RadixCache
-from ...radix.invariants import InvariantError, check_leases, check_tree, conservation, dump
+from ...radix.invariants import InvariantError, check_host, check_leases, check_tree, conservation, dump
 from ...radix.kv_sequence import KVSequence
-from ...radix.tiers.host_invariants import check_host
 from ..request import Request
 from .beam_memory import BeamMemory
 from .kv_memory import KVMemory

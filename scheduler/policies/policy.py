@@ -8,15 +8,37 @@ requests (arrival, inheritance, how often retracted), leases and the time, and c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
+from ...radix.cache import RadixCache
 from ...radix.lease import Lease
 from ..jobs.job import FinishedStep
+from ..jobs.tool_time import ToolTimes
 from ..request import Request
+from .fill_time import FillTime
+
+PinTime = Literal["auto", "fixed", "cdf", "posterior", "thompson", "gittins"]
+"""Rule for the length of a pin; auto: the policy's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTools:
+    """pin_time: rule that replaces the policy's own. pin_seconds: length of a fixed pin, and of one for a tool of which
+    nothing is known. provisional_s: length of a pin until the step's calls are known. times: durations of tools so
+    far."""
+
+    cache: RadixCache
+    fill_time: FillTime
+    pin_time: PinTime = "auto"
+    pin_seconds: float = 2.0
+    provisional_s: float = 1.0
+    times: ToolTimes = field(default_factory=ToolTimes)
 
 
 class SchedulePolicy(Protocol):
-    """To add a policy, write a class in a file of its own, usually on `BasePolicy`, and add a line to registry.py."""
+    """To add a policy, write a class, usually on `BasePolicy` (job_policies.py: on `JobOrder`), and add a line to
+    registry.py."""
 
     min_shared_tokens: int
     """A request waits for a prompt that the coming step computes if that saves it at least this many tokens."""

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .context_serve import ContextServe
-from .continuum import Continuum
-from .dfs_weight import DepthFirstByWeight
-from .fcfs import FirstComeFirstServed
-from .handoff import Handoff
-from .lpm import LongestPrefixMatch
-from .policy import SchedulePolicy
-from .random_order import RandomOrder
-from .tools import PolicyTools
+from .job_policies import ContextServe, Continuum, Handoff
+from .policy import PolicyTools, SchedulePolicy
+from .request_policies import DepthFirstByWeight, FirstComeFirstServed, LongestPrefixMatch, RandomOrder
 
 POLICIES: dict[str, Callable[[PolicyTools], SchedulePolicy]] = {
     "fcfs": lambda tools: FirstComeFirstServed(tools.fill_time),

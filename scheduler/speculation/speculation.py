@@ -1,7 +1,8 @@
 """Speculation without a draft model: some of the tokens that a decode step computes for a sequence are guesses.
 
-    propose   before a step: guesses at what follows (drafts.py), as long as they pay (draft_length.py, step_cost.py)
-    settle    after it: right ones have been taken, the slots of the others go back
+    propose_drafts   before a step: guesses at what follows (drafts.py), as long as they pay (draft_length.py)
+    verify           after it: the samples of the step that follow from tokens really sampled
+    settle_draft     right guesses have been taken; the slots of the others go back
 
 Verification is exact: at each place the sampler chooses the token it would have chosen anyway, with the noise of that
 place, and a guess is right if it is that token. So greedy and seeded outputs are those of a server without speculation.
@@ -12,20 +13,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...radix.cuts import truncate
 from ..batch import ScheduleBatch
 from ..batch_builder import PlannedStep
 from ..config import SchedulerConfig
 from ..endings import Endings
-from ..fault import RequestFault
 from ..memory.kv_memory import KVMemory
 from ..outcome import NO_DRAFTS, DraftCounts
-from ..request import Request
-from .draft_length import KEPT_OF_ALL, WEIGHT_OF_ALL, WEIGHT_OF_GUESS, AcceptRate, best_lengths
-from .drafts import GUESSED_RATES, Draft, Drafter
-from .past_outputs import MIN_OUTPUT, PastOutputs
-from .sequence_drafts import SequenceDrafts, Source
-from .slots import keep_first
-from .step_cost import StepCost
+from ..request import Request, RequestFault
+from .draft_length import KEPT_OF_ALL, WEIGHT_OF_ALL, WEIGHT_OF_GUESS, AcceptRate, StepCost, best_lengths
+from .drafts import GUESSED_RATES, MIN_OUTPUT, Draft, Drafter, PastOutputs, SequenceDrafts, Source
 
 PROBE = 2
 """Tokens of a probe: a draft that does not seem to pay, made to measure the accept rate."""
@@ -36,6 +33,8 @@ FIRST_GAP, LONGEST_GAP = 8, 64
 LOOK_UP_S, LOOK_UP_SHARE, LONGEST_PAUSE = 20e-6, 0.01, 64
 """Seconds of a look-up for one sequence, including its share of indexing a new one; the share of a step that look-ups
 may take while no draft pays; and the most steps without look-ups."""
+
+_NOTHING = np.empty(0, dtype=np.int32)
 
 
 class Speculation:
@@ -158,12 +157,57 @@ class Speculation:
         return self._sequences[request.serial].rates[source].estimate(of_all, WEIGHT_OF_ALL)
 
 
-_NOTHING = np.empty(0, dtype=np.int32)
-
-
 def can_draft(request: Request) -> bool:
     """False for beam searches, and where the allowed next tokens depend on earlier ones in ways that only the host
     knows: with penalties, bans of several tokens and constraints."""
     if request.is_search or request.constraint is not None or request.sampling.has_penalties:
         return False
     return all(len(banned) < 2 for banned in request.spec.banned)
+
+
+def verify(batch: ScheduleBatch, sampled: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Take the samples of each row up to the first that was not guessed; those computed behind it are invalid.
+
+    sampled: int [n], the tokens sampled, row after row; counts: int32 [bs], how many of each row, one more than its
+    guesses. Returns int32 [bs], how many are taken of each, and bool [n], which.
+    """
+    assert batch.draft_lens is not None
+    kept, taken = counts.copy(), np.ones(len(sampled), dtype=bool)
+    ends, token_ends = np.cumsum(counts), np.cumsum(batch.extend_lens)
+    for row in np.flatnonzero((batch.draft_lens > 0) & (counts > 0)).tolist():
+        drafted, end, token_end = int(batch.draft_lens[row]), int(ends[row]), int(token_ends[row])
+        start = end - drafted - 1
+        wrong = np.flatnonzero(sampled[start : end - 1] != batch.input_ids[token_end - drafted : token_end])
+        if len(wrong):
+            kept[row] = wrong[0] + 1
+            taken[start + kept[row] : end] = False
+    return kept, taken
+
+
+def extend_with_drafts(
+    memory: KVMemory, rows: np.ndarray, lengths: np.ndarray, draft_lens: np.ndarray
+) -> np.ndarray | None:
+    """Allocate one slot and those of a draft in each row (int32 [n], each once) after its first ``lengths``.
+
+    lengths, draft_lens: int32 [n]. Returns int32 [sum(1 + draft_lens)] and has written the rows. None, and nothing
+    allocated, unless free and evictable memory is enough. The caller updates the lengths of the sequences.
+    """
+    allocator, pool = memory.allocator, memory.req_to_token
+    new_lens = lengths + np.int32(1) + draft_lens
+    missing = allocator.tokens_needed(lengths, new_lens) - allocator.free_tokens
+    if missing > memory.cache.evictable_tokens:
+        return None
+    if missing > 0:
+        memory.cache.evict(missing)
+    slots = allocator.alloc_extend(lengths, new_lens, pool.rows[rows, np.maximum(lengths - 1, 0)])
+    if slots is not None:
+        each = np.split(slots, np.cumsum(1 + draft_lens)[:-1])
+        for row, length, own in zip(rows.tolist(), lengths.tolist(), each):
+            pool.write(row, length, own)
+    return slots
+
+
+def keep_first(memory: KVMemory, request: Request, length: int) -> None:
+    """Keep only the first ``length`` computed tokens of a request after a step, and free the slots of the others."""
+    request.committed_len = request.scheduled_len = length
+    truncate(memory.cache, request.held_kv, length)

@@ -6,8 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable
 
-from baton.radix.cache import RadixCache
-from baton.radix.events.block_events import (
+from baton.radix.block_events import (
     DEVICE,
     HOST,
     AllCleared,
@@ -16,6 +15,7 @@ from baton.radix.events.block_events import (
     BlocksStored,
     root_hash,
 )
+from baton.radix.cache import RadixCache
 from baton.radix.node import TreeNode
 
 Place = tuple[str, str, bytes]

@@ -13,7 +13,7 @@ import numpy as np
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
-from baton.radix.eviction.orders import ORDERS
+from baton.radix.eviction.registry import ORDERS
 from baton.radix.invariants import Account, check_tree, conservation
 from baton.radix.kv_sequence import KVSequence
 

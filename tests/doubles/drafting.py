@@ -7,8 +7,7 @@ import random
 import numpy as np
 
 from baton.scheduler.request import Request
-from baton.scheduler.speculation.drafts import Draft
-from baton.scheduler.speculation.sequence_drafts import SequenceDrafts, Source
+from baton.scheduler.speculation.drafts import Draft, SequenceDrafts, Source
 from tests.doubles.kv_echo import VOCAB, expected_output
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from baton.radix.events.block_events import AllCleared, BlockEvent, BlocksRemoved, BlocksStored
+from baton.radix.block_events import AllCleared, BlockEvent, BlocksRemoved, BlocksStored
 from tests.doubles import plain_msgpack
 from tests.doubles.block_mirror import BlockMirror
 

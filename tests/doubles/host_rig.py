@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from baton.memory_pool.allocator import Allocator
-from baton.radix.invariants import check_tree, conservation
-from baton.radix.tiers.block_names import BlockNames
+from baton.radix.invariants import check_blocks, check_host, check_tree, conservation
 from baton.radix.tiers.block_orders import BlockFind, BlockRead, BlockTouch, BlockWrite
-from baton.radix.tiers.block_tier import BlockTier
-from baton.radix.tiers.host_invariants import check_blocks, check_host
+from baton.radix.tiers.block_tier import BlockNames, BlockTier
 from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
 from tests.doubles.cache_rig import CacheRig, int32
 

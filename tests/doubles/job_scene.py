@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.job import FinishedStep, Job
-from baton.scheduler.policies.tools import PolicyTools
+from baton.scheduler.policies.policy import PolicyTools
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import RequestSpec
 from tests.doubles.cache_rig import CacheRig

@@ -16,8 +16,7 @@ import numpy as np
 from baton.radix.tiers.host_tier import TierCopy
 from baton.scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, SequenceInfo, StepResult
 from baton.scheduler.beam.search import BeamGroup, Hypothesis
-from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.constraints.items import ItemConstraint
+from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.sampling_params import SamplingParams
 
 VOCAB = 1000

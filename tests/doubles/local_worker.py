@@ -17,8 +17,7 @@ from baton.runtime.worker import build_worker, connect_tiers
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.allowed_ids import AllowedIds
-from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.constraints.items import ItemConstraint
+from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request import FoundTokens, Inheritance
 from baton.scheduler.request_spec import LogprobOptions, RequestSpec

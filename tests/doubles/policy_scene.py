@@ -6,8 +6,8 @@ import numpy as np
 
 from baton.radix.kv_sequence import KVSequence
 from baton.radix.lease import Lease, LeaseState
-from baton.scheduler.policies.fcfs import FirstComeFirstServed
 from baton.scheduler.policies.fill_time import FillTime
+from baton.scheduler.policies.request_policies import FirstComeFirstServed
 from baton.scheduler.request import Inheritance, Request
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams

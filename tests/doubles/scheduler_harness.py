@@ -20,8 +20,7 @@ from baton.scheduler.beam.rows import BeamRows
 from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.allowed_ids import AllowedIds
-from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.constraints.items import ItemConstraint
+from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request import Request, RequestEvent
 from baton.scheduler.request_spec import ContinuationSpec, Predecessor

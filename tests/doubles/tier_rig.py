@@ -12,10 +12,9 @@ import numpy as np
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.stores.block_store import StoreSize
 from baton.radix.cache import RadixCache
-from baton.radix.tiers.block_names import BlockNames
+from baton.radix.invariants import check_blocks, check_host
 from baton.radix.tiers.block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWrite
-from baton.radix.tiers.block_tier import BlockTier
-from baton.radix.tiers.host_invariants import check_blocks, check_host
+from baton.radix.tiers.block_tier import BlockNames, BlockTier
 from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
 from tests.doubles.kv_echo import KVEchoModel
 

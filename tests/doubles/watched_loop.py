@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton.runtime.messages import TreeRows, WatchReport, WatchRequests
-from baton.scheduler.watching.life import Life
+from baton.scheduler.live_view.reports import Life
 from tests.doubles.event_loop_rig import Rig
 
 

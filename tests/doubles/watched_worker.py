@@ -10,7 +10,7 @@ from baton.runtime.control_client import Availability
 from baton.runtime.live_reports.report_client import LiveReportClient
 from baton.runtime.messages import TreeRows, WalkTree, WatchReport, WatchRequests
 from baton.runtime.prompt import ModelLimits
-from baton.scheduler.watching.life import Life, LoadNow
+from baton.scheduler.live_view.reports import Life, LoadNow
 from tests.doubles.tree_snapshots import snapshot_of
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zmq
 
-from baton.radix.events.block_events import AllCleared, BlocksStored
+from baton.radix.block_events import AllCleared, BlocksStored
 from baton.runtime.config import KVEventConfig, KVEventForm
 from baton.runtime.kv_events.publisher import KVEventPublisher
 from tests.doubles.event_follower import Follower, ask, following

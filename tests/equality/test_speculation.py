@@ -14,8 +14,7 @@ import pytest
 
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import RequestSpec
-from baton.scheduler.speculation.drafts import Draft
-from baton.scheduler.speculation.sequence_drafts import SequenceDrafts, Source
+from baton.scheduler.speculation.drafts import Draft, SequenceDrafts, Source
 from tests.doubles.local_worker import Answer, LocalWorker
 from tests.doubles.mixed_requests import assert_same_answers, mixed_requests, some_items
 

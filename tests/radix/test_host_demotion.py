@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.radix.dropping import drop_path
+from baton.radix.discarding import drop_path
 from baton.radix.lease import LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
 from baton.radix.node import TreeNode

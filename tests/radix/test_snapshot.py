@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from baton.radix.cache import RadixCache
+from baton.radix.discarding import retire
 from baton.radix.node import TreeNode
-from baton.radix.retire import retire
 from baton.radix.snapshot import HEAD_TOKENS, HIDDEN, MANY, NO_ROW, ROW, Has, TreeWalk
 from tests.doubles.cache_rig import CacheRig, int32
 from tests.doubles.kv_echo import prompt_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.radix.statistics.spread import SECONDS
+from baton.radix.kv_lives import SECONDS
 from baton.runtime.metrics import ServerMetrics
-from baton.scheduler.cache_statistics.cache_stats import (
+from baton.scheduler.cache_stats import (
     DEPTHS,
     Buckets,
     CacheStats,

@@ -28,10 +28,10 @@ from baton.runtime.channels import (
     run_dir_candidates,
 )
 from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.live_view.reports import RunningNow
 from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
-from baton.scheduler.watching.life import RunningNow
 
 
 class Number(msgspec.Struct, tag=True):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from baton.scheduler.batch import StepResult, StopMatch
-from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.constraints.items import ITEM, ItemConstraint
+from baton.scheduler.constraints.item_trie import ITEM, ItemConstraint, ItemTrie
 from baton.scheduler.endings import Ending, Endings
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request import Request

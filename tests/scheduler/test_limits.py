@@ -11,8 +11,7 @@ from baton.entrypoints.http_statuses import status_of
 from baton.memory_pool.allocator import Allocator
 from baton.scheduler import limits
 from baton.scheduler.config import SchedulerConfig
-from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.constraints.items import ItemConstraint
+from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import ContinuationSpec, LogprobOptions, Predecessor, RequestSpec

@@ -8,7 +8,7 @@ from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.radix.lease import LeaseTable
-from baton.scheduler.cache_statistics.cache_stats import CacheStats
+from baton.scheduler.cache_stats import CacheStats
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.limits import lease_budget
 from baton.scheduler.outcome import DraftCounts, FoundTokens

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from baton.radix.discarding import retire
 from baton.radix.eviction import learned
-from baton.radix.eviction.lanes import Lanes
 from baton.radix.eviction.learned import (
     GAPS,
     HEAD_TOKENS,
@@ -22,8 +22,8 @@ from baton.radix.eviction.learned import (
     lost_child,
     used_again,
 )
+from baton.radix.eviction.order import Lanes
 from baton.radix.node import TreeNode
-from baton.radix.retire import retire
 from baton.radix.tree import RadixTree
 from tests.doubles.cache_rig import CacheRig
 

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from baton.radix.eviction.orders import ORDERS
-from baton.radix.retire import retire
+from baton.radix.discarding import retire
+from baton.radix.eviction.registry import ORDERS
 from tests.doubles.cache_rig import CacheRig
 
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from baton.radix.dropping import drop_path
+from baton.radix.discarding import drop_path
 from baton.radix.tiers.host_tier import HostPolicy
 from tests.doubles.cache_rig import Running, int32
 from tests.doubles.host_rig import DiskRig, tokens

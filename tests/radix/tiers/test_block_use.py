@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.radix.dropping import drop_path
+from baton.radix.discarding import drop_path
 from baton.radix.tiers import block_tier
 from baton.radix.tiers.block_orders import BlockTouch
 from baton.radix.tiers.block_tier import TOUCH_S

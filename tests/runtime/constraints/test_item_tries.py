@@ -13,8 +13,7 @@ from baton.entrypoints.http_statuses import status_of
 from baton.runtime.constraints.item_tries import ItemTries, check_name, describe, pack_trie, unpack_trie
 from baton.runtime.messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ToWorker
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.constraints.item_trie import ItemTrie, ItemTrieError
-from baton.scheduler.constraints.items import ItemConstraint
+from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie, ItemTrieError
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.byte_tokenizer import write_byte_tokenizer

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zmq
 
-from baton.radix.events.block_events import BlockEvent, BlocksRemoved, BlocksStored
+from baton.radix.block_events import BlockEvent, BlocksRemoved, BlocksStored
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import KVEventConfig, KVEventForm
 from baton.runtime.kv_events import publisher as publisher_module

@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from baton.radix.events.announcer import BlockAnnouncer
-from baton.radix.events.block_events import AllCleared, BlocksRemoved, BlocksStored
+from baton.radix.block_events import AllCleared, BlockAnnouncer, BlocksRemoved, BlocksStored
 from baton.runtime.kv_events.replay import KnownBlocks, PastBatches, events_for
 from baton.runtime.kv_events.wire import Packer
 from tests.doubles.block_mirror import BlockMirror

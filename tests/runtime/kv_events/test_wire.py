@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from baton.radix.events.block_events import AllCleared, BlocksRemoved, BlocksStored
+from baton.radix.block_events import AllCleared, BlocksRemoved, BlocksStored
 from baton.runtime.kv_events.wire import END, Packer, sequence_frame
 from tests.doubles import plain_msgpack
 from tests.doubles.published_events import (

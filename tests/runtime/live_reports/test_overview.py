@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.runtime.live_reports.report_client import MAX_LIVES, Overview
 from baton.runtime.messages import WatchReport
-from baton.scheduler.watching.life import Life, LoadNow, Phase, RunningNow
+from baton.scheduler.live_view.reports import Life, LoadNow, Phase, RunningNow
 
 LOAD = LoadNow(*range(16))
 

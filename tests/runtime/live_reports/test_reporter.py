@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from baton.radix.snapshot import ROW
-from baton.radix.statistics.tick_times import TickTimes
+from baton.radix.tick_times import TickTimes
 from baton.runtime.live_reports.reporter import (
     BURST_S,
     MOST_STEPS,

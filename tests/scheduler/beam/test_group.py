@@ -7,8 +7,7 @@ import pytest
 
 from baton.scheduler.batch import BeamCandidates, StopMatch
 from baton.scheduler.beam.search import BeamGroup
-from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.constraints.items import ITEM, ItemConstraint
+from baton.scheduler.constraints.item_trie import ITEM, ItemConstraint, ItemTrie
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.sampling_params import SamplingParams
 

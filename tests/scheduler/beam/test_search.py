@@ -6,8 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.scheduler.constraints.item_trie import ItemTrie
-from baton.scheduler.constraints.items import ITEM
+from baton.scheduler.constraints.item_trie import ITEM, ItemTrie
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.beam_search_scene import DEPTHS, EOS, PROMPT, add, check, search

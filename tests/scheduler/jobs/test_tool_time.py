@@ -1,7 +1,8 @@
-"""What is known of tools' times: bounded, saved and loaded, and asked."""
+"""Estimates of the times of tools: bounded, saved and loaded, and the times to live that follow from them."""
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -10,8 +11,7 @@ import pytest
 from baton.scheduler.jobs.calls import ToolCall, name_of
 from baton.scheduler.jobs.history import MAX_TOOLS, OF_ALL, PER_TOOL, ToolHistory
 from baton.scheduler.jobs.speed import Speed, by_rules
-from baton.scheduler.jobs.tool_time import BELIEF_WORTH, ToolTimes
-from baton.scheduler.jobs.ttl import best_ttl
+from baton.scheduler.jobs.tool_time import BELIEF_WORTH, LogNormalBelief, ToolTimes, best_ttl, student_t_quantile
 
 
 def call(command: str) -> tuple[ToolCall, ...]:
@@ -261,3 +261,112 @@ def test_a_tool_that_was_forgotten_begins_anew(rule: str) -> None:
     for _ in range(10):
         known.observe(call("train"), 200.0)
     assert ttl(call("train"), 8.0) == 0.0
+
+
+SETS = [
+    [1.0],
+    [0.0],
+    [0.0, 0.0, 5.0],
+    [2.0, 2.0, 2.0],
+    [0.1, 0.1, 60.0],
+    [0.4, 8.0, 120.0, 0.3, 0.5, 300.0],
+    *([random.Random(seed).lognormvariate(0.0, 2.0) for _ in range(2 + 5 * seed)] for seed in range(8)),
+]
+
+
+def slow_index(durations: list[float], age: float) -> float:
+    """Gittins' index by its definition, over every τ at which the ratio can be greatest."""
+    left = [d - age for d in durations if d > age]
+    best = 0.0
+    for tau in left:
+        back = sum(d <= tau for d in left) / len(left)
+        held = sum(min(d, tau) for d in left) / len(left)
+        best = max(best, back / held)
+    return best
+
+
+class TestBestTTL:
+    @pytest.mark.parametrize("break_even", [0.3, 2.2, 9.0, 1000.0])
+    @pytest.mark.parametrize("durations", SETS)
+    def test_the_first_crossing(self, durations: list[float], break_even: float) -> None:
+        ages = sorted({0.0, *durations})
+        expected = next(age for age in ages if slow_index(durations, age) <= 1 / break_even)
+        assert best_ttl(np.sort(np.array(durations)), break_even) == pytest.approx(expected)
+
+    def test_until_then_the_index_never_falls_below_the_threshold(self) -> None:
+        durations = np.sort(np.random.default_rng(5).lognormal(0.0, 1.5, 60))
+        ttl = best_ttl(durations, 9.0)
+        assert 0 < ttl < durations[-1]
+        for age in np.linspace(0.0, ttl * 0.9999, 400):
+            assert slow_index(durations.tolist(), float(age)) > 1 / 9.0
+
+    @pytest.mark.parametrize("break_even", [0.3, 2.2, 9.0, 1000.0])
+    @pytest.mark.parametrize("durations", SETS)
+    def test_the_time_with_the_greatest_gain(self, durations: list[float], break_even: float) -> None:
+        def gain(tau: float) -> float:
+            back = sum(d <= tau for d in durations) / len(durations)
+            return back - sum(min(d, tau) for d in durations) / len(durations) / break_even if tau or back else 0.0
+
+        ttl = best_ttl(np.sort(np.array(durations)), break_even)
+        assert max(gain(ttl), 0.0) == pytest.approx(max(0.0, *map(gain, durations)))
+
+    def test_weights_count_as_repetitions(self) -> None:
+        durations, times = np.array([1.0, 1.5, 4.0, 9.0]), [4, 1, 2, 1]
+        repeated, weights = np.repeat(durations, times), np.array(times, dtype=float)
+        for break_even in (0.5, 3.0, 9.0):
+            assert best_ttl(durations, break_even, weights) == best_ttl(repeated, break_even)
+
+    def test_a_cap_does_not_draw_the_lease_to_itself(self) -> None:
+        durations = np.array([0.1] * 50 + [60.0] * 50)
+        assert best_ttl(durations, 9.0) == 0.1
+        assert slow_index(durations.tolist(), 59.9) > 1 / 9.0, "it rises again, after the first crossing"
+        assert best_ttl(durations, 61.0) == 60.0
+
+    def test_of_nothing_nothing_is_known(self) -> None:
+        assert best_ttl(np.empty(0), 9.0) == 0.0
+
+    def test_where_computing_costs_nothing_nothing_is_kept(self) -> None:
+        assert best_ttl(np.array([0.0, 1.0]), 0.0) == 0.0
+
+
+class TestLogNormalBelief:
+    @pytest.mark.parametrize(
+        ("share", "freedom", "expected"),
+        [(0.5, 4, 0.0), (0.9, 4, 1.5332), (0.95, 4, 2.1318), (0.99, 4, 3.7469), (0.9, 10, 1.3722), (0.975, 30, 2.0423)],
+    )
+    def test_quantiles_are_those_of_the_tables(self, share: float, freedom: float, expected: float) -> None:
+        assert student_t_quantile(share, freedom) == pytest.approx(expected, rel=0.01, abs=1e-9)
+        assert student_t_quantile(1 - share, freedom) == pytest.approx(-expected, rel=0.01, abs=1e-9)
+
+    def test_one_update_is_that_of_the_formulas(self) -> None:
+        belief = LogNormalBelief(mean=1.0, weight=2.0, shape=3.0, scale=4.0).after(np.exp([0.0, 2.0, 4.0]))
+        assert belief.weight == 5.0 and belief.shape == 4.5
+        assert belief.mean == pytest.approx((2 * 1.0 + 3 * 2.0) / 5)
+        assert belief.scale == pytest.approx(4.0 + 8.0 / 2 + 2 * 3 * (2.0 - 1.0) ** 2 / (2 * 5))
+
+    def test_all_at_once_is_as_one_after_the_other(self) -> None:
+        times = np.random.default_rng(1).lognormal(0.5, 1.0, 20)
+        belief = LogNormalBelief()
+        for time in times:
+            belief = belief.after(np.array([time]))
+        whole = LogNormalBelief().after(times)
+        assert (belief.mean, belief.scale) == (pytest.approx(whole.mean), pytest.approx(whole.scale))
+
+    def test_with_many_durations_the_truth_comes_out(self) -> None:
+        times = np.random.default_rng(2).lognormal(math.log(3.0), 0.7, 20_000)
+        belief = LogNormalBelief().after(times)
+        for share in (0.1, 0.5, 0.9):
+            assert belief.quantile(share) == pytest.approx(float(np.quantile(times, share)), rel=0.05)
+        rng = np.random.default_rng(3)
+        drawn = [belief.draw(rng) for _ in range(4000)]
+        assert float(np.median(drawn)) == pytest.approx(3.0, rel=0.1)
+
+    def test_a_prior_is_worth_a_few_durations(self) -> None:
+        every = LogNormalBelief().after(np.full(1000, 0.1))
+        prior = every.as_prior(2.0)
+        assert prior.weight == 2.0 and prior.mean == pytest.approx(math.log(0.1), abs=0.01)
+        assert prior.after(np.full(20, 30.0)).quantile(0.5) > 10.0
+
+    def test_no_time_at_all_and_times_without_end(self) -> None:
+        assert LogNormalBelief().after(np.zeros(5)).quantile(0.5) < 0.1
+        assert math.isfinite(LogNormalBelief(mean=1000.0).quantile(0.99))

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from baton.radix.dropping import drop_path
+from baton.radix.discarding import drop_path
 from baton.scheduler.memory.shared_prefixes import SharedPrefixes
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import LogprobOptions

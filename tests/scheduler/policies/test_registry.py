@@ -7,8 +7,8 @@ import pytest
 from baton.entrypoints.server_args import build_parser, compose, parse_command_line
 from baton.entrypoints.server_config import UsageError
 from baton.radix.lease import Lease
-from baton.scheduler.policies.fcfs import FirstComeFirstServed
 from baton.scheduler.policies.registry import POLICIES
+from baton.scheduler.policies.request_policies import FirstComeFirstServed
 from baton.scheduler.request import Request, RequestStatus
 from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.policy_scene import FILL_TIME

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from baton.scheduler.request import Request
-from baton.scheduler.speculation.slots import extend_with_drafts, keep_first
+from baton.scheduler.speculation.speculation import extend_with_drafts, keep_first
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.scheduler_harness import PAGES, Harness
 
@@ -13,7 +13,7 @@ def numbers(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-def running(harness: Harness, length: int, seed: int) -> Request:
+def running_request(harness: Harness, length: int, seed: int) -> Request:
     harness.add(f"r{seed}", prompt_of(length, seed), 20)
     harness.step()
     request = harness.outcomes[f"r{seed}", 0].request
@@ -25,7 +25,7 @@ def running(harness: Harness, length: int, seed: int) -> Request:
 @pytest.mark.parametrize("drafted", [(0, 5), (70, 1), (3, 0)])
 def test_slots_of_a_step_and_what_is_given_back(page_size: int, drafted: tuple[int, int]) -> None:
     harness = Harness(page_size=page_size, num_tokens=1024)
-    requests = [running(harness, 20, 1), running(harness, 33, 2)]
+    requests = [running_request(harness, 20, 1), running_request(harness, 33, 2)]
     free = harness.allocator.free_tokens
     rows = numbers(*(request.held_kv.row for request in requests))
     lengths = numbers(*(request.scheduled_len for request in requests))
@@ -49,7 +49,7 @@ def test_they_come_from_the_cache_and_from_nobody_else() -> None:
     harness.run()
     harness.add("cached", prompt_of(30, 1), 1)
     harness.run()
-    request = running(harness, 20, 2)
+    request = running_request(harness, 20, 2)
     memory, free = harness.scheduler._memory, harness.allocator.free_tokens
     row, length = numbers(request.held_kv.row), numbers(request.scheduled_len)
     assert extend_with_drafts(memory, row, length, numbers(free + 30)) is None

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from baton.scheduler.batch import ForwardMode, ScheduleBatch
-from baton.scheduler.speculation.drafts import Draft
-from baton.scheduler.speculation.sequence_drafts import Source
+from baton.scheduler.speculation.drafts import Draft, Source
 from baton.scheduler.speculation.speculation import FIRST_GAP, LONGEST_GAP, PROBE, can_draft
 from tests.doubles.drafting import draft_by_echo
 from tests.doubles.kv_echo import expected_output, prompt_of

@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 
 from baton.scheduler.batch import ScheduleBatch
-from baton.scheduler.speculation.verification import verify
+from baton.scheduler.speculation.speculation import verify
 
 
 class Step:

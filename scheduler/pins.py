@@ -1,0 +1,340 @@
+"""Keeps the KV of a job's finished step until the job's next step, and no longer: a pin.
+
+    request arrives ──▶ the time since the job's last step is how long its tool took; the request may use its lease
+    request ends    ──▶ pinned: leased for a moment (the policy's `ttl` without calls), until its text has been parsed
+    calls are known ──▶ the policy's `ttl` for this tool extends the lease or lets it go
+    last step, or `end_job` ──▶ all leases of the job are given up
+
+A pin is a lease like any other (radix/lease.py): it counts in the budgets, and breaks where memory is needed more.
+Pinning KV for the time of a tool call, and ordering steps by their job's arrival, are ideas from Continuum, a fork of
+vLLM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from ..radix.discarding import retire
+from ..radix.lease import Lease, LeaseState, LeaseTable
+from .jobs.calls import ToolCall
+from .jobs.job import FinishedStep, Job, describe_job
+from .jobs.job_table import JobTable
+from .jobs.kept_turn import KeptTurn
+from .policies.job_policies import MAX_PIN_S
+from .policies.policy import PolicyTools, SchedulePolicy
+from .request import Request
+from .request_spec import RequestSpec
+from .stats import JobStats
+
+COPIED = 0.9
+"""Share of a step's KV that a tier must hold, or have promised, to count as having a copy of it."""
+
+MAX_EVENTS = 100_000
+"""Events kept until `take_events` is called; later ones are dropped, and counted."""
+
+_ENDS = {
+    LeaseState.HANDED_OFF: "hits",
+    LeaseState.EXPIRED: "expired",
+    LeaseState.BROKEN: "broken",
+    LeaseState.RELEASED: "released",
+}
+
+
+class Pins:
+    """Called by the scheduler as requests arrive and end, and once a turn."""
+
+    def __init__(self, tools: PolicyTools, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int) -> None:
+        self._cache = tools.cache
+        self.times = tools.times
+        self._leases = leases
+        self._policy = policy
+        self._table = JobTable(max_jobs)
+        self._pins: dict[Lease, FinishedStep] = {}
+        """The pinned step of each lease, until the lease's end has been counted."""
+        self._pinned_at_arrival: dict[Request, int] = {}
+        self._ending: dict[Request, FinishedStep] = {}
+        """Finished steps that `ending` has prepared, by request, until `ended` records them."""
+        self._expected: list[tuple[float, int, Lease]] = []
+        """Heap of (latest time at which its job is expected back, a running number, the lease)."""
+        self._numbers = count()
+        self._stats = JobStats()
+        self.trace = JobTrace()
+
+    # -- requests arrive ----------------------------------------------------------------------------------------------
+
+    def steps_of(self, spec: RequestSpec, now: float) -> list[tuple[str, int]]:
+        """The steps that a new request may continue: rid and index of its job's last steps, the latest first."""
+        job = self._table.find_active(spec.namespace, spec.job_id, now) if spec.job_id is not None else None
+        return [(step.rid, step.index) for step in reversed(job.steps)] if job is not None else []
+
+    def arrived(self, requests: Sequence[Request], now: float) -> None:
+        """Record the sequences of a new request."""
+        first, spec = requests[0], requests[0].spec
+        if spec.job_id is None:
+            self._table.name_taken(spec.rid)
+            return
+        job, forgotten = self._table.open_job(spec.namespace, spec.job_id, now, first.serial, spec.client)
+        for old in forgotten:
+            self._let_go(old)
+        if job.ended is not None and not job.open_rids:
+            job.returns += 1
+            self.trace.returned(job, now)
+            if self._table.is_back(job):
+                self._note_duration(job, now - job.ended)
+            job.ended = None
+        self._pinned_at_arrival[first] = max((step.tokens for step in job.pinned_steps()), default=0)
+        self._table.began(job, spec.rid, len(requests))
+        for request in requests:
+            request.job = job
+        self.trace.arrived(job, first, now)
+
+    # -- requests end -------------------------------------------------------------------------------------------------
+
+    def ending(self, request: Request, now: float) -> None:
+        """Before a sequence ends well, extend its ``retain_ttl`` to the time for which the policy pins its KV."""
+        job = request.job
+        if job is None or job.is_over or request.spec.is_last_step or request.is_search:
+            return
+        step = FinishedStep(job, request.rid, request.index, now, request.committed_len)
+        step.asked_until = now + request.retain_ttl
+        ttl = self._policy.ttl(step, now)
+        request.expected_until = now + ttl
+        request.retain_ttl = max(request.retain_ttl, ttl)
+        self._ending[request] = step
+
+    def ended(self, request: Request, leases: dict[int, Lease | None], now: float) -> None:
+        """Record the end of a sequence. leases: those on its results, by sample; empty if it did not end well."""
+        job, step = request.job, self._ending.pop(request, None)
+        if job is None:
+            return
+        self._table.left(job, request.rid)
+        self._table.heard(job, now)
+        self._count_return(request)
+        if request.finish is None or request.finish.type == "abort":
+            self.trace.departed(job, request, now)
+            return
+        if request.index == 0:
+            job.turns += 1
+            job.prompt_tokens += request.prompt_len
+            job.hit_tokens += request.found.total
+            if job.shared_tokens is None:
+                job.shared_tokens = request.found.total
+        if not job.open_rids:
+            job.ended = now
+            if not request.spec.is_last_step:
+                self._table.goes_away(job, now)
+        self.trace.departed(job, request, now)
+        for index, lease in leases.items():
+            ended = step or FinishedStep(job, request.rid, index, now, 0, asked_until=now + request.retain_ttl)
+            self._keep(ended, request, lease, now)
+        if request.spec.is_last_step:
+            job.is_over = True
+            self._let_go(job)
+            if self._policy.retires_jobs:
+                node, _, _ = self._cache.find_prefix(request.namespace, request.token_ids.view())
+                retire(self._cache, node, job.shared_tokens or 0)
+
+    def discard_request(self, request: Request, siblings: Sequence[Request]) -> None:
+        """Forget a failed sequence. siblings: the sequences of its rid that are still live."""
+        self._ending.pop(request, None)
+        self._pinned_at_arrival.pop(request, None)
+        job = request.job or self._table.of_rid(request.rid)
+        if job is not None and request.rid in job.open_rids:
+            self._table.set_open(job, request.rid, len(siblings))
+
+    def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
+        step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
+        old = self._table.keep_step(step)
+        if old is not None and old.lease is not None and old.asked_until <= now:
+            self._leases.release(old.lease)
+        if lease is not None:
+            self._pins[lease] = step
+            self._expect(lease, request.expected_until)
+            self._stats = replace(self._stats, pins=self._stats.pins + 1)
+            self.trace.pinned(step, lease.deadline - now, now)
+
+    def _expect(self, lease: Lease, until: float) -> None:
+        """Note until when the policy expects the job back; later its lease is worth less (`settle_pins`)."""
+        assert isinstance(lease.owner, KeptTurn)
+        lease.owner.expected_until = until
+        if until > -math.inf:
+            heappush(self._expected, (until, next(self._numbers), lease))
+
+    def _count_return(self, request: Request) -> None:
+        pinned = self._pinned_at_arrival.pop(request, 0)
+        if pinned and request.queried:
+            stats = self._stats
+            self._stats = replace(
+                stats,
+                returned_tokens=stats.returned_tokens + pinned,
+                returned_hit_tokens=stats.returned_hit_tokens + min(pinned, request.found.total),
+            )
+
+    # -- tools --------------------------------------------------------------------------------------------------------
+
+    def record_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
+        """Record the tools that a finished step called, as parsed from its text. Unknown steps are ignored: their job
+        is over, or they belong to none."""
+        job = self._table.of_rid(rid)
+        step = next((s for s in job.steps if (s.rid, s.index) == (rid, index)), None) if job is not None else None
+        if job is None or step is None or step.calls is not None:
+            return
+        step.calls = calls
+        self._table.heard(job, now)
+        self.trace.called(step, now)
+        if step.lease is None or step.lease.kv is None or step.lease.kv.node is None or job.is_over:
+            return
+        promised = self._cache.residency.promised_tokens(step.lease.kv.node)
+        step.has_copy = promised >= COPIED * step.tokens
+        until = step.ended + self._policy.ttl(step, now)
+        self._expect(step.lease, until if calls else -math.inf)
+        # At ``now`` it expires with the next step.
+        self._leases.extend_lease(step.lease, max(until, step.asked_until, now))
+
+    def _note_duration(self, job: Job, seconds: float) -> None:
+        """Record that the tools of the job's last step took this many seconds, or longer."""
+        if (last := job.last_step) is not None and last.calls is not None:
+            self.times.observe(last.calls, max(0.0, seconds))
+
+    # -- once a turn --------------------------------------------------------------------------------------------------
+
+    def settle_pins(self, now: float) -> None:
+        """Count the pins that have ended since the last call. A job that has been away for longer than any pin holds
+        counts as that long, even if it never returns: otherwise tools with no return would look fast."""
+        for job in self._table.give_up(now, MAX_PIN_S):
+            self._note_duration(job, MAX_PIN_S)
+        while self._expected and self._expected[0][0] < now:
+            _, _, lease = heappop(self._expected)
+            self._leases.extend_lease(lease, lease.deadline)  # its value has fallen
+        for lease in [lease for lease in self._pins if not lease.is_live]:
+            step, stats = self._pins.pop(lease), self._stats
+            kind = _ENDS[lease.state]
+            held = now - step.ended
+            changes: dict[str, float] = {kind: getattr(stats, kind) + 1}
+            changes["slot_seconds"] = stats.slot_seconds + held * step.tokens
+            if kind == "hits":
+                changes["saved_tokens"] = stats.saved_tokens + step.tokens
+            elif kind in ("expired", "broken") and step.has_copy:
+                changes["demoted"] = stats.demoted + 1
+            self._stats = replace(stats, **changes)
+            self.trace.unpinned(step, kind, held, now)
+
+    def stats(self) -> JobStats:
+        return replace(self._stats, jobs=len(self._table))
+
+    # -- jobs end, and are looked at ----------------------------------------------------------------------------------
+
+    def end_job(self, namespace: str, id: str) -> tuple[list[str], int] | None:
+        """Give up everything kept for a job, and forget it. Returns the rids of its open requests, which the caller
+        ends, and the tokens that were pinned; None if the job is not known."""
+        job = self._table.get_job(namespace, id)
+        if job is None:
+            return None
+        tokens = sum(step.tokens for step in job.pinned_steps())
+        job.is_over = True
+        self._let_go(job)
+        self._table.remove_job(job)
+        return list(job.open_rids), tokens
+
+    def unended_jobs(self) -> list[Job]:
+        """The jobs that are not over or still have open requests, most recently active first."""
+        return self._table.unended()
+
+    def describe_jobs(
+        self, namespace: str | None, id: str | None, now: float, prefix: str = ""
+    ) -> list[dict[str, Any]]:
+        """Describe the jobs with ids that begin with ``prefix``, in one namespace or, for None, in all; with an ``id``,
+        only that job of the namespace, if it is known. See `describe_job`."""
+        if id is None:
+            jobs = self._table.select(namespace, prefix)
+        else:
+            job = self._table.get_job(namespace, id) if namespace is not None else None
+            jobs = [job] if job is not None else []
+        return [describe_job(job, now, self._predicted(job)) for job in jobs]
+
+    def _predicted(self, job: Job) -> float | None:
+        last = job.last_step
+        return None if last is None or last.calls is None else self.times.predicted_s(last.calls)
+
+    def _let_go(self, job: Job) -> None:
+        """Give up the leases of a job."""
+        for step in job.pinned_steps():
+            assert step.lease is not None and step.lease.kv is not None
+            node = step.lease.kv.node
+            self._leases.release(step.lease)
+            if self._policy.retires_jobs and node is not None:
+                retire(self._cache, node, job.shared_tokens or 0)
+
+
+class JobTrace:
+    """Records nothing until it is switched on. Times are of the scheduler's clock, in seconds; lengths in tokens."""
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self._events: list[dict[str, Any]] = []
+        self._dropped = 0
+
+    def take_events(self) -> list[dict[str, Any]]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        if self._dropped:
+            events.append({"event": "dropped", "events": self._dropped})
+            self._dropped = 0
+        return events
+
+    def arrived(self, job: Job, request: Request, now: float) -> None:
+        """Record a new request of a job. (Its prompt's length is not known if it continues a running parent.)"""
+        if self.enabled:
+            prompt = {"prompt_tokens": request.prompt_len, "is_last_step": request.spec.is_last_step}
+            self._add("arrival", job, now, rid=request.rid, turn=job.turns + 1, **prompt)
+
+    def returned(self, job: Job, now: float) -> None:
+        """Record that the job's next request has arrived, and how long its tool took."""
+        step = job.last_step
+        if self.enabled and job.ended is not None and step is not None:
+            names = [call.tool for call in step.calls] if step.calls is not None else None
+            self._add("returned", job, now, tools=names, seconds=now - job.ended)
+
+    def departed(self, job: Job, request: Request, now: float) -> None:
+        """Record the end of a sequence."""
+        if self.enabled:
+            assert request.finish is not None
+            self._add(
+                "departure",
+                job,
+                now,
+                rid=request.rid,
+                index=request.index,
+                reason=request.finish.type,
+                prompt_tokens=request.prompt_len,
+                hit_tokens=request.found.total,
+                output_tokens=request.num_output_tokens,
+                is_last_step=request.spec.is_last_step,
+            )
+
+    def called(self, step: FinishedStep, now: float) -> None:
+        """Record the tools that a step called."""
+        if self.enabled:
+            calls = [{"tool": call.tool, "command": call.command} for call in step.calls or ()]
+            self._add("called", step.job, now, rid=step.rid, index=step.index, calls=calls)
+
+    def pinned(self, step: FinishedStep, ttl: float, now: float) -> None:
+        if self.enabled:
+            self._add("pinned", step.job, now, rid=step.rid, index=step.index, tokens=step.tokens, ttl=ttl)
+
+    def unpinned(self, step: FinishedStep, reason: str, held: float, now: float) -> None:
+        """reason: hits (the next step took it over), expired, broken, released. held: seconds."""
+        if self.enabled:
+            more = {"tokens": step.tokens, "reason": reason, "held": held}
+            self._add("unpinned", step.job, now, rid=step.rid, index=step.index, **more)
+
+    def _add(self, event: str, job: Job, now: float, **more: Any) -> None:
+        if len(self._events) >= MAX_EVENTS:
+            self._dropped += 1
+            return
+        self._events.append({"event": event, "time": now, "job_id": job.id, **more})
