@@ -10,10 +10,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from baton.entrypoints.chat.config import ChatConfig
 from baton.entrypoints.foreign_flags import FOREIGN, Alias, NoEffect
 from baton.entrypoints.server_args import build_parser
-from baton.entrypoints.server_config import ServerConfig, flag_name
+from baton.entrypoints.server_config import ChatConfig, ServerConfig, flag_name
 from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.cache_stats import CacheStats, WindowStats

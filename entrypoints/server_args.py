@@ -12,15 +12,16 @@ import difflib
 import os
 import secrets
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
 
 from ..runtime.config import JobConfig, KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from ..scheduler.config import SchedulerConfig
-from .chat.config import ChatConfig
-from .config_file import read_config_file
 from .contradictions import refuse_contradictions
 from .foreign_flags import OTHER_VALUES, SHORT, is_foreign, takes_value, translate
-from .server_config import SECRETS, ServerArgs, ServerConfig, UsageError, flag_name
+from .server_config import SECRETS, ChatConfig, ServerArgs, ServerConfig, UsageError, flag_name
 from .version import baton_version
 
 _PARTS: dict[str, type] = {
@@ -259,3 +260,47 @@ def _about_unknown(token: str, parser: argparse.ArgumentParser) -> str:
         return f"unknown flag {name}; flags have two dashes here, see --help"
     known = [option for action in parser._actions for option in action.option_strings]
     return f"unknown flag {name}{_nearest(name, known) or '; see --help'}"
+
+
+# -- --config ----------------------------------------------------------------------------------------------------------
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Read a YAML file of flags, without their dashes in front, and values: ``port: 30000``, ``item-trie: [a=a.npy]``.
+
+    Returns name in snake_case -> value, a scalar or a list; nulls are left out. Raises UsageError, without the file's
+    name.
+    """
+    try:
+        content = yaml.load(Path(path).expanduser().read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"is not valid YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError("holds no settings; it takes lines such as 'port: 30000'")
+    settings: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).removeprefix("--").replace("-", "_")
+        if name in settings:
+            raise UsageError(f"{flag_name(name)} is given twice; keep one")
+        if name == "config":
+            raise UsageError("names another config file; put its settings here")
+        if isinstance(value, dict):
+            raise UsageError(f"{flag_name(name)} has settings below it; it takes a value, or a list")
+        if value is not None:
+            settings[name] = value
+    return settings
+
+
+class _Loader(yaml.SafeLoader):
+    """Loads plain data. Refuses duplicate keys, which YAML forbids and PyYAML accepts."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)

@@ -61,9 +61,9 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
     expected = {f"baton/{file.relative_to(ROOT)}" for layer in LAYERS for file in (ROOT / layer).rglob("*.py")}
     assert packed == expected
-    static = "baton/entrypoints/dashboard_page/static/"
+    static = "baton/entrypoints/http/dashboard/static/"
     page = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(static)}
-    files = (ROOT / "entrypoints/dashboard_page/static").rglob("*.*")
+    files = (ROOT / "entrypoints/http/dashboard/static").rglob("*.*")
     assert page == {f"baton/{file.relative_to(ROOT)}" for file in files}
     templates = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".jinja")}
     files = (ROOT / "entrypoints/chat/bundled_templates").iterdir()

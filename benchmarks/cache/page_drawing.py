@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.common.measured import RESULTS, about_this_run
 
-PAGE = Path(__file__).parents[2] / "entrypoints" / "dashboard_page" / "static"
+PAGE = Path(__file__).parents[2] / "entrypoints" / "http" / "dashboard" / "static"
 VIEW = {"width": 1440, "height": 900}
 
 _MEASURE = """async ([tree, frames]) => {

@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 import torch
 
-from baton.entrypoints.dashboard_page.icicle import Span, icicle
+from baton.entrypoints.http.dashboard.icicle import Span, icicle
 from baton.radix.cache import RadixCache
 from baton.radix.snapshot import TreeWalk
 from baton.runtime.live_reports.reporter import SAVED_S, WalkBudget

@@ -8,8 +8,7 @@ import string
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
-from ..reasoning_parsers.output_parser import OutputParser
-from ..reasoning_parsers.reasoning_parser import ReasoningParser
+from ..reasoning_parsers.output_parser import OutputParser, ReasoningParser
 from ..reasoning_parsers.registry import choose as choose_reasoning
 from ..reasoning_parsers.registry import reasoning_parser
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, ToolParser, joined

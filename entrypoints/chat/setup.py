@@ -8,10 +8,10 @@ from pathlib import Path
 from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ...runtime.text.tokenizer import Tokenizer
 from ...runtime.tokenizer_manager import TokenizerManager
+from ..server_config import ChatConfig
 from ..step_calls.call_reader import CallReader
 from .answer_parsers import AnswerParsers
 from .chats import Chats
-from .config import ChatConfig
 from .conversations import Conversations
 from .rendering import Renderer
 from .template_choice import choose_templates

@@ -21,7 +21,7 @@ from ..description.json_schema import (
     taken,
     whole,
 )
-from ..description.operation import Operation
+from ..description.openapi import Operation
 from ..fields.reading import refuse_unserved
 from .keys import CLIENT, caller, sees_all
 from .route import GET, GET_OR_POST, POST, Route

@@ -10,9 +10,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...scheduler.outcome import RequestRefused
-from ..description.document import Described, openapi_document
 from ..description.json_schema import open_object
-from ..description.operation import Operation
+from ..description.openapi import Described, Operation, openapi_document
 from ..version import baton_version
 from .route import GET, PROBE, Route
 from .unserved_routes import UNSERVED

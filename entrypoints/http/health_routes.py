@@ -15,7 +15,7 @@ from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ..description.json_schema import answered, string
-from ..description.operation import Operation
+from ..description.openapi import Operation
 from ..server_config import ServerArgs
 from .route import POST, PROBE, Route
 from .wire.answers import JSONAnswer

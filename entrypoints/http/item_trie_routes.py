@@ -9,7 +9,7 @@ from ...runtime.constraints import item_tries
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import answered, list_of, open_object, string
-from ..description.operation import Operation
+from ..description.openapi import Operation
 from ..fields.item_trie_source import build_item_trie
 from .route import BINARY, DELETE, GET, POST, Route
 from .wire.answers import JSONAnswer

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import COUNT, answered, flag, list_of, nullable, number, string
-from ..description.operation import Operation
+from ..description.openapi import Operation
 from .keys import CLIENT, caller, sees_all
 from .route import DELETE, GET, Route
 from .wire.answers import JSONAnswer

@@ -9,7 +9,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
 from starlette.routing import compile_path
 
-from ..description.operation import Operation
+from ..description.openapi import Operation
 from .wire.answers import ErrorBody, error_body
 
 GET = ("GET",)

@@ -18,31 +18,27 @@ from starlette.responses import Response
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..chat.setup import ChatSetup
-from ..dashboard_page.token_texts import TokenTexts
 from ..fields.ignored import WARNING_HEADER
 from ..openai.responses.responses import Responses
 from ..server_config import ServerArgs
 from ..version import baton_version
-from .apis.calls import GenerationCalls
-from .apis.chat_routes import ChatRoutes
-from .apis.generation_routes import GenerationRoutes
-from .apis.messages_routes import MessagesRoutes
-from .apis.openai_routes import OpenAIRoutes
-from .apis.responses_routes import ResponsesRoutes
 from .cache_routes import CacheRoutes
+from .control_routes import ControlRoutes
 from .dashboard.dashboard_routes import DashboardRoutes
+from .dashboard.token_texts import TokenTexts
 from .dashboard.tree_routes import TreeRoutes
 from .docs_routes import DocsRoutes
+from .generation_calls import GenerationCalls
+from .generation_routes import GenerationRoutes
 from .guards import ErrorCount, Guards
 from .health_routes import HealthRoutes, Readiness
-from .information_routes import InformationRoutes
+from .information_routes import InformationRoutes, RootRoutes
 from .item_trie_routes import ItemTrieRoutes
 from .jobs_routes import JobsRoutes
 from .keys import Keys
-from .load_routes import LoadRoutes
-from .pause_routes import PauseRoutes
-from .profile_routes import ProfileRoutes
-from .root_routes import RootRoutes
+from .messages_routes import MessagesRoutes
+from .openai_routes import OpenAIRoutes
+from .responses_routes import ResponsesRoutes
 from .route import Route, RouteTable
 from .tokenizer_routes import TokenizerRoutes
 from .unserved_routes import UnservedRoutes
@@ -67,8 +63,7 @@ def server_routes(
     texts = TokenTexts(manager.tokenizer) if keys.has_admin else None
     subjects = (
         GenerationRoutes(manager, bodies, calls, streams_increments=args.server.incremental_streaming_output),
-        OpenAIRoutes(manager, args, calls),
-        ChatRoutes(calls, chats, manager.tokenizer.token_bytes),
+        OpenAIRoutes(manager, args, calls, chats),
         ResponsesRoutes(calls, responses),
         MessagesRoutes(calls, chats),
         HealthRoutes(manager, args, readiness),
@@ -79,9 +74,7 @@ def server_routes(
         CacheRoutes(manager, bodies),
         TreeRoutes(manager.live_reports, texts),
         DashboardRoutes(manager, args, texts),
-        ProfileRoutes(manager, bodies),
-        LoadRoutes(manager),
-        PauseRoutes(manager, bodies),
+        ControlRoutes(manager, bodies),
         RootRoutes(args),
         UnservedRoutes(),
     )

@@ -13,7 +13,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..chat.chats import Chats
 from ..description.json_schema import COUNT, IDS, answered, either, flag, list_of, nullable, string, taken
-from ..description.operation import Operation
+from ..description.openapi import Operation
 from ..fields.reading import MODEL, check_model, refuse_unserved
 from ..openai.chat import CHAT_NAMES, PROPERTIES, parse_chat
 from ..server_config import ServerArgs

@@ -8,7 +8,7 @@ from ..tool_parsers.harmony import HarmonyParser
 from ..tool_parsers.json_text import read_value
 from ..tool_parsers.pieces import Reasoning, Text
 from ..tool_parsers.reader import Steps
-from .reasoning_parser import opens_thought
+from .output_parser import opens_thought
 
 
 class GptOssReasoningParser(HarmonyParser):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from .gpt_oss import GptOssReasoningParser
-from .reasoning_parser import ReasoningParser
+from .output_parser import ReasoningParser
 from .tagged import DeepSeekR1Parser, KimiParser, MistralReasoningParser, TaggedParser
 
 REASONING_PARSERS: dict[str, type[ReasoningParser]] = {

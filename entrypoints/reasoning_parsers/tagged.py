@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ..tool_parsers.pieces import Reasoning, Text
-from ..tool_parsers.reader import Steps
-from ..tool_parsers.stream_parser import StreamParser
-from .reasoning_parser import opens_thought
+from ..tool_parsers.reader import Steps, StreamParser
+from .output_parser import opens_thought
 
 
 class TaggedParser(StreamParser):

@@ -1,26 +1,24 @@
 """Reads the calls out of a whole answer: those of functions, or else the shell script that it asks for.
 
-It is given the text alone, once it has ended; neither the request's tools nor its prompt. So whatever an answer calls
-by name is taken for a tool, and whether the prompt has opened a thought is seen by its end. A call in a thought is
-none. What is read is used to guess how long the tool takes: nothing is refused here, and nothing raised.
+The reader gets the complete text only, neither the request's tools nor its prompt. So any name that the answer calls
+counts as a tool, and only the end of a thought shows that the prompt has opened one. Calls inside a thought do not
+count. The result predicts how long the tool takes, so this code refuses nothing and never raises.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...scheduler.jobs.calls import ToolCall
-from ..reasoning_parsers.output_parser import OutputParser
-from ..reasoning_parsers.reasoning_parser import ReasoningParser
+from ..reasoning_parsers.output_parser import OutputParser, ReasoningParser
 from ..reasoning_parsers.registry import choose as choose_reasoning
 from ..reasoning_parsers.registry import reasoning_parser
 from ..tool_parsers.json_text import loads
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Text, ToolSpec
 from ..tool_parsers.registry import choose as choose_tools
 from ..tool_parsers.registry import tool_parser
-from .code_blocks import is_shell, shell_script
 from .shell import MAX_NAME, effective_command, sendable
 
 MAX_ANSWER = 200_000
@@ -168,3 +166,79 @@ def _script_text(value: Any) -> str | None:
 
 def _printable(name: str) -> str:
     return "".join(character for character in name[:MAX_NAME] if character.isprintable())
+
+
+# -- shell scripts in code blocks --------------------------------------------------------------------------------------
+
+_SHELL_LABELS = frozenset(
+    {
+        "bash",
+        "sh",
+        "shell",
+        "zsh",
+        "console",
+        "terminal",
+        "shell-session",
+        "shellsession",
+        "execute_bash",
+        "mswea_bash_command",
+    }
+)
+_FENCE = re.compile(r"`{3,}+|~{3,}+")
+_PROMPT = re.compile(r"^[ \t]*+\$[ \t]", re.MULTILINE)
+
+
+class _Block(NamedTuple):
+    """label: its language, in lower case. end: of the block, fence included."""
+
+    label: str
+    script: str
+    end: int
+
+
+def is_shell(label: str) -> bool:
+    """True for the name of a shell, or for another usual label of blocks with shell commands."""
+    return label.lower() in _SHELL_LABELS
+
+
+def shell_script(answer: str) -> str | None:
+    """The script that the answer asks for; None if it asks for none. Agents without tools write it into a code block.
+
+    The last block counts: prompts for such agents ask for the action at the end of the answer, and earlier blocks
+    quote, propose or remember. A block without a closing fence counts too, as the fence is a usual stop string. A block
+    without a language counts only where no block is marked as shell, and if it ends the answer.
+    """
+    blocks = _blocks(answer)
+    marked = [block for block in blocks if is_shell(block.label)]
+    if marked:
+        return _without_output(marked[-1].script)
+    if blocks and not blocks[-1].label and not answer[blocks[-1].end :].strip():
+        return _without_output(blocks[-1].script)
+    return None
+
+
+def _blocks(answer: str) -> list[_Block]:
+    blocks: list[_Block] = []
+    at, line_end = 0, -1
+    while fence := _FENCE.search(answer, at):
+        marks, start = fence[0], fence.end()
+        if line_end < start:
+            line_end = answer.find("\n", start)
+            line_end = line_end if line_end >= 0 else len(answer)
+        in_line = answer.find(marks, start, line_end)
+        if in_line >= 0:  # ```bash ls```, or code within a sentence
+            label, _, script = answer[start:in_line].strip().partition(" ")
+            at = in_line + len(marks)
+        else:
+            label = answer[start:line_end].strip().partition(" ")[0]
+            close = re.compile(rf"{marks}[ \t\r]*+$", re.MULTILINE).search(answer, line_end)
+            script = answer[line_end + 1 : close.start() if close else len(answer)]
+            at = close.end() if close else len(answer)
+        blocks.append(_Block(label.lower(), script, at))
+    return blocks
+
+
+def _without_output(script: str) -> str:
+    """From the first line on that begins with a prompt, if one does: what stands before it is output."""
+    prompt = _PROMPT.search(script)
+    return script[prompt.end() :] if prompt else script

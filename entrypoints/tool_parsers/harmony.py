@@ -16,8 +16,7 @@ from typing import ClassVar
 
 from .json_text import read_value
 from .pieces import Reasoning, Text
-from .reader import Steps
-from .stream_parser import StreamParser
+from .reader import Steps, StreamParser
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")

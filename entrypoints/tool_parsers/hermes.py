@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from .json_calls import read_call
 from .pieces import Text
-from .reader import Steps
-from .stream_parser import StreamParser
+from .reader import Steps, StreamParser
 
 _CLOSE = "</tool_call>"
 

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from .json_text import dumps, is_sendable, loads, read_value, skip_value
-from .reader import Steps
-from .stream_parser import StreamParser
+from .reader import Steps, StreamParser
 
 _ARGUMENTS = ("arguments", "parameters")
 _LONGEST_ESCAPE = len(r"\ud83d\ude00")

@@ -8,8 +8,7 @@ from typing import ClassVar
 from .json_calls import read_call
 from .json_text import read_value
 from .pieces import Text
-from .reader import Steps
-from .stream_parser import StreamParser
+from .reader import Steps, StreamParser
 
 _MARK = "[TOOL_CALLS]"
 _NAME = re.compile(r"[\w.\-/]*")

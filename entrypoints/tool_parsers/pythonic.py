@@ -9,8 +9,7 @@ from typing import ClassVar
 from .json_text import dumps
 from .pieces import Text, ToolSpec
 from .python_literals import literal_to_json
-from .reader import Steps
-from .stream_parser import StreamParser
+from .reader import Steps, StreamParser
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.]*")

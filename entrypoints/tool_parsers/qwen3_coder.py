@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from .json_text import NUMBER, dumps, loads
 from .pieces import Text, ToolSpec
 from .python_literals import literal_to_json
-from .reader import Steps
-from .stream_parser import StreamParser
+from .reader import Steps, StreamParser
 
 _NAME = re.compile(r"[^<>\s]*")
 _PARAMETER_NAME = re.compile(r"[^>\n]*")

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.entrypoints.chat.config import ChatConfig
 from baton.entrypoints.http_statuses import STATUSES
-from baton.entrypoints.server_config import ServerConfig
+from baton.entrypoints.server_config import ChatConfig, ServerConfig
 from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.config import SchedulerConfig

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "entrypoints" / "dashboard_page" / "static"
+PAGE = Path(__file__).parents[2] / "entrypoints" / "http" / "dashboard" / "static"
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

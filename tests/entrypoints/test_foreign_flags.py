@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.foreign_flag_names import SGLANG_NAMES, VLLM_NAMES
-from baton.entrypoints.foreign_flags import FOREIGN, OTHER_VALUES, Alias, NoEffect, Refused
+from baton.entrypoints.foreign_flags import FOREIGN, OTHER_VALUES, SGLANG_NAMES, VLLM_NAMES, Alias, NoEffect, Refused
 from baton.entrypoints.lang.backends.runtime import command_line
 from baton.entrypoints.server_args import build_parser, compose, own_settings, parse_command_line
 from baton.entrypoints.server_config import ServerArgs, UsageError

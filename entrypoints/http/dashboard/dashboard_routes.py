@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from typing import Any
+from hashlib import blake2b
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from fastapi import Request
@@ -14,15 +17,14 @@ from starlette.types import Receive, Scope, Send
 
 from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
-from ...dashboard_page.broadcaster import Broadcaster
-from ...dashboard_page.static_files import FIRST, StaticFile, static_files
-from ...dashboard_page.token_texts import TokenTexts
-from ...description.operation import Operation
+from ...description.openapi import Operation
 from ...server_config import ServerArgs
 from ...version import baton_version
 from ..route import GET, PROBE, Route
 from ..wire.answers import answer_error, until_disconnect
 from ..wire.connection import ABORT
+from .broadcaster import Broadcaster
+from .token_texts import TokenTexts
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,41 @@ _PAGE = Operation(
     tag="Dashboard",
 )
 _FILE = Operation(summary="A file of that page", text="*/*", refusals=(404,), tag="Dashboard")
+
+FIRST = "index.html"
+
+_CONTENT_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+}
+
+
+class StaticFile(NamedTuple):
+    content: bytes
+    kind: str
+    """Content type."""
+    tag: str
+    """ETag: a digest of the content, in quotes."""
+
+
+def static_files(folder: Traversable | None = None) -> dict[str, StaticFile]:
+    """Files by their paths in the folder, with slashes; only kinds of files that the page has. folder: None for this
+    package's ``static``."""
+    found: dict[str, StaticFile] = {}
+    folders = [("", files("baton.entrypoints.http.dashboard") / "static" if folder is None else folder)]
+    for path, below in folders:  # grows
+        for entry in below.iterdir():
+            if entry.is_dir():
+                folders.append((f"{path}{entry.name}/", entry))
+            elif (kind := _CONTENT_TYPES.get(entry.name.rsplit(".", 1)[-1])) is not None:
+                content = entry.read_bytes()
+                found[path + entry.name] = StaticFile(
+                    content, kind, f'"{blake2b(content, digest_size=12).hexdigest()}"'
+                )
+    return found
 
 
 class DashboardRoutes:

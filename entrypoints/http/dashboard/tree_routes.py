@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,15 +15,14 @@ from ....radix.snapshot import NO_ROW, Has
 from ....runtime.live_reports.report_client import LiveReportClient
 from ....runtime.live_reports.snapshot import Snapshot
 from ....scheduler.outcome import RequestRefused
-from ...dashboard_page.held_snapshots import HeldSnapshots
-from ...dashboard_page.token_texts import TokenTexts
 from ...description.json_schema import COUNT, MAX_INT, answered, enum, flag, list_of, nullable, number, string, whole
-from ...description.operation import Operation
+from ...description.openapi import Operation
 from ...fields.reading import shown
 from ..keys import caller
 from ..route import GET, Route
 from ..wire.answers import JSONAnswer
 from ..wire.query import NAMESPACE_QUERY, read_namespace_query, whole_number
+from .token_texts import TokenTexts
 
 MAX_NODES = 1000
 """On a page."""
@@ -82,6 +82,43 @@ class _Asked(NamedTuple):
     min_tokens: int
     namespace: str | None
     with_text: bool
+
+
+MAX_HELD = 2
+
+UNREAD_S = 120.0
+"""Seconds after which an unread snapshot is dropped."""
+
+
+class HeldSnapshots:
+    """Snapshots by id, least recently read first. Time is an argument, in seconds."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, tuple[Snapshot, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold_snapshot(self, snapshot: Snapshot, now: float) -> None:
+        """Keep a snapshot; beyond `MAX_HELD` the least recently read one is dropped."""
+        self._held[snapshot.id] = snapshot, now
+        self._held.move_to_end(snapshot.id)
+        self._drop_unread(now)
+        while len(self._held) > MAX_HELD:
+            self._held.popitem(last=False)
+
+    def find_snapshot(self, id: str, now: float) -> Snapshot | None:
+        """The snapshot, or None if it is unknown or was dropped."""
+        self._drop_unread(now)
+        if id not in self._held:
+            return None
+        snapshot, _ = self._held[id]
+        self.hold_snapshot(snapshot, now)
+        return snapshot
+
+    def _drop_unread(self, now: float) -> None:
+        for id in [id for id, (_, read) in self._held.items() if now - read > UNREAD_S]:
+            del self._held[id]
 
 
 class TreeRoutes:

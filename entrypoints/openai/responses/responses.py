@@ -17,8 +17,8 @@ from ....runtime.tokenizer_manager import TokenizerManager
 from ....scheduler.outcome import RequestRefused
 from ...chat.call import ChatCall
 from ...chat.chats import Chats
-from ...chat.config import ChatConfig
 from ...fields.reading import STORED_RESPONSE_PREFIX
+from ...server_config import ChatConfig
 from .fields import RESPONSE_NAMES, ResponseRequest
 from .response_object import ResponseObject
 from .running import RunningResponse

@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 
 from baton.entrypoints.chat.chats import ChatAnswer, Chats, ChatUpdate
-from baton.entrypoints.chat.config import ChatConfig
 from baton.entrypoints.chat.conversations import Turn
 from baton.entrypoints.chat.setup import ChatSetup
 from baton.entrypoints.openai.chat import parse_chat
+from baton.entrypoints.server_config import ChatConfig
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Reasoning, Text
 from baton.runtime.answer import Output
 from baton.runtime.clients import SOLE_CLIENT, Client

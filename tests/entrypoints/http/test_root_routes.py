@@ -7,7 +7,7 @@ import json
 
 from starlette.responses import Response
 
-from baton.entrypoints.http.root_routes import RootRoutes
+from baton.entrypoints.http.information_routes import RootRoutes
 from baton.entrypoints.http.route import Route
 from baton.entrypoints.server_args import compose
 

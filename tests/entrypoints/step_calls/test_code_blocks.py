@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.entrypoints.step_calls.code_blocks import shell_script
+from baton.entrypoints.step_calls.call_reader import shell_script
 
 ANSWERS: dict[str, tuple[str, str | None]] = {
     "a block": ("THOUGHT: I look.\n\n```bash\nls -l\n```", "ls -l\n"),

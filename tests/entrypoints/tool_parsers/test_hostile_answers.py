@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from baton.entrypoints.tool_parsers.reader import StreamParser
 from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS
-from baton.entrypoints.tool_parsers.stream_parser import StreamParser
 from tests.doubles.answer_cuts import TOOLS, parse
 
 SIZE = 200_000

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.entrypoints.tool_parsers.reader import Reader
+from baton.entrypoints.tool_parsers.reader import Reader, StreamParser
 from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS
-from baton.entrypoints.tool_parsers.stream_parser import StreamParser
 from tests.doubles.answer_cuts import TOOLS
 
 

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from baton.entrypoints.dashboard_page.broadcaster import MAX_READERS
+from baton.entrypoints.http.dashboard.broadcaster import MAX_READERS
 from tests.doubles.event_stream import EventStream, reading
 from tests.doubles.http_calls import error_of
 from tests.doubles.server_under_test import ServerUnderTest

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...runtime.text.tokenizer import Tokenizer
+from ....runtime.text.tokenizer import Tokenizer
 
 MAX_KEPT = 8192
 """Texts in the cache: several times as many as one picture of the tree has."""

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.description.document import Described, openapi_document
 from baton.entrypoints.description.json_schema import Schema, list_of, string, taken
-from baton.entrypoints.description.operation import Operation
+from baton.entrypoints.description.openapi import Described, Operation, openapi_document
 
 ITEM = taken({"name": string()}, title="Item")
 

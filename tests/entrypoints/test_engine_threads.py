@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.entrypoints.loop_crossing import run_on
+from baton.entrypoints.engine_threads import run_on
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton.entrypoints.dashboard_page.static_files import FIRST, static_files
+from baton.entrypoints.http.dashboard.dashboard_routes import FIRST, static_files
 
-PAGE = Path(__file__).parents[3] / "entrypoints" / "dashboard_page" / "static"
+PAGE = Path(__file__).parents[4] / "entrypoints" / "http" / "dashboard" / "static"
 
 
 def test_all_files_of_the_package_are_served() -> None:

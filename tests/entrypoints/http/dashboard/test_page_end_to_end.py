@@ -15,7 +15,7 @@ from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
 
-TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
+TOY_MODEL = Path(__file__).parents[4] / "examples" / "toy_model"
 KEY = "sesame"
 FLAGS = ("--max-total-tokens", "4096", "--device", "cpu", "--dtype", "float32", "--admin-api-key", KEY)
 TASK = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints, under ``/v1``."""
+"""OpenAI's models, completions and chats, under ``/v1``; `responses_routes` has its responses."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from ....runtime.tokenizer_manager import TokenizerManager
-from ...description.json_schema import COUNT, answered, enum, list_of, nullable, string
-from ...description.operation import GENERATING, Operation
-from ...fields.ignored import Ignored
-from ...fields.jobs import JOB_HEADERS
-from ...fields.prompts import with_extra_body
-from ...fields.reading import check_model
-from ...openai.completion_response import ANSWER, CHUNK, CompletionResponse
-from ...openai.completions import BODY, COMPLETION_NAMES, EXAMPLES, CompletionRequest, parse_completion
-from ...server_config import ServerArgs
-from ..keys import caller
-from ..route import GET, POST, Route
-from ..wire.answers import JSONAnswer, client_gone, json_answer, size_of, until_disconnect
-from .calls import GenerationCalls
+from ...runtime.tokenizer_manager import TokenizerManager
+from ..chat.chats import Chats
+from ..description.json_schema import COUNT, answered, enum, list_of, nullable, string
+from ..description.openapi import GENERATING, Operation
+from ..fields.ignored import Ignored
+from ..fields.jobs import JOB_HEADERS
+from ..fields.prompts import with_extra_body
+from ..fields.reading import check_model
+from ..openai import chat, chat_response, completion_response, completions
+from ..server_config import ServerArgs
+from .generation_calls import GenerationCalls
+from .keys import caller
+from .route import GET, POST, Route
+from .wire.answers import JSONAnswer, client_gone, json_answer, size_of, until_disconnect
 
 _MODEL = answered(
     {
@@ -60,25 +60,38 @@ _COMPLETE = Operation(
     summary="Complete a text",
     about="OpenAI's completions, with continuation and beam search.",
     tag="OpenAI",
-    body=with_extra_body(BODY),
+    body=with_extra_body(completions.BODY),
     headers=JOB_HEADERS,
-    examples=EXAMPLES,
-    answer=ANSWER,
-    events=CHUNK,
+    examples=completions.EXAMPLES,
+    answer=completion_response.ANSWER,
+    events=completion_response.CHUNK,
+    refusals=GENERATING,
+)
+_CHAT = Operation(
+    summary="Answer a chat",
+    about="OpenAI's chat completions. A chat that has grown continues from its cached prefix by itself.",
+    tag="OpenAI",
+    body=with_extra_body(chat.BODY),
+    headers=JOB_HEADERS,
+    examples=chat.EXAMPLES,
+    answer=chat_response.ANSWER,
+    events=chat_response.CHUNK,
     refusals=GENERATING,
 )
 
 
 class OpenAIRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs, calls: GenerationCalls) -> None:
+    def __init__(self, manager: TokenizerManager, args: ServerArgs, calls: GenerationCalls, chats: Chats) -> None:
         self._manager = manager
         self._args = args
         self._calls = calls
+        self._chats = chats
         self._started = int(time.time())
         self.routes = [
             Route("/v1/models", self.models, GET, operation=_MODELS),
             Route("/v1/models/{model:path}", self.model, GET, operation=_ONE_MODEL),
             Route("/v1/completions", self.completions, POST, operation=_COMPLETE),
+            Route("/v1/chat/completions", self.chat_completions, POST, operation=_CHAT),
         ]
 
     async def models(self) -> Response:
@@ -113,19 +126,43 @@ class OpenAIRoutes:
         async with self._calls.read_call(request, self._parse_completion) as (call, ignored):
             self._calls.check_model(call.model)
             batch, headers = call.batch, self._calls.answer_headers(call.batch.rid, ignored)
-            response = CompletionResponse(call, self._calls.model, self._manager.tokenizer)
-            with COMPLETION_NAMES.translated():
+            response = completion_response.CompletionResponse(call, self._calls.model, self._manager.tokenizer)
+            with completions.COMPLETION_NAMES.translated():
                 answer = await self._manager.open_answer(caller(request), batch.prompts, stream=batch.stream)
         if batch.stream:
             return self._calls.stream_answer(answer, response.chunks(answer.updates()), headers)
-        with COMPLETION_NAMES.translated(), answer:
+        with completions.COMPLETION_NAMES.translated(), answer:
             outputs = await until_disconnect(request.receive, answer.outputs())
         if outputs is None:
             return client_gone()
         return await json_answer(lambda: response.whole(outputs), size_of(outputs), headers)
 
-    def _parse_completion(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> CompletionRequest:
+    def _parse_completion(
+        self, fields: dict[str, Any], rid: str | None, ignored: Ignored
+    ) -> completions.CompletionRequest:
         calls = self._calls
-        return parse_completion(
+        return completions.parse_completion(
             fields, rid=rid, max_prompts=calls.max_prompts, defaults=calls.defaults, ignored=ignored
         )
+
+    async def chat_completions(self, request: Request) -> Response:
+        calls = self._calls
+        async with calls.read_call(request, self._parse_chat) as (asked, ignored):
+            calls.check_model(asked.model)
+            with chat.CHAT_NAMES.translated():
+                answer = await self._chats.open_chat(caller(request), asked.call)
+        headers = calls.answer_headers(asked.call.rid, ignored)
+        response = chat_response.ChatResponse(
+            asked, calls.model, self._chats.parsers, self._manager.tokenizer.token_bytes
+        )
+        if asked.call.stream:
+            return calls.stream_answer(answer.answer, response.chunks(answer), headers)
+        with chat.CHAT_NAMES.translated(), answer.answer:
+            updates = await until_disconnect(request.receive, answer.outputs())
+        if updates is None:
+            return client_gone()
+        size = size_of([output for output, _ in updates])
+        return await json_answer(lambda: response.whole(updates), size, headers)
+
+    def _parse_chat(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> chat.ChatRequest:
+        return chat.parse_chat(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.live_reports.report_client import RENEW_S, LiveReportClient
-from ...runtime.live_reports.snapshot import Snapshot
-from ...scheduler.outcome import RequestRefused
+from ....runtime.live_reports.report_client import RENEW_S, LiveReportClient
+from ....runtime.live_reports.snapshot import Snapshot
+from ....scheduler.outcome import RequestRefused
 from .icicle import icicle
 from .token_texts import TokenTexts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from baton.entrypoints.dashboard_page.held_snapshots import MAX_HELD, UNREAD_S, HeldSnapshots
+from baton.entrypoints.http.dashboard.tree_routes import MAX_HELD, UNREAD_S, HeldSnapshots
 from baton.runtime.live_reports.snapshot import Snapshot
 from tests.doubles.tree_snapshots import snapshot_of
 

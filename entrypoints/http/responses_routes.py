@@ -7,21 +7,21 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from ....scheduler.outcome import RequestRefused
-from ...description.json_schema import Properties, enum, string, whole
-from ...description.operation import GENERATING, Operation
-from ...fields.ignored import Ignored
-from ...fields.jobs import JOB_HEADERS
-from ...fields.prompts import with_extra_body
-from ...fields.reading import one_of
-from ...openai.responses.fields import BODY, EXAMPLES, ResponseRequest, parse_response
-from ...openai.responses.response_object import ANSWER, DELETED, EVENT, ITEMS
-from ...openai.responses.responses import Responses
-from ..keys import caller
-from ..route import DELETE, GET, POST, Route
-from ..wire.answers import EventFormat, JSONAnswer, client_gone, error_body, named_event, until_disconnect
-from ..wire.query import NAMESPACE_QUERY, read_namespace_query
-from .calls import GenerationCalls
+from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import Properties, enum, string, whole
+from ..description.openapi import GENERATING, Operation
+from ..fields.ignored import Ignored
+from ..fields.jobs import JOB_HEADERS
+from ..fields.prompts import with_extra_body
+from ..fields.reading import one_of
+from ..openai.responses.fields import BODY, EXAMPLES, ResponseRequest, parse_response
+from ..openai.responses.response_object import ANSWER, DELETED, EVENT, ITEMS
+from ..openai.responses.responses import Responses
+from .generation_calls import GenerationCalls
+from .keys import caller
+from .route import DELETE, GET, POST, Route
+from .wire.answers import EventFormat, JSONAnswer, client_gone, error_body, named_event, until_disconnect
+from .wire.query import NAMESPACE_QUERY, read_namespace_query
 
 _EVENTS = EventFormat(named_event, error_body, b"")
 

@@ -7,21 +7,21 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from ....runtime.tokenizer_manager import TokenizerManager
-from ....scheduler.outcome import RequestRefused
-from ...description.json_schema import answered, flag, list_of, string, taken
-from ...description.operation import GENERATING, Operation
-from ...fields.ignored import Ignored
-from ...fields.jobs import JOB_HEADERS
-from ...fields.prompts import PromptBatch, with_extra_body
-from ...fields.reading import MAX_RID_CHARS, RID, read_rid, refuse_unserved
-from ...native.generate import BODY, EXAMPLES, parse_generate
-from ...native.generate_response import ANSWER, OUTPUT, lazy_response, stream_events
-from ..keys import caller, sees_all
-from ..route import POST, Route
-from ..wire.answers import JSONAnswer, client_gone, json_answer, size_of, until_disconnect
-from ..wire.bodies import Bodies
-from .calls import GenerationCalls
+from ...runtime.tokenizer_manager import TokenizerManager
+from ...scheduler.outcome import RequestRefused
+from ..description.json_schema import answered, flag, list_of, string, taken
+from ..description.openapi import GENERATING, Operation
+from ..fields.ignored import Ignored
+from ..fields.jobs import JOB_HEADERS
+from ..fields.prompts import PromptBatch, with_extra_body
+from ..fields.reading import MAX_RID_CHARS, RID, read_rid, refuse_unserved
+from ..native.generate import BODY, EXAMPLES, parse_generate
+from ..native.generate_response import ANSWER, OUTPUT, lazy_response, stream_events
+from .generation_calls import GenerationCalls
+from .keys import caller, sees_all
+from .route import POST, Route
+from .wire.answers import JSONAnswer, client_gone, json_answer, size_of, until_disconnect
+from .wire.bodies import Bodies
 
 _GENERATE = Operation(
     summary="Generate tokens",

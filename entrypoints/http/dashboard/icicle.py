@@ -12,8 +12,8 @@ from zlib import crc32
 
 import numpy as np
 
-from ...radix.snapshot import HEAD_TOKENS, MANY, Has
-from ...runtime.live_reports.snapshot import Snapshot
+from ....radix.snapshot import HEAD_TOKENS, MANY, Has
+from ....runtime.live_reports.snapshot import Snapshot
 
 MAX_SPANS = 2000
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.dashboard_page import broadcaster as module
-from baton.entrypoints.dashboard_page.broadcaster import MAX_READERS, Broadcaster
+from baton.entrypoints.http.dashboard import broadcaster as module
+from baton.entrypoints.http.dashboard.broadcaster import MAX_READERS, Broadcaster
 from baton.entrypoints.http_statuses import status_of
 from baton.runtime.live_reports.report_client import RENEW_S
 from baton.scheduler.outcome import RequestRefused

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from baton.entrypoints.dashboard_page.icicle import MAX_HEADS, MAX_SPANS, Span, icicle
+from baton.entrypoints.http.dashboard.icicle import MAX_HEADS, MAX_SPANS, Span, icicle
 from baton.radix.snapshot import MANY, Has
 from baton.runtime.live_reports.snapshot import HIDDEN_NAME, MANY_NAME, Snapshot
 from tests.doubles.tree_snapshots import below, random_snapshot, snapshot_of

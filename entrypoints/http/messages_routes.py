@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from ...anthropic.errors import ERROR, error_body
-from ...anthropic.message_response import ANSWER, EVENT, NUM_TOKENS, message_events, whole_message
-from ...anthropic.messages import (
+from ..anthropic.errors import ERROR, error_body
+from ..anthropic.message_response import ANSWER, EVENT, NUM_TOKENS, message_events, whole_message
+from ..anthropic.messages import (
     BODY,
     COUNT_BODY,
     EXAMPLES,
@@ -20,15 +20,15 @@ from ...anthropic.messages import (
     edited,
     parse_messages,
 )
-from ...chat.chats import Chats
-from ...description.operation import GENERATING, Operation
-from ...fields.ignored import Ignored
-from ...fields.jobs import JOB_HEADERS
-from ...fields.prompts import with_extra_body
-from ..keys import caller
-from ..route import POST, Route
-from ..wire.answers import EventFormat, JSONAnswer, client_gone, json_answer, named_event, size_of, until_disconnect
-from .calls import GenerationCalls
+from ..chat.chats import Chats
+from ..description.openapi import GENERATING, Operation
+from ..fields.ignored import Ignored
+from ..fields.jobs import JOB_HEADERS
+from ..fields.prompts import with_extra_body
+from .generation_calls import GenerationCalls
+from .keys import caller
+from .route import POST, Route
+from .wire.answers import EventFormat, JSONAnswer, client_gone, json_answer, named_event, size_of, until_disconnect
 
 _EVENTS = EventFormat(named_event, error_body, b"")
 

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from ....runtime.tokenizer_manager import TokenizerManager
-from ...fields.ignored import Ignored, IgnoredLog
-from ...fields.reading import check_model
-from ...server_config import ServerArgs
-from ..wire.answers import DATA_EVENTS, EventFormat, EventStream, request_id
-from ..wire.bodies import Bodies, parsed
+from ...runtime.tokenizer_manager import TokenizerManager
+from ..fields.ignored import Ignored, IgnoredLog
+from ..fields.reading import check_model
+from ..server_config import ServerArgs
+from .wire.answers import DATA_EVENTS, EventFormat, EventStream, request_id
+from .wire.bodies import Bodies, parsed
 
 T = TypeVar("T")
 
