@@ -56,7 +56,12 @@ def test_a_batch_and_a_stream_say_so(server: ServerUnderTest) -> None:
 
 
 def test_the_requests_are_counted(server: ServerUnderTest) -> None:
-    server.wait_until(lambda: server.metric("num_nonfinite_total") > 0, "the tests before count")
-    before = server.metric("num_nonfinite_total")
+    """The worker's own report is up to date; /metrics follows within a second."""
+
+    def counted() -> int:
+        return server.client.get("/server_info").json()["internal_states"][0]["stats"]["nonfinite_requests"]
+
+    before = counted()
     assert server.generate(input_ids=[BAD, 5], sampling_params=GREEDY | {"n": 2}).status_code == 500
-    server.wait_until(lambda: server.metric("num_nonfinite_total") == before + 1, "one request more")
+    assert counted() == before + 1
+    server.wait_until(lambda: server.metric("num_nonfinite_total") == before + 1, "the metric")

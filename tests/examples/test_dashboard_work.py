@@ -28,6 +28,6 @@ def test_work_is_taken_and_handed_on(tmp_path: Path) -> None:
 
 def test_a_server_that_is_not_there_is_named() -> None:
     command = [sys.executable, "-m", "examples.dashboard_work", "--url", f"http://127.0.0.1:{free_port()}"]
-    done = subprocess.run([*command, "--seconds", "4"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "--seconds", "2"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout.endswith("0 answers\n")
     assert "failed: agent 1: <urlopen error [Errno 111] Connection refused>" in done.stderr
