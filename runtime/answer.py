@@ -73,7 +73,7 @@ class Logprobs(msgspec.Struct):
             self.token_text, self.token_ids = newer.token_text, newer.token_ids
 
     def named(self) -> Iterator[list[TokenLogprob] | None]:
-        """At each position those of ``token_ids``, in that order; None for the first prompt token."""
+        """Yield, for each position, the logprobs of ``token_ids`` in that order; None for the first prompt token."""
         texts = [self.token_text(token_id) if self.token_text else None for token_id in self.token_ids]
         width = len(self.token_ids) * _ID_BYTES
         for chunk in self.chunks:
@@ -181,7 +181,7 @@ class Answer:
         return self._error is not None or self._num_unfinished == 0
 
     def feed(self, position: int, update: TextOutput, now: float) -> None:
-        """An output has grown or ended."""
+        """Add an update: an output has grown or ended."""
         prompt, sample = self._samples[position]
         token_text = self._token_text if prompt.return_text_in_logprobs else None
         news = _output(prompt, position, sample, update, token_text)
@@ -246,7 +246,7 @@ def _output(
         prompt, position, sample, update.text, _ids(output.new_ids),
         output.prompt_tokens, output.completion_tokens, output.found,
     )  # fmt: skip
-    if prompt.spec.returns_prompt:  # the server may have asked for them on its own account, too
+    if prompt.spec.returns_prompt:  # the server may have requested them for itself
         news.prompt_ids = output.prompt_ids
     named = prompt.spec.logprobs.token_ids if prompt.spec.logprobs is not None else ()
     if output.input_logprobs is not None:

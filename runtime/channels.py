@@ -34,7 +34,7 @@ _WAKE = b""
 """An empty frame, which only ends a poll early."""
 
 _LINGER_MS = 1000
-"""How long a closed sender goes on delivering what it was given."""
+"""Time for which a closed sender still delivers its queued messages."""
 
 
 class ChannelError(RuntimeError):
@@ -65,7 +65,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
         if all(_can_bind(run_dir / channel) for channel in channels):
             return cls(**{channel: f"ipc://{run_dir / channel}" for channel in channels})
         logger.warning(
-            "no Unix socket can be bound in %s; the processes talk over loopback TCP, which other users of this "
+            "no Unix socket can be bound in %s; the processes communicate over loopback TCP, which other users of this "
             "machine can reach: set TMPDIR or XDG_RUNTIME_DIR to a folder that can hold one",
             run_dir.parent,
         )
@@ -73,7 +73,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_dir_candidates() -> list[Path]:
-    """Where `make_run_dir` may put the directory, in this order. Nothing is there yet."""
+    """Candidate paths for `make_run_dir`, in order of preference. None exists yet."""
     name = f"baton-{secrets.token_hex(4)}"
     # Not tempfile.gettempdir(), which tries folders out by writing files there.
     folders = [os.environ.get("TMPDIR") or "/tmp", os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
@@ -119,7 +119,7 @@ class Sender:
         return self._encoder.encode(message)
 
     def send_packed(self, frame: bytes) -> None:
-        """As `send`, in two steps: this one cannot fail."""
+        """`send` for a packed message. Cannot fail."""
         self._send(frame)
 
     def wake(self) -> None:
@@ -127,7 +127,7 @@ class Sender:
         self._send(_WAKE)
 
     def flush(self) -> None:
-        """Deliver what is held."""
+        """Deliver the held messages."""
         held, self._held = self._held, []
         for frame in held:
             self._deliver(frame)
@@ -161,7 +161,7 @@ class Waker:
                 self._sender.wake()
 
     def close(self) -> None:
-        """A thread that hangs may wake us later."""
+        """Close the sender. A thread that hangs may still call `wake` later."""
         with self._lock:
             if self._sender is not None:
                 self._sender.close()

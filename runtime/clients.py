@@ -5,7 +5,7 @@
     client bob, rid "step-1"     ──▶                                   ──▶      "bob/step-1"
 
 Everything behind the manager knows only qualified names. It needs no check of a request's owner: no name that one
-client can say is a name of another's. The name of a client holds no "/", so that a qualified name has one owner,
+client can send is a name of another client. The name of a client holds no "/", so that a qualified name has one owner,
 whatever a client calls its requests.
 """
 
@@ -33,8 +33,8 @@ def is_client_name(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One client of a server. ``name`` is empty for the only client of a server that tells none apart: its names are
-    not qualified. isolated: it shares no KV with other clients."""
+    """One client of a server. ``name`` is empty for the only client of a server without a key per client: its names
+    are not qualified. isolated: it shares no KV with other clients."""
 
     name: str = ""
     isolated: bool = False

@@ -18,7 +18,7 @@ from .runner.step_profile import StepProfiler
 
 
 class Control:
-    """Handles control calls. The event loop calls it between two steps."""
+    """Handles control calls, between two steps of the event loop."""
 
     def __init__(
         self, scheduler: Scheduler, item_tries: ItemTries, profiler: StepProfiler, info: dict, outbox: Sender

@@ -1,7 +1,7 @@
-"""Asks the worker anything but prompts. Each question has a call id and is answered by one ControlReply.
+"""Client for the worker's control calls: everything but generation. Each call has an id and one ControlReply.
 
-All of them raise RequestRefused: with 503 before the worker is ready and when the server ends, with 504 if the worker
-does not answer within ``timeout_s``.
+All calls raise RequestRefused before the worker is ready, when the server ends, and if the worker does not answer
+within ``timeout_s``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Availability:
         await self._ready.wait()
 
     def mark_ready(self, limits: ModelLimits) -> None:
-        """The worker is ready."""
+        """Record that the worker is ready, and the limits of its model."""
         self._limits = limits
         self._ready.set()
 
@@ -72,7 +72,7 @@ class Availability:
 
 
 class ControlClient:
-    """Lives on the TokenizerManager's loop, which hands it the replies."""
+    """Sends control calls. Runs on the TokenizerManager's loop, which passes it the replies."""
 
     def __init__(self, sender: Sender, availability: Availability) -> None:
         self._sender = sender
@@ -80,9 +80,9 @@ class ControlClient:
         self._waiting: dict[int, asyncio.Future[ControlReply]] = {}
         self._next_call_id = 0
         self.paused = False
-        """Has the worker been told to launch no steps?"""
+        """True while the worker is to launch no steps."""
 
-    # -- what clients name -----------------------------------------------------------------------------------------
+    # -- calls about a client's names ------------------------------------------------------------------------------
 
     async def release_leases(self, client: Client, rid: str, timeout_s: float = 10.0) -> bool:
         """Give up the leases of the client's finished request ``rid``. False if it has none (any more)."""
@@ -146,7 +146,7 @@ class ControlClient:
         )
         return _payload(reply)
 
-    # -- what the server has ---------------------------------------------------------------------------------------
+    # -- calls about the server ------------------------------------------------------------------------------------
 
     async def flush_cache(self, timeout_s: float = 30.0) -> None:
         """Forget all cached prefixes. Raises RequestRefused (409) while requests are open."""
@@ -155,7 +155,7 @@ class ControlClient:
             raise RequestRefused(_reason(reply), code="busy")
 
     async def pause(self, timeout_s: float = 10.0) -> None:
-        """Have the worker launch no step until `resume`. Requests wait, new ones too; all else is answered."""
+        """Stop launching steps until `resume`. Open and new requests wait; all other calls are answered."""
         await self._ask_verb("pause", timeout_s)
         self.paused = True
 
@@ -184,7 +184,7 @@ class ControlClient:
         return _payload(await self._ask_verb("statistics", timeout_s))
 
     async def reset_cache_statistics(self, timeout_s: float = 10.0) -> None:
-        """Have `cache_statistics` count anew. The totals of `info` and the metrics go on."""
+        """Restart the counts of `cache_statistics`. The totals of `info` and the metrics continue."""
         await self._ask_verb("reset_statistics", timeout_s)
 
     async def start_profile(self, timeout_s: float = 10.0) -> None:
@@ -221,7 +221,7 @@ class ControlClient:
         """List the name, num_items, min_depth, max_depth and num_bytes of each trie."""
         return _payload(await self._ask_verb("item_tries", timeout_s))
 
-    # -- what the manager calls ------------------------------------------------------------------------------------
+    # -- calls of the manager --------------------------------------------------------------------------------------
 
     def take_reply(self, reply: ControlReply) -> None:
         """Hand a reply to its waiting call; drop it if the call has timed out."""
@@ -236,7 +236,7 @@ class ControlClient:
                 future.set_exception(error)
         self._waiting.clear()
 
-    # -- asking ----------------------------------------------------------------------------------------------------
+    # -- calls and replies -----------------------------------------------------------------------------------------
 
     async def _ask_verb(self, verb: str, timeout_s: float) -> ControlReply:
         return await self._ask(lambda call_id: ControlRequest(call_id=call_id, verb=verb), verb, timeout_s)
@@ -247,7 +247,7 @@ class ControlClient:
         what: str,
         timeout_s: float,
     ) -> ControlReply:
-        """Send a question, made from its call id, and wait for the reply. Raises RequestRefused for a name that no
+        """Send a message, made from its call id, and wait for the reply. Raises RequestRefused for a name that no
         message can hold."""
         self._availability.require_ready()
         call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1

@@ -1,6 +1,6 @@
 """A worker's records of jobs: tool durations (``--tool-history``) and every event (``--scheduler-trace``).
 
-Neither may stop the server: a file that cannot be written is reported once, and left.
+A file that cannot be written is logged once and never stops the server.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import msgspec
 logger = logging.getLogger(__name__)
 
 SAVE_S = 60.0
-"""From one saving of the history to the next, while there is something new."""
+"""Seconds between two saves of a history that changes."""
 
 
 class RecordsError(ValueError):
-    """A file that is given at start cannot be used; the message says which, why, and what to change."""
+    """A file named at start-up cannot be used; the message says which, why, and what to change."""
 
 
 class JobTraceFile:
@@ -67,7 +67,7 @@ class ToolHistoryFile:
     """Loads a history at start, and saves it when it has changed: into a new file that takes the old one's place."""
 
     def __init__(self, path: str, load: Callable[[bytes], None], save: Callable[[], bytes]) -> None:
-        """load: takes a saved history; raises ValueError for what is none. Raises RecordsError."""
+        """load: takes a saved history; raises ValueError if it is invalid. Raises RecordsError."""
         self._path = Path(path)
         self._save = save
         self._failed = False
@@ -113,7 +113,7 @@ class ToolHistoryFile:
 
 
 class JobRecords:
-    """Both files, or none. Called by the event loop once a second, and at its end."""
+    """Writes the two files, as far as they are set. Called by the event loop once a second, and at its end."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ class Prompt:
     return_text_in_logprobs: logprobs include the text of each token.
     truncate_to: at most so many tokens are used, the last ones; -1: as many as leave room for the output. Not with a
     continuation: its beginning is there already.
-    forced: what the answer was made to begin with: the end of the prompt, and no part of the output.
+    forced: text that the answer must begin with; it ends the prompt and is not part of the output.
     """
 
     spec: RequestSpec

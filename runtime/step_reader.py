@@ -1,6 +1,6 @@
-"""Reads what a job's steps called when they end, and tells the worker, which then knows how long the tool may take.
+"""Parses the tool calls of a job's finished steps and sends them to the worker, which estimates the tool's duration.
 
-It processes a step's end before the client gets it, so the calls reach the worker before the job's next request.
+A step's end is parsed before the client gets it, so the calls reach the worker before the job's next request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .messages import StepCalls, TextOutput
 from .prompt import Prompt
 
 ReadCalls = Callable[[str], tuple[ToolCall, ...]]
-"""The calls in the whole text of an answer. It raises nothing, and takes little time whatever the text is."""
+"""Finds the tool calls in the whole text of an answer. Never raises, and takes little time for any text."""
 
 
 class StepReader:
@@ -26,7 +26,7 @@ class StepReader:
         self._texts: dict[str, dict[int, list[str]]] = {}
 
     def add_output(self, prompt: Prompt, update: TextOutput) -> None:
-        """An output of a request has grown or ended. Only those of steps with others behind them count."""
+        """Add an update of an output. Requests without a job, last steps and beam searches are ignored."""
         spec, output = prompt.spec, update.output
         if self._read is None or spec.job_id is None or spec.is_last_step or prompt.sampling.beam_width is not None:
             return
@@ -37,5 +37,5 @@ class StepReader:
             self._sender.send(StepCalls(rid=spec.rid, index=output.index, calls=calls))
 
     def forget_request(self, rid: str) -> None:
-        """A request has ended, well or not."""
+        """Drop the texts of a request that has ended."""
         self._texts.pop(rid, None)

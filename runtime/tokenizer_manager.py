@@ -4,7 +4,7 @@ Life of a call:  open (tokenise, check, register, send) → fed by `run` as outp
 A rid stays registered until its end arrives from the worker, even if its caller has gone. So two open requests never
 share a rid, and late outputs of one are not taken for the other's.
 
-Lives on one asyncio loop, in the HTTP process or in the Engine's loop thread. Knows no HTTP and no torch.
+Runs on one asyncio loop, in the HTTP process or in the Engine's loop thread. Knows no HTTP and no torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .text.tokenizer import Tokenizer
 
 _IDS_OF_A_TURN = 50_000
 _IDS_OF_A_WORD = 200
-"""That take as long as to tokenise a bad word, with and without a space."""
+"""Ids that take as long to pack as a bad word takes to tokenise, with and without a space."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _OpenRequest:
 class TokenizerManager:
     """One per server. Nothing is answered unless `run` is running.
 
-    control: asks the worker anything but prompts. watch: hears what it does and holds. worker_info: the worker's
+    control: control calls to the worker. live_reports: reports on its requests and its cache. worker_info: the worker's
     description of itself, sent when it became ready.
     """
 
@@ -79,7 +79,7 @@ class TokenizerManager:
         read_calls: ReadCalls | None = None,
         recorder: RequestRecorder | None = None,
     ) -> None:
-        """read_calls: finds the calls of tools in a text, for jobs. recorder: writes down the requests; closed with the
+        """read_calls: finds the tool calls in a text, for jobs. recorder: records the requests; closed with the
         manager."""
         self.tokenizer = tokenizer
         self.metrics = metrics
@@ -93,12 +93,12 @@ class TokenizerManager:
         self._step_reader = StepReader(self._sender, read_calls)
         self._recorder = recorder
         self._open: dict[str, _OpenRequest] = {}
-        """By qualified rid, as everything that comes from the worker."""
+        """By qualified rid, as in all messages from the worker."""
         self._heard_at = self._output_at = time.monotonic()
         self._emptied = asyncio.Event()
         self._emptied.set()
 
-    # -- what callers use ------------------------------------------------------------------------------------------
+    # -- calls of the APIs -----------------------------------------------------------------------------------------
 
     @property
     def num_open(self) -> int:
@@ -172,7 +172,7 @@ class TokenizerManager:
         is_truncated: bool = False,
         param: str = "prompt",
     ) -> list[list[int]]:
-        """Token ids of each text. goes_on: they go on from others. Raises RequestRefused for text that UTF-8 cannot
+        """Token ids of each text. goes_on: they continue other texts. Raises RequestRefused for text that UTF-8 cannot
         encode (lone surrogates), and for a text that is longer than the context, unless it is truncated afterwards."""
         most = tokens_to_read(self._availability.require_ready().context_length, is_truncated=is_truncated)
         return await self._prompt_tokenizer.encode(
@@ -182,7 +182,7 @@ class TokenizerManager:
     # -- how a server ends -----------------------------------------------------------------------------------------
 
     def refuse_new(self, error: RequestRefused) -> None:
-        """Refuse every new call with ``error`` from now on; the open ones go on."""
+        """Refuse every new call with ``error`` from now on; the open ones continue."""
         self._availability.close(error)
 
     async def wait_empty(self) -> None:

@@ -62,7 +62,7 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 
 def as_array(event: WireEvent) -> list[object]:
-    """The older form: the kind, then all fields in their order."""
+    """The positional form of an event: its type, then all fields in their order."""
     return [type(event).__name__, *msgspec.structs.astuple(event)]
 
 

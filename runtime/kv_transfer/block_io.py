@@ -64,7 +64,7 @@ class BlockIOStats:
     late_loads: int = 0
     """Loads that ran into their deadline."""
     unsound_stores: int = 0
-    """Blocks that were not stored because what is in them cannot be right."""
+    """Blocks that were not stored because `is_sound` rejected them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,14 +97,14 @@ _Request = _Load | _Store | _Touch
 
 
 class BlockIO:
-    """Owns the thread and its queues; from here on only that thread calls what does I/O in ``pool``.
+    """Owns the thread and its queues. Only that thread calls the methods of ``pool`` that do I/O.
 
     pages: uint8 [num_pages, page_nbytes], the host pool's memory itself (`HostPool.pages_view`).
     max_queued_bytes: the most that unfinished stores may hold of it.
     wake: called by the thread when there is something to `poll`, without any lock of ours.
     clock: seconds; what deadlines are measured on.
     name: of the thread, and in the log.
-    is_sound: may this block, uint8 [block_bytes], be stored? What is stored is still read after a restart.
+    is_sound: True if a block, uint8 [block_bytes], may be stored: stored blocks are still read after a restart.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class BlockIO:
             self._wake()
 
     def _perform(self, now: float) -> list[int]:
-        """For each current request what `Finished.blocks` says."""
+        """Do the current requests; returns `Finished.blocks` for each."""
         match self._current:
             case (_Touch(keys),):
                 self._pool.touch_blocks(keys, now)

@@ -27,13 +27,13 @@ TRIAL_PAGES = 3
 
 
 def choose_copies(transfer: CopyKVOp, device_pool: MHAKVPool) -> CopyPages | None:
-    """Copies by ``transfer``, the device's operation, after a trial with the sizes of the pool; None for those that
-    `HostPool` brings: where the operation is torch's, which waits for the device, or where the trial fails."""
+    """Copies by ``transfer``, the device's operation, after a trial with the sizes of the pool; None for
+    `HostPool`'s own copies: if the operation is torch's, which waits for the device, or if the trial fails."""
     if transfer is TORCH_OPS.transfer_kv:
         return None
     copies = KernelCopies(transfer, device_pool.page_size, device_pool.device)
     try:
-        wrong = None if copies_exactly(copies, device_pool) else "it brought other bytes"
+        wrong = None if copies_exactly(copies, device_pool) else "it copied other bytes"
     except Exception as error:  # a kernel may raise anything
         wrong = f"{type(error).__name__}: {error}"
     if wrong is None:
@@ -60,7 +60,7 @@ class KernelCopies:
         self._transfer(self._layers(source), self._layers(target), from_tokens, to_tokens)
 
     def _numbers(self, layers: PagedLayers, pages: np.ndarray) -> np.ndarray:
-        """int64 [pages × page_size]: of the tokens of these pages."""
+        """int64 [pages × page_size]: the numbers of the tokens of these pages."""
         per_page = layers.step // self._token_bytes(layers)
         return (pages[:, None] * per_page + np.arange(self._page_size)).ravel()
 

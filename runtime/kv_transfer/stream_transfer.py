@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Queued:
-    """Copies that are over together."""
+    """Copies that end together."""
 
     copies: list[TierCopy]
     began: Any
@@ -58,7 +58,7 @@ class StreamTransfers:
     def __init__(
         self, pool: HostPool, device: torch.device, *, layers_at_once: int = 1, cuda: Any = torch.cuda
     ) -> None:
-        """cuda: what makes streams and events; tests have their own."""
+        """cuda: creates streams and events; tests pass a double."""
         self._pool = pool
         self._cuda = cuda
         self._up, self._down = cuda.Stream(device), cuda.Stream(device)
@@ -109,7 +109,7 @@ class StreamTransfers:
         return ended
 
     def close(self, timeout: float) -> bool:
-        """Waits for queued copies, whatever the timeout: none can be cancelled."""
+        """Wait for the queued copies, whatever the timeout: none can be cancelled."""
         self._closed = True
         for stream in (self._up, self._down):
             stream.synchronize()

@@ -43,9 +43,9 @@ class _Group:
     """Loads of one order."""
 
     loads: list[_Copy]
-    """Without those that failed."""
+    """Those that have not failed."""
     layers: int = 0
-    """So many have come, of all loads."""
+    """Layers that have been copied, for all loads."""
 
 
 class ThreadTransfers:
@@ -64,7 +64,7 @@ class ThreadTransfers:
         """Held for a moment at a time, never during a copy. It guards all below."""
         self._groups: deque[_Group] = deque()
         self._stores: deque[_Copy] = deque()
-        self._in_hand: _Group | _Copy | None = None
+        self._in_progress: _Group | _Copy | None = None
         """The copy in progress; the first of its queue."""
         self._failed: dict[int, str] = {}
         """Loads that failed and have not been polled: fence -> why."""
@@ -127,13 +127,13 @@ class ThreadTransfers:
     # -- with the lock -------------------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """Everything that the thread has not in hand fails."""
+        """Fail all copies but the one in progress."""
         reason = "the server is closing" if self._closing else "the thread that copies has failed"
-        for group in [group for group in self._groups if group is not self._in_hand]:
+        for group in [group for group in self._groups if group is not self._in_progress]:
             self._groups.remove(group)
             for load in group.loads:
                 self._fail(load, reason)
-        for store in [store for store in self._stores if store is not self._in_hand]:
+        for store in [store for store in self._stores if store is not self._in_progress]:
             self._stores.remove(store)
             self._fail(store, reason)
 
@@ -146,30 +146,30 @@ class ThreadTransfers:
 
     def _run(self) -> None:
         try:
-            while (work := self._take()) is not None:
+            while (work := self._next_work()) is not None:
                 ended = self._load_layer(work) if isinstance(work, _Group) else self._store_piece(work)
                 if ended:
-                    self._tell()
+                    self._wake_loop()
         except BaseException:
             logger.exception("the thread for copies of KV has failed; nothing more is stored on the host or loaded")
         with self._changed:
-            self._over, self._in_hand = True, None
+            self._over, self._in_progress = True, None
             self._give_up()
             self._changed.notify_all()
-        self._tell()
+        self._wake_loop()
 
-    def _take(self) -> _Group | _Copy | None:
-        """Wait for something to do; None: there will be nothing."""
+    def _next_work(self) -> _Group | _Copy | None:
+        """Wait for the next group or store; None once the thread must end."""
         with self._changed:
-            self._in_hand = None
+            self._in_progress = None
             while not (self._groups or self._stores or self._closing):
                 self._changed.wait()
             if not self._closing:
-                self._in_hand = self._groups[0] if self._groups else self._stores[0]
-            return self._in_hand
+                self._in_progress = self._groups[0] if self._groups else self._stores[0]
+            return self._in_progress
 
     def _load_layer(self, group: _Group) -> bool:
-        """The next layer of all loads of the group. Has any ended?"""
+        """Copy the next layer of all loads of the group. True if any copy has ended."""
         layer = slice(group.layers, group.layers + 1)
         failures: list[tuple[_Copy, str]] = []
         for load in group.loads:
@@ -190,7 +190,7 @@ class ThreadTransfers:
         return over or bool(failures)
 
     def _store_piece(self, store: _Copy) -> bool:
-        """The next tokens of a store. Has it ended?"""
+        """Copy the next tokens of a store. True if it has ended."""
         piece, what = slice(store.stored, store.stored + self._piece_tokens), store.what
         reason = self._perform(store, partial(self._pool.store, what.device_slots[piece], what.host_slots[piece]))
         store.stored = piece.stop
@@ -216,8 +216,8 @@ class ThreadTransfers:
             copy.seconds += time.perf_counter() - began
         return None
 
-    def _tell(self) -> None:
+    def _wake_loop(self) -> None:
         try:
             self._wake()
         except Exception as error:
-            logger.error("the event loop could not be woken; it sees ended copies when it looks", exc_info=error)
+            logger.error("cannot wake the event loop; it finds ended copies at its next poll", exc_info=error)

@@ -1,4 +1,4 @@
-"""Carries out the orders of the scheduler's tiers: copies between device and host, blocks to and from stores.
+"""Executes the orders of the scheduler's tiers: copies between device and host, blocks to and from stores.
 
 Scheduler.take_transfer_orders ─▶ submit_orders ─┬▶ Transfers (thread, streams) ─▶ poll ─▶ Scheduler.finish_copy
                                                  └▶ BlockIO (thread) ─────────────▶ poll ─▶ Scheduler.finish_block_order
@@ -23,7 +23,7 @@ from .transfer import Ended, Transfers
 
 
 class BlocksEnded(NamedTuple):
-    """An order for a store that is over: its slots on the host are neither read nor written any more."""
+    """An order for a store that has ended: its slots on the host are neither read nor written any more."""
 
     fence: int
     blocks: int
@@ -34,7 +34,7 @@ class BlocksEnded(NamedTuple):
 
 
 class TierIO:
-    """Called from the scheduler's thread alone; nothing here waits, but `close`.
+    """Called from the scheduler's thread only. Nothing but `close` waits.
 
     stores: the threads of the stores behind the host, by name. page_size: tokens of a page.
     """
@@ -46,7 +46,7 @@ class TierIO:
         stores: Mapping[str, BlockIO] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """clock: the stores', in seconds."""
+        """clock: the stores' clock, in seconds."""
         self.transfers = transfers
         self._clock = clock
         self._page_size = page_size
@@ -69,7 +69,7 @@ class TierIO:
         store, blocks = self._stores[order.store], 0
         match order:
             case BlockTouch(keys=keys):
-                store.touch_blocks(keys)  # no harm if it is dropped: what is in use is used again
+                store.touch_blocks(keys)  # harmless if dropped: blocks in use are touched again
                 return
             case BlockFind(keys=keys):
                 accepted = store.find_blocks(keys, order.fence, self._clock() + order.timeout)
@@ -103,8 +103,8 @@ class TierIO:
         return over
 
     def close(self, timeout: float) -> bool:
-        """Give up loads that have not begun, go on storing, and wait up to ``timeout`` seconds for each thread. False
-        if one hangs: what it works with must stay open."""
+        """Cancel the loads that have not begun, finish the stores, and wait up to ``timeout`` seconds for each thread.
+        False if one hangs: its pool and its store must stay open."""
         return all([self.transfers.close(timeout), *(store.close(timeout) for store in self._stores.values())])
 
 
@@ -119,7 +119,8 @@ def make_transfers(pool: HostPool, device: torch.device, wake: Callable[[], None
 
 
 def is_finite(block: np.ndarray, dtype: np.dtype | str) -> bool:
-    """Does a block of KV, uint8 [n], hold numbers only? dtype: float32, float16 or bfloat16, as torch names them."""
+    """True if a block of KV, uint8 [n], has only finite numbers. dtype: float32, float16 or bfloat16, as torch names
+    them."""
     words, mask = (np.uint32, 0x7F800000) if str(dtype) == "float32" else (np.uint16, _HALF_MASKS[str(dtype)])
     return not ((block.view(words) & words(mask)) == mask).any()
 

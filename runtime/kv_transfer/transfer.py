@@ -16,7 +16,7 @@ from ...radix.tiers.host_tier import TierCopy
 
 
 class Ended(NamedTuple):
-    """A copy that is over: its slots are neither read nor written any more."""
+    """A copy that has ended: its slots are neither read nor written any more."""
 
     fence: int
     """The fence of its TierCopy."""
@@ -30,7 +30,7 @@ class TransferError(RuntimeError):
 
 
 class Transfers(Protocol):
-    """All of it is called from the scheduler's thread, which launches the steps. Nothing but `wait_layer` raises."""
+    """Called from the scheduler's thread, which launches the steps. Only `wait_layer` raises."""
 
     def order_copies(self, copies: Sequence[TierCopy]) -> None:
         """Queue these copies; their order among each other is free. Does not wait.
@@ -50,8 +50,8 @@ class Transfers(Protocol):
 
     @property
     def loading(self) -> bool:
-        """Must a step that is launched now wait for layers? Where not, `wait_layer` need not be called. A CUDA graph
-        waits for none, so none may be replayed while this is true."""
+        """True if a step launched now must wait for layers; else `wait_layer` need not be called. A CUDA graph cannot
+        wait, so none may be replayed while this is true."""
         ...
 
     @property
@@ -64,8 +64,8 @@ class Transfers(Protocol):
         ...
 
     def close(self, timeout: float) -> bool:
-        """Give up what is not made yet, and wait up to ``timeout`` seconds for what is being made. False if that is
-        not over then: its slots are in use, and the pools must stay. May be called again."""
+        """Cancel the copies that have not begun, and wait up to ``timeout`` seconds for those in progress. False if
+        they have not ended by then: their slots are in use, and the pools must stay. May be called again."""
         ...
 
 

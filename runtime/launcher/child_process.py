@@ -89,7 +89,7 @@ def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threa
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
-    if not line:  # the launcher died before it could say what is wanted
+    if not line:  # the launcher died before it could send the config
         _remove_run_dir()
         return 1
     child = msgspec.json.decode(line, type=config_type)

@@ -29,12 +29,12 @@ WORKER_MODULE = ("-m", "baton.runtime.worker")
 DETOKENIZER_MODULE = ("-m", "baton.runtime.detokenizer")
 
 _DUMP_S = 1.0
-"""How long a hung child gets to write its stacks."""
+"""Seconds that a hung child has to write its stacks."""
 
 
 @dataclass(slots=True, frozen=True)
 class ChildExit:
-    """A child that ended. ``reason``: what the child said, else its last signal or exit status."""
+    """A child that ended. ``reason``: the child's own message, else its last signal or exit status."""
 
     role: str
     reason: str
@@ -72,24 +72,33 @@ class ServerProcesses:
         self._children: list[_Child] = []
 
     async def start(self) -> Endpoints:
-        """Start both and return where they talk, at once. The worker says by a `WorkerReady` message when it can serve.
+        """Start both and return their endpoints at once. The worker sends `WorkerReady` when it can serve.
 
         The directory is made after the children: they remove it if this process is killed.
         """
         detokenizer_fd = await self._spawn("detokenizer", DETOKENIZER_MODULE)
         worker_fd = await self._spawn("worker", self._worker_command)
         endpoints = Endpoints.for_processes(make_run_dir(self._run_dirs))
-        common = {"endpoints": endpoints, "parent_pid": os.getpid(), "log_level": self._config.log_level}
-        configs = (
-            DetokenizerProcess(**common, failure_fd=detokenizer_fd, tokenizer_path=self._tokenizer_path),
-            WorkerProcess(**common, failure_fd=worker_fd, config=self._config),
+        detokenizer = DetokenizerProcess(
+            endpoints=endpoints,
+            parent_pid=os.getpid(),
+            failure_fd=detokenizer_fd,
+            log_level=self._config.log_level,
+            tokenizer_path=self._tokenizer_path,
         )
-        for child, config in zip(self._children, configs, strict=True):
+        worker = WorkerProcess(
+            endpoints=endpoints,
+            parent_pid=os.getpid(),
+            failure_fd=worker_fd,
+            log_level=self._config.log_level,
+            config=self._config,
+        )
+        for child, config in zip(self._children, (detokenizer, worker), strict=True):
             _stdin(child.process).write(msgspec.json.encode(config) + b"\n")
         return endpoints
 
     def all_connected(self) -> None:
-        """Remove the directory of the sockets: connections outlive their names. To be called once a message has gone
+        """Remove the directory of the sockets: connections outlive their names. Call it once a message has passed
         through all processes."""
         for candidate in self._run_dirs:
             shutil.rmtree(candidate, ignore_errors=True)

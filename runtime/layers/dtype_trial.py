@@ -1,4 +1,4 @@
-"""Finds out, on a CPU, whether bfloat16 is worth it: whether the products of a model take less time than in float32.
+"""Decides on a CPU between bfloat16 and float32, by the time that a model's matrix products take in either.
 
 Processors with arithmetic of their own for it (avx512_bf16, AMX) are up to twice as fast, as a step reads half the
 memory. On others nothing is tried: every number is widened first. Weights of the model's largest
@@ -40,7 +40,7 @@ def cpu_dtype(config: ModelConfig, timer: Timer | None = None) -> torch.dtype:
         logger.info("dtype float32: this processor has no arithmetic for the checkpoint's bfloat16")
         return FLOAT
     began, threads = time.perf_counter(), torch.get_num_threads()
-    torch.set_num_threads(1)  # several wait for each other where others hold cores: what is measured then is that
+    torch.set_num_threads(1)  # beside busy processes several threads would mostly measure how they wait for each other
     try:
         times = {dtype: _seconds(config, dtype, timer) for dtype in (FLOAT, BRAIN)}
     finally:

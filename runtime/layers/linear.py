@@ -39,9 +39,9 @@ class Linear:
         """[rows, in_features] -> [rows, sum of parts]"""
         return self._product(x)
 
-    def use(self, choice: ProductChoice, kernel: BlockKernel | None = None, *, for_now: bool = False) -> None:
-        """Compute in this form from now on. The weights must have been loaded; once, as they may be given up, unless
-        for_now: then another form may follow."""
+    def use_product(self, choice: ProductChoice, kernel: BlockKernel | None = None, *, for_now: bool = False) -> None:
+        """Compute with this product from now on. The weights must have been loaded. To be called once, as the weight
+        may be dropped, unless for_now: then another product may follow."""
         assert self.weight is not None
         if choice != self._choice:
             self._choice = choice

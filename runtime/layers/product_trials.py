@@ -99,7 +99,7 @@ def choose_products(
     for layer in layers:
         choice = choices.get(_shape(layer), PLAIN)
         choice = choice if choice.keeps_weight or layer not in kept else PLAIN
-        layer.use(choice, kernel, for_now=late is not None and late.has(layer))
+        layer.use_product(choice, kernel, for_now=late is not None and late.includes_layer(layer))
     return late
 
 
@@ -150,7 +150,7 @@ def try_products(
 class LateTrials:
     """Trials of the shapes for which there was no time at start, in pieces of one product each.
 
-    A form that wins takes over between two pieces. Forms differ in how they round, so the owner advances only while
+    A form that wins takes over between two pieces. Forms differ in how they round, so the owner continues only while
     nothing is being computed: no request sees its numbers change while it runs. (Between two requests they may, as they
     may from one start to the next.)
     """
@@ -169,11 +169,11 @@ class LateTrials:
         """True if any layer computes in another form than before."""
         self._run = self._trials(list(groups), list(usable), kept, kernel, timer)
 
-    def has(self, layer: Linear) -> bool:
+    def includes_layer(self, layer: Linear) -> bool:
         return any(layer is each for each in self._layers)
 
-    def advance(self) -> bool:
-        """Do the next piece. False if that was the last."""
+    def try_next_product(self) -> bool:
+        """Do the next piece. False once none is left."""
         return next(self._run, None) is not None
 
     def _trials(
@@ -189,7 +189,7 @@ class LateTrials:
             choice = yield from _trial(group, _forms_for(group, usable, kept, kernel), timer, kernel)
             (out, into), before = _shape(group[0]), group[0].choice
             for layer in group:
-                layer.use(choice if choice.keeps_weight or layer not in kept else PLAIN, kernel)
+                layer.use_product(choice if choice.keeps_weight or layer not in kept else PLAIN, kernel)
                 yield True
             self.has_switched |= choice != before
             found.append(f"{out}×{into} {choice}" + (f", not {before}" if choice != before else ""))
@@ -258,7 +258,7 @@ def usable_forms(
 
 
 def _computes(layer: Linear, kernel: BlockKernel | None) -> bool:
-    """True if NUMBA gives the right numbers for this shape. oneDNN's layout may differ from shape to shape."""
+    """True if NUMBA gives the right numbers for this shape: oneDNN's layout may differ from shape to shape."""
     source = Source(_weight(layer), layer.bias, kernel)
     x = torch.randn(5, source.weight.shape[1], generator=torch.Generator().manual_seed(0)).to(source.weight.dtype)
     try:
@@ -268,7 +268,8 @@ def _computes(layer: Linear, kernel: BlockKernel | None) -> bool:
 
 
 def _are_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Both have summed in float32 at least, and then rounded to what ``found`` is."""
+    """True if the numbers differ only by rounding. Both were summed in float32 at least, and ``found`` was then
+    rounded."""
     eps = torch.finfo(found.dtype).eps
     allowed = 64 * eps if found.dtype == torch.float32 else 4 * eps
     usual = float(expected.double().square().mean().sqrt())

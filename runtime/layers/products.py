@@ -6,7 +6,7 @@
     numba        the same blocks, read by a kernel of our own (numba_ops/blocks.py)
     widened      bfloat16 and float16 in float32, for processors without arithmetic of their own for them
 
-Which is fastest depends on the processor, the shape, the dtype and the rows; `product_trials` finds out. All give the
+The fastest form depends on the processor, the shape, the dtype and the rows; `product_trials` finds it. All give the
 numbers of F.linear up to rounding.
 """
 
@@ -30,7 +30,7 @@ _MOST_ROWS = (7, 16, 48)
 """Most rows for which the choice of the first, second, third of ROW_COUNTS holds."""
 
 TRANSPOSED_ROWS = ROW_COUNTS[1:3]
-"""For one row both read the weight once, for a prompt the copy costs more than is won: only these are worth a trial."""
+"""Row counts worth a trial: for one row both forms read the weight once, and for a prompt the copy costs too much."""
 
 BATCH_HINT = 32
 """Rows for which oneDNN lays the blocks of a weight out."""

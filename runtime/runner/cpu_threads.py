@@ -31,7 +31,7 @@ import torch.nn.functional as F
 logger = logging.getLogger(__name__)
 
 WINDOW_S = 0.125
-"""Seconds between two looks at the processor."""
+"""Seconds between two checks of the processor."""
 CROWDED_DELAY = 0.15
 """Run delay in seconds per second, over all threads. Beside one busy neighbour on two cores it is 0.6 to 0.8, alone
 0.01 to 0.02; but threads of one process also delay each other."""
@@ -39,19 +39,19 @@ CROWDED_OTHERS = 0.3
 """Cores that others keep busy. Crowded is where both are exceeded."""
 QUIET_OTHERS = 0.15
 QUIET_WINDOWS = 4
-"""Quiet again after so many windows in a row with less than QUIET_OTHERS; one is enough after a pause."""
+"""Windows in a row with less than QUIET_OTHERS after which the cores are quiet again; after a pause one is enough."""
 PROBES = 16
-"""Both numbers of threads are timed so often, once a window, before the faster one is taken."""
+"""Timings of each number of threads, one per window, before the faster one is chosen."""
 REST_WINDOWS = 80
-"""So many windows pass until they are timed again: the work takes 3 % of a window."""
+"""Windows until they are timed again, as the timed work takes 3 % of a window."""
 WORTH_IT = 0.9
 """The other number of threads must take less than this share of the present one's time."""
 
 
 @dataclass(slots=True, frozen=True)
 class Usage:
-    """Seconds since some moment. run, delay: in which threads of this process ran, and in which they waited for a core.
-    busy: in which anybody ran on the cores that this process may use."""
+    """Seconds since some moment. run, delay: time that threads of this process ran, and waited for a core. busy: time
+    that any process ran on the cores that this process may use."""
 
     run: float
     delay: float
@@ -59,7 +59,7 @@ class Usage:
 
 
 def read_usage(proc: Path = Path("/proc")) -> Usage | None:
-    """None where the kernel does not say."""
+    """The usage so far; None if the kernel does not report it."""
     run = delay = 0
     try:
         for task in os.listdir(proc / "self" / "task"):
@@ -157,7 +157,7 @@ class SpinLimit:
 
 
 class CpuThreads:
-    """How many threads compute, and whether they spin. `adjust_threads` is called between steps."""
+    """Sets the number of computing threads and the length of their spins. `adjust_threads` is called between steps."""
 
     def __init__(self, threads: int, crew: Crew | None = None, read: Callable[[], Usage | None] = read_usage) -> None:
         """threads: how many there are on a quiet machine."""
@@ -174,7 +174,7 @@ class CpuThreads:
         self._rest = 0
 
     def adjust_threads(self, now: float) -> None:
-        """Look at the last window, if it is over. now: seconds, on the loop's clock."""
+        """Evaluate the last window, if it is over. now: seconds, on the loop's clock."""
         if now < self._due:
             return
         self._due = now + WINDOW_S
@@ -203,7 +203,7 @@ class CpuThreads:
             self._try_fewer()
 
     def _try_fewer(self) -> None:
-        """Time all threads and as many as the others leave cores for; in turns, as what the others do changes."""
+        """Time all threads, and as many as other processes leave cores for, alternately, as the load changes."""
         fewer = max(1, self._all - max(1, round(self._others)))
         if fewer == self._all or self._rest:
             self._rest = max(0, self._rest - 1)

@@ -207,7 +207,9 @@ class GraphRunner:
             found, largest = self.replay(shape), max(1.0, float(expected.abs().max()))
             allowed = 2 * torch.finfo(expected.dtype).eps
             if not torch.allclose(found, expected, atol=allowed * largest, rtol=allowed):
-                raise RuntimeError(f"a step of {shape.tokens} tokens computes other numbers than without it")
+                raise RuntimeError(
+                    f"a recorded step of {shape.tokens} tokens gives other numbers than the same step unrecorded"
+                )
 
     def _capture(self, forward: Forward, shape: GraphShape, recorder: Recorder, req_to_token: torch.Tensor) -> _Graph:
         attention = self._attention.open_graph(shape)

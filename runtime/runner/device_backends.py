@@ -1,4 +1,4 @@
-"""Chooses, at start, the layer ops, attention and CUDA graphs that fit the device; the model runner is given them.
+"""Chooses, at start, the layer ops, attention and CUDA graphs that fit the device, for the model runner.
 
 CPU      Numba's ops and attention, if it is installed and they pass their probes; else torch. Nothing of CUDA is
          imported
@@ -41,7 +41,7 @@ class DeviceBackends:
     recorder: Callable[[], Recorder] | None
     """None: no graphs."""
     any_tokens: bool = False
-    """A graph is of so many tokens, whatever they are of, and takes little time and memory to make."""
+    """True if a graph depends on the number of tokens only, and takes little time and memory to make."""
     logits: LogitsProduct | None = None
     """None: the head's product is one of the others, and rounds to the model's dtype."""
     products: BlockKernel | None = None
@@ -49,8 +49,8 @@ class DeviceBackends:
 
 
 SMALL_WIDTH = 256
-"""All between the products of smaller models takes microseconds, whatever computes it; without Numba they start
-sooner."""
+"""Heads × head_dim. In narrower models everything between the matrix products takes microseconds with any
+implementation, and they start sooner without Numba."""
 
 TORCH_BACKENDS = DeviceBackends(ops=TORCH_OPS, attention=lambda pool, specs: TorchNativeBackend(pool), recorder=None)
 """These run on every device."""
@@ -128,7 +128,7 @@ def _on_a_cpu(
 
 
 def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsProduct | None:
-    """The reason against rounding them to the model's dtype, for any attention backend."""
+    """The head's product that does not round logits to the model's dtype; None if there is none."""
     if is_small and dtype != torch.float32:
         return widened_product
     if dtype != torch.bfloat16:  # float32 is not rounded; float16 has 11 bits, and no kernel
@@ -143,7 +143,8 @@ def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsPr
 
 
 def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool = False) -> BlockKernel | None:
-    """is_wanted: by name. Raises ModelLoadError then."""
+    """The kernel of the form "numba"; None if it cannot be used. is_wanted: it was asked for by name, and failure
+    raises ModelLoadError."""
     if dtype == torch.float16:
         trouble = "there is no kernel for float16"
     else:

@@ -85,10 +85,10 @@ class ModelRunner:
         max_sampled_tokens: int = 0,
         backends: DeviceBackends | None = None,
     ) -> None:
-        """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool
-        from memory. max_running_requests: sequences of the largest step; 0 means num_rows. chunked_prefill_size: its
-        new tokens; 0: `DEFAULT_CHUNK`, or as many as are found best. max_sampled_tokens: those that it samples, if they
-        are more than sequences. backends: None chooses those that fit the device.
+        """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool from
+        memory. max_running_requests: sequences of the largest step; 0 means num_rows. chunked_prefill_size: its new
+        tokens; 0: `DEFAULT_CHUNK`, or the number that a trial finds best. max_sampled_tokens: those that it samples, if
+        they are more than sequences. backends: None chooses those that fit the device.
 
         Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
@@ -150,7 +150,7 @@ class ModelRunner:
 
     @property
     def has_graphs(self) -> bool:
-        """Does any step run as a CUDA graph?"""
+        """True if some steps run as CUDA graphs."""
         return self._graphs is not None
 
     @torch.inference_mode()
@@ -177,18 +177,18 @@ class ModelRunner:
 
     @property
     def has_late_trials(self) -> bool:
-        """Are there matrix products that could not be tried at start?"""
+        """True if some matrix products could not be tried at start."""
         return self._late_trials is not None
 
     @torch.inference_mode()
-    def advance_late_trials(self) -> bool:
-        """Do a small piece of them; to be called while no request is open, as results may be rounded otherwise from
-        then on. False once all is done."""
+    def run_late_trial(self) -> bool:
+        """Do a small piece of these trials. Call it only while no request is open, as results may be rounded
+        differently afterwards. False once all are done."""
         late = self._late_trials
         if late is None:
             return False
         try:
-            if late.advance():
+            if late.try_next_product():
                 return True
         except Exception as error:  # packing may lack memory; layers keep the forms that they have
             logger.warning("matrix products are not tried any further: %s: %s", type(error).__name__, error)
@@ -336,7 +336,7 @@ class ModelRunner:
         )
 
     def _capture_anew(self, args: ModelArgs, max_running: int, backends: DeviceBackends) -> None:
-        """After products have been given other forms: graphs have the old ones."""
+        """Capture the graphs again after products have changed their form."""
         self._graphs = None
         shapes = self._graph_catalog(args, max_running, backends)
         self._graphs = self._capture(backends, shapes) if shapes is not None else None
@@ -361,7 +361,7 @@ class ModelRunner:
         except Exception as error:  # kernels that work one by one may fail in a graph on some cards
             logger.warning("no %s, every kernel is launched by itself: %s", recorder.name, error, exc_info=error)
             return None
-        taken = max(0, before - available_memory(self.device)) / 2**30  # a host's others may have given some back
+        taken = max(0, before - available_memory(self.device)) / 2**30  # other processes may have freed some meanwhile
         logger.info("captured %d %s in %.2f GiB", len(shapes.largest_first), recorder.name, taken)
         return graphs
 

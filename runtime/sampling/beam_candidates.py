@@ -57,7 +57,7 @@ class _LogSoftmax:
 
 @dataclass(slots=True)
 class _Search:
-    """A step, and what its search asks for."""
+    """A step, and the parameters of its search."""
 
     step: BeamStep
     bias: dict[int, float]
@@ -88,7 +88,7 @@ class _Ranked:
 
 
 class BeamRanker:
-    """Holds only what is the same for every step."""
+    """Ranks the continuations of a step's searches. Keeps no state between steps."""
 
     def __init__(
         self,

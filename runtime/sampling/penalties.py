@@ -42,7 +42,7 @@ class SeenTokens:
         self._counts = np.zeros(len(prompt) + 64, dtype=np.int32)
 
     def count(self, token_id: int) -> None:
-        """One more output token."""
+        """Count one more output token."""
         place = self._place.setdefault(token_id, self._num_distinct)
         if place == self._num_distinct:
             self._append(token_id)

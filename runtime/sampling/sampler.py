@@ -5,14 +5,14 @@ Order, as in SGLang and vLLM:
     logit_bias, penalties → bad words → allowed tokens → min_new_tokens (no eos, no stop id yet)
                           → temperature → top_k → top_p → min_p → draw
 
-Whatever bans a token comes after whatever computes with logits, so that no sum or quotient lifts a ban.
+All bans come after all arithmetic on logits, so that no sum or quotient lifts a ban.
 
 The same request gets the same token in any batch: tokens are ranked in a total order (`ranking`), the noise of a draw
 depends on (seed, output position, token id) alone (`noise`), and sums that decide a cut do not depend on other rows
 (`ops`, and its faster twins).
 
-With each token comes the row's highest logit, which is finite unless the row says nothing (`Sampled.peaks`), and where
-anything was banned the token's own logit, which shows a token that must not be (`Sampled.chosen`).
+With each token comes the row's highest logit, which is not finite if the row is unusable (`Sampled.peaks`), and, where
+anything was banned, the token's own logit, which reveals a banned token (`Sampled.chosen`).
 
 Nothing here waits for the device: `device_copy.upload` sends what a step needs, and the tokens stay on the device.
 
@@ -57,7 +57,7 @@ class Sampled:
     """int64 [n]"""
     peaks: torch.Tensor
     """float32 [n]: the highest of the row's logits as they came from the model. It is NaN or infinite where a logit is
-    NaN or +inf, or all are -inf; what the row's token is is undefined then."""
+    NaN or +inf, or all are -inf; the row's token is undefined then."""
     chosen: torch.Tensor | None = None
     """float32 [n]: the logit of each row's token after all bans; -inf or NaN for a token that is banned. None where
     nothing is banned in any row."""
@@ -167,7 +167,7 @@ class Sampler:
             return self.ops.draw_nucleus(logits, group.filters, keys)
         return self.ops.draw_all(logits, group.filters, keys)
 
-    # -- what stays the same -----------------------------------------------------------------------------------------
+    # -- the plan of a batch -----------------------------------------------------------------------------------------
 
     def _plan_for(self, sequences: Sequence[SequenceState]) -> _Plan:
         sequences = list(sequences)
@@ -249,7 +249,7 @@ class Sampler:
             np.array([np.log(p.min_p) if p.min_p > 0.0 else -np.inf for p in wanted], dtype=np.float32),
         ]
 
-    # -- what each step does -----------------------------------------------------------------------------------------
+    # -- each step ---------------------------------------------------------------------------------------------------
 
     def _adjust(
         self,

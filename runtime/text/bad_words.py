@@ -1,4 +1,4 @@
-"""The token sequences that ``bad_words`` keep out of an output: each word's, with a space before it and without."""
+"""Token sequences that ``bad_words`` ban: those of each word, with and without a space before it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_BANNED_TOKENS = 4096
 def banned_sequences(tokenizer: Tokenizer, sampling: SamplingParams, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """Each sequence once, in the order of the words. Raises RequestRefused.
 
-    A word's own spaces in front do not count. What a tokenizer puts before the first word of a text is left out: an
-    output is no beginning. Sequences with an id that the model has not are left out too: it cannot say them.
+    A word's own leading spaces do not count. A space that the tokenizer puts before the first word of a text is left
+    out, as an output continues a text. Sequences with an id outside the vocabulary are left out, as no output has it.
     """
     words = [word.lstrip(" ") for word in sampling.bad_words]
     try:

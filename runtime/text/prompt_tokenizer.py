@@ -17,7 +17,7 @@ from .tokenizer import Tokenizer
 T = TypeVar("T")
 
 _INLINE_CHARS = 2_000
-"""Longer texts are tokenised in a thread, so that the loop goes on serving the others (the tokenizer drops the GIL)."""
+"""Longer texts are tokenised in a thread, so that the loop keeps serving other calls (the tokenizer drops the GIL)."""
 
 MAX_TOKENS_OF_CALL = 2_000_000
 """Limit for all texts of a call: ids take some 36 bytes each here."""
@@ -37,7 +37,7 @@ class TokenizedPrompt:
 
 
 class PromptTokenizer:
-    """Lives on one asyncio loop."""
+    """Tokenises prompts, for one asyncio loop."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -82,7 +82,7 @@ class PromptTokenizer:
         goes_on: bool = False,
         param: str = "text",
     ) -> list[list[int]]:
-        """Token ids of each text. goes_on: each goes on from another (`Tokenizer.encode_continuation`). Raises
+        """Token ids of each text. goes_on: each continues another text (`Tokenizer.encode_continuation`). Raises
         RequestRefused, blaming ``param``, for text that UTF-8 cannot encode (lone surrogates) and for a text of more
         than ``max_tokens`` tokens."""
         tokenizer = self._tokenizer
@@ -100,7 +100,7 @@ class PromptTokenizer:
         )
 
     def close(self) -> None:
-        """Not to be used any more."""
+        """Stop the thread. No call may follow."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _tokenize(self, prompts: list[Prompt], max_tokens: int) -> list[TokenizedPrompt]:
@@ -189,7 +189,7 @@ class PromptTokenizer:
 
 
 def _groups(texts: list[str]) -> list[list[str]]:
-    """Neighbours that make up one turn in the thread; a text that is longer than a piece stands alone."""
+    """Group neighbouring texts for one turn in the thread; a text that is longer than a piece is a group of its own."""
     groups: list[list[str]] = []
     size = SLICE_CHARS
     for text in texts:
@@ -202,7 +202,7 @@ def _groups(texts: list[str]) -> list[list[str]]:
 
 
 def tokens_to_read(context_length: int, *, is_truncated: bool) -> int:
-    """How long a text may be: of one that is truncated afterwards much more is read than the context holds."""
+    """The longest text to tokenise, in tokens: a text that is truncated afterwards may exceed the context by far."""
     return max(context_length, MAX_TOKENS_OF_CALL) if is_truncated else context_length
 
 
@@ -240,7 +240,7 @@ class Encoding(Protocol):
 
 
 class TooManyTokens(Exception):
-    """More than was allowed, and there is more text."""
+    """The text has more tokens than allowed."""
 
 
 class CannotBeCut(Exception):

@@ -33,12 +33,12 @@ _MAX_MEM = 1 << 17
 """Bytes that an expression may take, states that matching has built included. (More helps none of this size, and makes
 the worst ones slower: states are built, and thrown away.)"""
 
-_WHAT_IS_LEFT_OUT = (
+_UNSUPPORTED = (
     (("(?=", "(?!", "(?<"), "look-arounds are not supported; matching takes linear time, as RE2 defines it"),
     (("(?P", "\\1", "\\2", "\\3", "\\4", "\\5", "\\6", "\\7", "\\8", "\\9"), "back-references are not supported"),
     (("\\Z",), "use \\z for the end of the text"),
 )
-"""Pieces that RE2's messages name, and what to say of them."""
+"""Constructs that RE2's messages name, and a hint for each."""
 
 
 def check_stop_regex(patterns: Iterable[str], name: str = "stop_regex") -> None:
@@ -81,7 +81,7 @@ def _readable(error: Exception) -> str:
     if "too large" in text or "repetition size" in text:
         return f"{text}; repeat less (at most {MAX_PROGRAM} instructions are served)"
     if what in ("invalid perl operator", "invalid escape sequence", "invalid named capture group"):
-        for pieces, hint in _WHAT_IS_LEFT_OUT:
+        for pieces, hint in _UNSUPPORTED:
             if piece.startswith(pieces):
                 return f"{hint} ({text[:80]})"
     return f"{text[:80]}; the syntax is RE2's"

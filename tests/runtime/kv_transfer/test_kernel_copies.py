@@ -85,7 +85,7 @@ def test_a_kernel_that_brings_other_bytes_is_not_taken(
             copy_kv(source, target, sources - int(shift == "source"), targets - int(shift == "target"))
 
     assert choose_copies(wrong, device_pool(32, page_size)) is None
-    assert "torch copies between device and host memory, the kernel failed its trial: it brought other" in caplog.text
+    assert "torch copies between device and host memory, the kernel failed its trial: it copied other" in caplog.text
 
 
 def test_a_kernel_that_fails_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:

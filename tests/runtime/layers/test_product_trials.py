@@ -128,12 +128,12 @@ class TestTrials:
             return 1.0
 
         choices, late = try_products(layers, timer=timer)
-        assert late is not None and [late.has(layer) for layer in layers] == [True, False, False]
+        assert late is not None and [late.includes_layer(layer) for layer in layers] == [True, False, False]
         assert choices == {(64, 32): PLAIN, (48, 32): PLAIN}
         (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         assert "1 of 2 shapes are tried when the server is idle, because the processor is busy" in warning
         before = len(counted)
-        assert late.advance() and len(counted) <= before + 1, "one product at a time"
+        assert late.try_next_product() and len(counted) <= before + 1, "one product at a time"
 
     @pytest.mark.parametrize("winner", [TORCH, TRANSPOSED, ONEDNN, NUMBA])
     @pytest.mark.parametrize("guess", [TORCH, ONEDNN, NUMBA])
@@ -143,11 +143,11 @@ class TestTrials:
         layers, x, made = [linear(64, 32), linear(64, 32)], torch.randn(3, 32), kernel(torch.float32)
         expected = [layer(x) for layer in layers]
         for layer in layers:
-            layer.use(ProductChoice.of(guess), made, for_now=True)
+            layer.use_product(ProductChoice.of(guess), made, for_now=True)
             assert layer.weight is not None, "it may have to be repacked"
         late = LateTrials([layers], [TORCH, TRANSPOSED, ONEDNN, NUMBA], kernel=made, timer=fast(winner))
         with caplog.at_level(logging.INFO):
-            while late.advance():
+            while late.try_next_product():
                 pass
         choice = ProductChoice((TORCH, TRANSPOSED, TRANSPOSED, TORCH)) if winner == TRANSPOSED else None
         choice = choice or ProductChoice.of(winner)
@@ -156,12 +156,12 @@ class TestTrials:
         for layer, of_layer in zip(layers, expected):
             torch.testing.assert_close(layer(x), of_layer, atol=1e-5, rtol=1e-5)
         assert f"tried while the server was idle: 64×32 {choice}" in caplog.text
-        assert not late.advance(), "and nothing is left"
+        assert not late.try_next_product(), "and nothing is left"
 
     def test_a_late_trial_repacks_no_weight_that_others_read(self, fast: Callable) -> None:
         layer = linear(64, 32)
         late = LateTrials([[layer]], [TORCH, ONEDNN], kept=[layer], timer=fast(ONEDNN))
-        while late.advance():
+        while late.try_next_product():
             pass
         assert layer.choice == PLAIN and layer.weight is not None
 

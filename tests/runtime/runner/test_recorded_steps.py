@@ -94,12 +94,12 @@ def test_products_that_are_tried_late_take_their_place_in_recorded_steps(
     monkeypatch.setattr(product_trials, "_seconds", lambda call: (call(), 1.0)[1])
     monkeypatch.setattr(product_trials, "best_choice", lambda times: ProductChoice.of(NUMBA))
     runner, plain = make_runner(folder, linear_backend="auto"), make_runner(folder, linear_backend="torch")
-    assert runner.has_late_trials and not plain.has_late_trials and not plain.advance_late_trials()
+    assert runner.has_late_trials and not plain.has_late_trials and not plain.run_late_trial()
     before = runner._graphs
     assert before is not None
     compare(plain, runner, 1, steps=8, atol=2e-4)
     monkeypatch.setattr(product_trials, "best_choice", lambda times: late)
-    while runner.advance_late_trials():
+    while runner.run_late_trial():
         assert runner._graphs is before, "old graphs have the forms that the layers have together"
     assert not runner.has_late_trials and runner.has_graphs is is_recorded
     assert (runner._graphs is before) is (late == ProductChoice.of(NUMBA)), "captured again if a form has changed"
@@ -115,10 +115,10 @@ def test_a_late_trial_that_fails_leaves_the_layers_as_they_are(
     monkeypatch.setattr(product_trials, "best_choice", lambda times: ProductChoice.of(NUMBA))
     runner, plain = make_runner(folder, linear_backend="auto"), make_runner(folder, linear_backend="torch")
     monkeypatch.setattr(product_trials, "best_choice", lambda times: 1 // 0)
-    while runner.advance_late_trials():
+    while runner.run_late_trial():
         pass
     assert "matrix products are not tried any further: ZeroDivisionError" in caplog.text
-    assert not runner.advance_late_trials() and runner.has_graphs
+    assert not runner.run_late_trial() and runner.has_graphs
     compare(plain, runner, 1, steps=8, atol=2e-4)
 
 
@@ -170,4 +170,4 @@ def test_a_recording_that_computes_wrong_is_not_used(
 
     monkeypatch.setattr(Program, "run", skips_the_last)
     assert not make_runner(folder).has_graphs
-    assert "no recorded steps, every kernel is launched by itself: a step of 1 tokens computes other" in caplog.text
+    assert "no recorded steps, every kernel is launched by itself: a recorded step of 1 tokens gives" in caplog.text
