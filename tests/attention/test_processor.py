@@ -92,7 +92,7 @@ def test_what_is_packed_and_multiplied(
     assert [kind for kind in KINDS if processor.packs(kind)] == [torch.float32], "oneDNN is lowered by itself"
 
 
-def test_another_architecture_is_asked_nothing_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_architecture_is_asked_for_no_x86_features(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(processor.VARIABLE, "avx2")
     has(monkeypatch, "aarch64", {"neon", "bf16", "sve"})
     environment: dict[str, str] = {}
@@ -109,7 +109,7 @@ def test_another_architecture_is_asked_nothing_that_it_does_not_know(monkeypatch
     assert not processor.packs(torch.bfloat16)
 
 
-def test_a_torch_that_lists_no_features_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_a_feature_list_is_asked_for_each_feature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.delattr(torch.cpu, "get_capabilities")
     for name in ("_is_avx2_supported", "_is_avx512_supported", "_is_avx512_bf16_supported"):

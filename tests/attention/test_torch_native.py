@@ -181,7 +181,7 @@ def test_layers_with_different_windows_share_a_step():
     torch.testing.assert_close(backend.run(scene.spec, scene.q), full)
 
 
-def test_run_before_plan_says_so():
+def test_run_before_plan_raises_an_error():
     scene = Scene([(0, 1)])
     with pytest.raises(RuntimeError, match="plan"):
         TorchNativeBackend(scene.pool).run(scene.spec, scene.q)

@@ -163,7 +163,7 @@ def test_logprobs_without_alternatives() -> None:
     asyncio.run(run())
 
 
-def test_a_failed_call_drops_what_waited_for_its_reader() -> None:
+def test_a_failed_call_drops_its_unread_outputs() -> None:
     async def run() -> None:
         answer = answer_to(make_prompt(rid="a"), make_prompt(rid="b"))
         answer.feed(0, update("x", LENGTH), now=11.0)

@@ -68,7 +68,7 @@ def collect(receiver: Receiver, count: int) -> list:
 
 
 def test_messages_arrive_in_order(address: str) -> None:
-    sender = Sender(address)  # before anybody listens
+    sender = Sender(address)  # before a receiver exists
     receiver: Receiver[Number | Word] = Receiver(address, Number | Word)
     sent = [Number(i) if i % 3 else Word("é" * i) for i in range(3000)]
     for message in sent:
@@ -79,7 +79,7 @@ def test_messages_arrive_in_order(address: str) -> None:
     receiver.close()
 
 
-def test_a_sender_may_hold_what_it_is_given(address: str) -> None:
+def test_a_sender_may_hold_its_messages(address: str) -> None:
     receiver: Receiver[Number] = Receiver(address, Number)
     sender = Sender(address)
     sender.send(Number(0))
@@ -203,7 +203,7 @@ def test_run_dir_avoids_folders_where_a_socket_path_is_too_long(
     folder.rmdir()
 
 
-def test_tcp_instead_of_unix_sockets_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_fallback_to_tcp_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     deep = tmp_path / ("x" * 110)
     deep.mkdir()
     endpoints = Endpoints.for_processes(deep / "run")

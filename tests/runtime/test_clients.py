@@ -79,7 +79,7 @@ def test_two_clients_use_one_rid_at_the_same_time(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def test_what_the_worker_says_has_the_names_that_were_given(tokenizer: Tokenizer) -> None:
+def test_messages_of_the_worker_have_the_clients_names(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         opened = await backend.manager.open_answer(ALICE, [child("c", "alice/p", text="ab")], stream=False)
         (spec,) = backend.received()
@@ -94,7 +94,7 @@ def test_what_the_worker_says_has_the_names_that_were_given(tokenizer: Tokenizer
     check(tokenizer, body)
 
 
-def test_a_caller_who_leaves_ends_only_its_own(tokenizer: Tokenizer) -> None:
+def test_a_disconnected_caller_ends_only_its_own_requests(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
         hers, his = [await manager.open_answer(client, [prompt("same")], stream=True) for client in (ALICE, BOB)]

@@ -92,7 +92,7 @@ def test_results_of_a_search_come_at_once_each_with_its_own_text(tokenizer: Toke
     assert detokenizer.num_open == 0
 
 
-def test_an_abort_shows_what_was_held_back(tokenizer: Tokenizer) -> None:
+def test_an_abort_releases_the_held_back_text(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     assert feed(detokenizer, output("r", b"x EN", first=True, stop=("END",))) == ["x "]
     assert feed(detokenizer, output("r", b"", finish=FinishReason("abort"))) == ["EN"]

@@ -45,7 +45,7 @@ def test_requests_are_answered(overlap: bool) -> None:
 
 @LOOPS
 def test_copies_between_tiers_are_made_and_waited_for(overlap: bool) -> None:
-    """While nobody gets on before a copy ends, the loop neither sleeps past its end nor spins."""
+    """While no request can continue before a copy ends, the loop neither sleeps past its end nor spins."""
     rig = Rig(overlap=overlap, host_tokens=2048)
     prompts = [list(range(n, n + 100)) for n in range(0, 900, 100)]
     for turn in range(2):
@@ -79,7 +79,7 @@ def test_requests_hear_of_a_load_that_failed(overlap: bool) -> None:
 
 
 @LOOPS
-def test_a_token_computed_after_the_end_is_told_to_nobody(overlap: bool) -> None:
+def test_a_token_computed_after_the_end_is_not_sent(overlap: bool) -> None:
     prompt = [5, 6, 7]
     output = expected_output(prompt, 8)
     rig = Rig(overlap=overlap)
@@ -136,8 +136,8 @@ def test_a_broken_device_ends_the_worker(overlap: bool) -> None:
 
 @LOOPS
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_fails_everybody_gets_one_end(overlap: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches and waits fail at random, among requests, continuations, aborts and names that nobody has."""
+def test_every_request_gets_one_end_whatever_fails(overlap: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches and waits fail at random, among requests, continuations, aborts and unknown names."""
     monkeypatch.setattr(event_loop, "MAX_FAILED_STEPS", 10**9)
     rng, rig = random.Random(seed), Rig(overlap=overlap)
     rig.step_runner.failing_launches = {n for n in range(1, 2000) if rng.random() < 0.1}
@@ -171,7 +171,7 @@ def test_whatever_fails_everybody_gets_one_end(overlap: bool, seed: int, monkeyp
 
 
 @LOOPS
-def test_what_takes_too_long_ends_with_408_and_the_others_go_on(overlap: bool) -> None:
+def test_an_overdue_request_ends_with_408_and_others_continue(overlap: bool) -> None:
     rig = Rig(overlap=overlap, request_timeout=20.0)
     rig.seconds_per_turn = 1.0
     rig.inbox.append([ask("long", [1, 2, 3], 90), ask("short", [4, 5, 6], 9)])
@@ -219,7 +219,7 @@ def test_a_pause_sleeps_and_its_requests_time_out(overlap: bool, monkeypatch: py
     assert sum(wait > 0.0 for wait in waits[4:]) > 40
 
 
-def test_a_full_queue_is_said_with_429() -> None:
+def test_a_full_queue_is_refused_with_429() -> None:
     rig = Rig(overlap=False, max_queued_requests=1)
     rig.inbox.append([ask("first", [1, 2, 3]), ask("second", [4, 5, 6])])
     rig.run()
@@ -267,7 +267,7 @@ def test_the_processor_is_looked_at_before_each_step_and_never_while_idle(overla
 
 
 @LOOPS
-def test_what_is_sent_is_delivered_before_a_step_is_computed_and_at_the_end_of_a_turn(
+def test_messages_are_delivered_before_a_step_and_at_the_end_of_a_turn(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(overlap=overlap)

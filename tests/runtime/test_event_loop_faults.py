@@ -70,13 +70,13 @@ def check(rig: Rig) -> set[str]:
     assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens and stats.leaked_tokens == 0
     rig.inbox.append([ask("late", [7, 8], 4)])
     rig.run()
-    assert rig.said("late") == expected_output([7, 8], 4), "the loop serves whoever comes next"
+    assert rig.said("late") == expected_output([7, 8], 4), "the loop serves the next request"
     check_forgotten(rig)
     return set(errors)
 
 
 def check_forgotten(rig: Rig) -> None:
-    """Nobody keeps anything of a request that has ended. (The runner hears of the last one with the next step.)"""
+    """No component keeps anything of a request that has ended. (The runner drops the last one with the next step.)"""
     assert len(rig.step_runner.open) <= 1
     assert not rig.loop._outputs._pending and not rig.loop._suffixes._open
     scheduler = rig.scheduler

@@ -119,7 +119,7 @@ def test_a_history_that_cannot_be_saved_is_reported_once(tmp_path: Path, caplog:
     assert (folder / "tools.json").exists()
 
 
-def test_what_a_full_disk_cut_off_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_a_full_disk_cut_off_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -127,7 +127,7 @@ def test_a_stop_string_may_be_named_like_the_end_of_an_item() -> None:
     assert at_once(encode("the item"), ITEM, stop=("item",), no_stop_trim=True) == "the item"
 
 
-def test_what_a_regex_matched_stays_in_the_text() -> None:
+def test_the_match_of_a_regex_stays_in_the_text() -> None:
     """It may look like a stop string, and be among the tail that waits for one."""
     finish = FinishReason(type="stop", matched="#+")
     for stop in ((), ("####",), ("item", "##!")):

@@ -46,7 +46,7 @@ def test_streams_hear_of_every_token_the_others_only_at_the_end() -> None:
         assert heard == ([[5], [6], [7]] if stream else [None, None, [5, 6, 7]])
 
 
-def test_the_first_prompt_token_has_no_logprob_and_says_so_once() -> None:
+def test_the_first_prompt_token_has_no_logprob_and_is_sent_once() -> None:
     builder = OutputBuilder()
     request = open_request(builder, [1, 2, 3], stream=True, logprobs=LogprobOptions(start_len=0))
     output = StepOutput(StepResult.of_rows([[5]]))
@@ -72,7 +72,7 @@ def test_a_closed_request_is_heard_of_no_more() -> None:
     assert builder.build_outputs([], late, 0.0) is None and builder._pending == {}
 
 
-def test_of_a_rows_tokens_only_those_that_count_are_told_with_their_logprobs() -> None:
+def test_only_the_tokens_that_count_are_sent_with_their_logprobs() -> None:
     builder = OutputBuilder()
     request = open_request(builder, [1], stream=True, logprobs=LogprobOptions())
     request.token_ids.extend(np.array([5, 6], dtype=np.int32))

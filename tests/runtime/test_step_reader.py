@@ -53,9 +53,9 @@ def test_who_has_nothing_behind_it_is_not_read() -> None:
     for each in (prompt(job_id=None), prompt(is_last_step=True), prompt(sampling=SamplingParams(beam_width=2))):
         steps.add_output(each, output("ls", STOP))
     steps.add_output(prompt(), output("ls", FinishReason(type="abort")))
-    nobody: Any = Sent()
-    StepReader(nobody, None).add_output(prompt(), output("ls", STOP))
-    assert not sent.messages and not nobody.messages
+    unused: Any = Sent()
+    StepReader(unused, None).add_output(prompt(), output("ls", STOP))
+    assert not sent.messages and not unused.messages
 
 
 def test_a_request_that_is_gone_leaves_nothing_behind() -> None:

@@ -96,7 +96,7 @@ class TestGuesses:
         step_runner, batch = self.step([(info, [9, 9, 9], logits)])
         assert step_runner.run(batch).result.rows() == [[9, 9, EOS[0]]]
 
-    def test_logprobs_of_what_is_taken(self) -> None:
+    def test_logprobs_of_accepted_tokens(self) -> None:
         logits = random_logits(5)
         best = logits.argmax(-1).tolist()
         wanted, named = LogprobOptions(top_k=2), LogprobOptions(top_k=1, token_ids=(4, 5, 6))

@@ -60,7 +60,7 @@ def test_every_number_has_its_metric() -> None:
     }
 
 
-def test_a_disk_says_how_full_it_is_and_a_remote_store_does_not_know() -> None:
+def test_only_a_disk_reports_how_full_it_is() -> None:
     metrics = ServerMetrics("m")
     disk = TierStats("disk", 640, 128, 512, total_bytes=10_000, used_bytes=2_000)
     metrics.worker_reported(SchedulerStats(tiers=(disk, TierStats("remote", None, None, None)), bytes_per_token=16))

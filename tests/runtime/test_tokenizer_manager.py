@@ -1,4 +1,4 @@
-"""Open calls and their ends: every rid ends once, whoever leaves first."""
+"""Open calls and their ends: every rid ends once, whichever side leaves first."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
     check(tokenizer, body, ready=False)
 
 
-def test_fail_all_ends_what_is_open_and_what_comes(tokenizer: Tokenizer) -> None:
+def test_fail_all_ends_open_and_later_calls(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
         call = await manager.open_answer(SOLE_CLIENT, [prompt()], stream=True)

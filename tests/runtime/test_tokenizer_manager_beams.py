@@ -55,7 +55,7 @@ def test_a_search_answers_with_its_results(tokenizer: Tokenizer, stream: bool) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_search_may_have_fewer_results_than_asked_for(tokenizer: Tokenizer, stream: bool) -> None:
+def test_a_search_may_have_fewer_results_than_requested(tokenizer: Tokenizer, stream: bool) -> None:
     async def body(backend: Backend) -> None:
         sampling = SamplingParams(beam_width=4, n=4)
         prompts = [prompt(rid, sampling=sampling) for rid in "st"]
@@ -73,7 +73,7 @@ def test_a_search_may_have_fewer_results_than_asked_for(tokenizer: Tokenizer, st
     check(tokenizer, body)
 
 
-def test_a_search_whose_caller_has_gone(tokenizer: Tokenizer) -> None:
+def test_a_search_of_a_disconnected_caller(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         sampling = SamplingParams(beam_width=4, n=4)
         with await backend.manager.open_answer(SOLE_CLIENT, [prompt("s", sampling=sampling)], stream=False):

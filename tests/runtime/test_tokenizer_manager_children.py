@@ -85,7 +85,7 @@ def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tok
         rids = [message.rid for message in backend.received() if isinstance(message, RequestSpec)]
         assert sorted(rids) == ["c", "g", "other", "p"]
         assert rids.index("p") < rids.index("c") < rids.index("g")
-        assert rids[0] == "other", "nobody else waits"
+        assert rids[0] == "other", "no other call waits"
         assert manager._prompt_tokenizer.num_in_progress == 0
         for rid in rids:
             await backend.output(rid, "x", LENGTH)
@@ -95,7 +95,7 @@ def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tok
     check(tokenizer, body)
 
 
-def test_a_parent_that_is_refused_leaves_nobody_waiting(tokenizer: Tokenizer) -> None:
+def test_a_refused_parent_leaves_no_child_waiting(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
         refused, opened = await asyncio.gather(
@@ -147,7 +147,7 @@ def test_what_was_inherited_and_what_is_retained_comes_with_the_end(tokenizer: T
         output = await ended(backend, kept)
         assert (output.continuation, output.retained) == (inherited, kept)
         assert (await ended(backend, full)).retained == full
-        # Leased only for a child that waits: nobody asked.
+        # Leased only for a child that waits: no client asked for it.
         assert (await ended(backend, RetainedOutput(tokens=10, ttl=0.0))).retained is None
         assert (await ended(backend, None)).retained is None
 

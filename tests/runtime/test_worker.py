@@ -38,7 +38,7 @@ CONFIG = {
 def test_small_steps_that_were_found_best_also_compute_tokens(
     asked: dict[str, Any], found: int, mixes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else whoever has begun to answer would wait for many of them."""
+    """Else requests that are decoding would wait for many of them."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     monkeypatch.setattr(ModelRunner, "_choose_chunk", lambda self, backends: found)
     model = ModelArgs(model_path=str(tmp_path), load_format="dummy", device="cpu")

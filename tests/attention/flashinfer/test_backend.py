@@ -158,7 +158,7 @@ def test_a_graph_of_beams(page_size, monkeypatch):
     check(graph.run(scene.spec, q)[: len(scene.q)], scene)
 
 
-def test_what_fits_a_graph():
+def test_steps_that_fit_a_graph():
     scene = Scene(BEAMS, shared=groups(1))
     backend, batch = make_backend(scene), scene.batch()
     assert backend.graph_kind(batch) is GraphKind.DECODE

@@ -51,7 +51,7 @@ def test_queries_may_be_rows_of_something_wider() -> None:
     check(scene)
 
 
-def test_what_is_no_number_stays_visible() -> None:
+def test_nan_stays_visible() -> None:
     """A broken model must not give answers that look right."""
     scene = Scene([(90, 1), (30, 1), (40, 3)])
     row = scene.rows[0]
@@ -74,7 +74,7 @@ def test_steps_follow_each_other() -> None:
     other = scene.batch()
     one.plan(AttentionBatch(other.req_to_token, other.host_rows[:1], other.prefix_lens[:1], other.extend_lens[:1], 4))
     torch.testing.assert_close(one.run(scene.spec, scene.q[:1]), first[:1])
-    assert torch.equal(scene.run(one), first), "pieces are joined in the same order, whoever was last"
+    assert torch.equal(scene.run(one), first), "pieces are joined in the same order, whichever thread was last"
 
 
 def test_run_before_plan() -> None:

@@ -61,7 +61,7 @@ def test_a_full_disk_is_no_reason_not_to_compile(tmp_path: Path, monkeypatch: py
     assert compiled(function).address > 0
 
 
-def test_a_function_that_cannot_be_compiled_says_so(tmp_path: Path) -> None:
+def test_a_function_that_cannot_be_compiled_raises_an_error(tmp_path: Path) -> None:
     function = importlib.import_module(write_module(tmp_path, body="a.nothing()")).function
     with pytest.raises(TypingError, match="nothing"):
         compiled(function)

@@ -58,7 +58,7 @@ def test_nothing_is_computed_while_it_is_recorded() -> None:
     assert torch.equal(copy(x), x), "calls are run again once nothing is recorded any more"
 
 
-def test_what_it_needs_stays_though_nobody_else_has_it() -> None:
+def test_a_recording_keeps_its_tensors_alive() -> None:
     team, x = Team(), torch.ones(64, 64)
     output, replay = TeamRecorder(team).record(lambda: chain(team, 64, 4)(x))
     gc.collect()

@@ -82,7 +82,7 @@ def test_scores_of_all_sizes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, BRAIN], ids=str)
-def test_what_is_no_number_stays_visible(dtype: torch.dtype) -> None:
+def test_nan_stays_visible(dtype: torch.dtype) -> None:
     scene = Scene([(200, 70), (90, 80)], head_dim=64, dtype=dtype)
     scene.pool.k[0][int(scene.req_to_token[scene.rows[0], 70])] = float("nan")
     found = scene.run(NumbaPagedBackend(scene.pool, [scene.spec], team=Team(), longest_extend=backend.ANY_EXTEND))

@@ -22,7 +22,7 @@ def test_a_folder_without_the_file_recommends_nothing(tmp_path: Path) -> None:
     assert load_generation_config(tmp_path) == {} and load_sampling_defaults(tmp_path) == {}
 
 
-def test_what_it_recommends(tmp_path: Path) -> None:
+def test_its_recommendations_are_read(tmp_path: Path) -> None:
     content = {
         "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05,
         "max_new_tokens": 512, "do_sample": False, "eos_token_id": 7, "num_beams": 4, "transformers_version": "4.51.0",

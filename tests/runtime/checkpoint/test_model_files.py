@@ -26,13 +26,13 @@ def test_a_file_and_nothing_are_refused(tmp_path):
         resolve_model_folder("")
 
 
-def test_an_empty_folder_is_named_for_what_it_is(tmp_path):
+def test_an_empty_folder_is_recognised(tmp_path):
     with pytest.raises(ModelLoadError, match=r"--model-path \S+ is an empty folder\. .*was the download finished\?"):
         resolve_model_folder(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["model-Q4_K_M.gguf", "MODEL.GGUF"])
-def test_a_gguf_file_is_named_for_what_it_is(tmp_path, name):
+def test_a_gguf_file_is_recognised(tmp_path, name):
     (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(ModelLoadError, match=r"is a GGUF file\. .*\*\.safetensors"):
         resolve_model_folder(str(tmp_path / name))
@@ -46,7 +46,7 @@ def test_a_gguf_file_is_named_for_what_it_is(tmp_path, name):
 @pytest.mark.parametrize(
     "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "consolidated.pth"]
 )
-def test_a_folder_of_pickles_is_named_for_what_it_is(tmp_path, name):
+def test_a_folder_of_pickles_is_recognised(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ModelLoadError, match=rf"weights as pickles \({name}\).*save_pretrained\(\)"):
         resolve_model_folder(str(tmp_path))

@@ -82,7 +82,7 @@ def test_broken_folders(tmp_path):
 
 
 @pytest.mark.parametrize("name, kind", [("pytorch_model.bin", "pickles"), ("a.pt", "pickles"), ("q4.gguf", "GGUF")])
-def test_weights_of_another_format_are_named_for_what_they_are(tmp_path, name, kind):
+def test_weights_of_another_format_are_recognised(tmp_path, name, kind):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ModelLoadError, match=f"weights as {kind} \\({name}\\)"):
         load_weights(views(), tmp_path)

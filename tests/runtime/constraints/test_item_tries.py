@@ -45,7 +45,7 @@ def test_tries_are_found_by_name_until_replaced_or_deleted() -> None:
     assert tries.describe() == [describe("b", OTHER)]
 
 
-def test_a_constraint_says_what_it_is_and_without_a_name_there_is_none() -> None:
+def test_a_constraint_has_its_name_and_no_name_gives_no_constraint() -> None:
     tries = ItemTries(vocab_size=10)
     tries.put("a", TRIE)
     constraint = tries.resolve(SamplingParams(item_trie="a"))
@@ -58,7 +58,7 @@ def test_a_constraint_says_what_it_is_and_without_a_name_there_is_none() -> None
 
 
 @pytest.mark.parametrize(("loaded", "named"), [([], "none"), (["a"], "'a'"), (["b", "a"], "'b', 'a'")])
-def test_an_unknown_name_is_told_the_known_ones(loaded: list[str], named: str) -> None:
+def test_an_unknown_name_is_refused_with_the_known_names(loaded: list[str], named: str) -> None:
     tries = ItemTries(vocab_size=10)
     for name in loaded:
         tries.put(name, TRIE)
@@ -94,7 +94,7 @@ def test_there_are_not_too_many_tries_and_they_are_not_too_large() -> None:
     tries.put("c", TRIE)
 
 
-def test_what_is_told_of_a_trie() -> None:
+def test_the_description_of_a_trie() -> None:
     sizes = {"num_items": 3, "min_depth": 1, "max_depth": 2, "num_bytes": 8 * 5}
     assert describe("a", TRIE) == {"name": "a", **sizes}
 

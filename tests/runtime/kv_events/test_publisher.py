@@ -1,4 +1,4 @@
-"""Followers over real sockets: what they hear, what they miss and get again, and that nobody waits for them."""
+"""Followers over real sockets: the events they receive, miss and get again; a slow one delays nothing."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def long_events(number: int) -> list[BlockEvent]:
     return [*([BlocksRemoved("GPU", list(range(first - 10, first))[::-1])] if number else []), stored]
 
 
-def test_a_follower_that_never_reads_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_that_never_reads_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "MAX_UNREAD", 5)
     with (
         publishing(on_ports(1000)) as publisher,
@@ -182,7 +182,7 @@ def test_an_asker_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         dealer.connect(publisher.replay_endpoint)
         dealer.send_multipart([b"", (publisher._next - 700).to_bytes(8, "big")])
         assert dealer.poll(20_000)
-        assert ask(publisher.replay_endpoint, publisher._next) == []  # it is somebody else's turn now
+        assert ask(publisher.replay_endpoint, publisher._next) == []  # the next follower's turn
         answers = 0
         while dealer.poll(500):
             answers += 1
@@ -238,7 +238,7 @@ def publish_until_heard(publisher: KVEventPublisher, rig: CacheRig, follower: Fo
 
 
 @pytest.mark.parametrize(("before", "after"), [(40, 1), (1, 40), (5, 5)])
-def test_a_follower_goes_on_with_the_server_after_a_restart(before: int, after: int) -> None:
+def test_a_follower_continues_after_a_restart_of_the_server(before: int, after: int) -> None:
     config = KVEventConfig(
         kv_events_endpoint=f"tcp://127.0.0.1:{free_port()}",
         kv_events_replay_endpoint=f"tcp://127.0.0.1:{free_port()}",
@@ -257,7 +257,7 @@ def test_a_follower_goes_on_with_the_server_after_a_restart(before: int, after: 
             assert follower.mirror.on == {"GPU": there} and there != blocks_in_tree(first.cache, 4)["GPU"]
 
 
-def test_a_request_that_fails_is_told_and_counted(
+def test_a_request_that_fails_is_logged_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with publishing(on_ports()) as publisher, zmq.Context.instance().socket(zmq.DEALER) as dealer:

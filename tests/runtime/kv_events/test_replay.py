@@ -1,4 +1,4 @@
-"""Whoever asks for earlier batches ends up where all others are, whatever is still kept of them."""
+"""A follower that asks for earlier batches reaches the state of all others, whichever batches are still kept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_answer_leads_to_what_is_there(seed: int, max_bytes: int) -> None:
             number += 1
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_kept_batches_are_bounded() -> None:
     packer = Packer(1, "arrays")
     past = PastBatches(packer, 1, 1000, lambda: 0.0)
     for number in range(500):
@@ -69,7 +69,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert number == 499 and len(read_batch(payload, 1)) == 1, "all cleared, and nothing there"
 
 
-def test_what_is_there_is_put_together_once_for_all_askers() -> None:
+def test_a_snapshot_is_built_once_for_all_followers() -> None:
     packer = Packer(1, "arrays")
     past = PastBatches(packer, 1, 400, lambda: 0.0)
     for number in range(50):
@@ -105,7 +105,7 @@ def test_a_block_stored_twice_is_there_once() -> None:
     assert known.copy() == []
 
 
-def test_blocks_are_told_in_runs() -> None:
+def test_consecutive_blocks_share_an_event() -> None:
     known = KnownBlocks(1)
     known.apply_event(BlocksStored("GPU", [1, 2, 3], None, b"aaaabbbbcccc", "scope"))
     known.apply_event(BlocksStored("CPU_PINNED", [1, 2], None, b"aaaabbbb", "scope"))

@@ -65,7 +65,7 @@ def test_arrays() -> None:
     ]
 
 
-def test_maps_are_what_vllm_would_send() -> None:
+def test_maps_equal_those_of_vllm() -> None:
     """Read by its structs, which refuse fields they do not know, and written by them again."""
     payload = Packer(2).payload(EVENTS, 12.5)
     batch = msgspec.msgpack.decode(payload, type=VLLMBatch)

@@ -85,7 +85,7 @@ def test_find_counts_leading_blocks(io: BlockIO, pool: DiskPool, memory: np.ndar
     assert not memory.any() and io.stats.late_loads == 1
 
 
-def test_what_is_there_is_not_stored_again(
+def test_a_stored_block_is_not_stored_again(
     gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(pool, [1])
@@ -188,7 +188,7 @@ def test_stores_go_together_where_that_is_of_use(memory: np.ndarray) -> None:
     assert io.close(60) and io.queued_bytes == 0
 
 
-def test_what_came_to_be_there_is_left_out_of_a_batch(memory: np.ndarray) -> None:
+def test_blocks_stored_meanwhile_are_left_out_of_a_batch(memory: np.ndarray) -> None:
     batches, now = Batches(), [0.0]
     io = BlockIO(batches, memory, 10 * BLOCK, clock=lambda: now.append(now[-1] + 1.0) or now[-1])
     assert io.load_blocks(keys(9), pages(9), "load", NEVER)

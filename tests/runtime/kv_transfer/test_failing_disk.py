@@ -1,4 +1,4 @@
-"""A disk that is slow, refuses, or ends the thread: nobody waits for it, and every request comes back once."""
+"""A disk that is slow, refuses, or ends the thread: nothing waits for it, and every request comes back once."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_pool_goes_by_the_clock_it_was_given(pool: DiskPool, memory, tmp_pat
 
 @pytest.mark.parametrize("call", ["read_blocks", "write_blocks", "touch_blocks"])
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, SystemExit])
-def test_a_thread_that_dies_leaves_nobody_waiting(
+def test_a_dead_thread_leaves_no_request_waiting(
     gate: Gate, io: BlockIO, pool: DiskPool, memory, monkeypatch, caplog: pytest.LogCaptureFixture, call: str, error
 ) -> None:
     def fail(*args) -> bool:

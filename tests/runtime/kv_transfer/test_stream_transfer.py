@@ -39,7 +39,7 @@ def outcomes(ended: list[Ended]) -> list[tuple[int, bool]]:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("layers_at_once", [1, 2, 5])
-def test_steps_and_copies_at_once_see_what_they_would_one_by_one(seed: int, layers_at_once: int) -> None:
+def test_concurrent_steps_and_copies_see_the_same_as_serial_ones(seed: int, layers_at_once: int) -> None:
     """Each step reads all pages of the device, layer by layer, and writes new ones, which are stored at once. Pages
     that it has read are loaded over. Nothing waits for the streams but the streams."""
     rng, pages, page_size = np.random.default_rng(seed), 12, 2
@@ -122,7 +122,7 @@ def test_a_layer_is_waited_for_alone() -> None:
         left = sum("copy_pages" in piece.run.__qualname__ for piece in rig.up.pieces)
         assert left <= LAYERS - layer - 1
     rig.cuda.run()
-    assert len(order) == LAYERS and not rig.transfers.loading, "stores are waited for by nobody"
+    assert len(order) == LAYERS and not rig.transfers.loading, "no step waits for stores"
     assert outcomes(rig.transfers.poll()) == [(2, True)] and rig.transfers.under_way == 1
     rig.down.held = False
     rig.cuda.run()
@@ -162,7 +162,7 @@ def test_all_orders_are_waited_for() -> None:
 class TestFailure:
     @pytest.mark.parametrize("layer", range(LAYERS))
     def test_a_load_that_fails_is_alone_and_over(self, caplog: pytest.LogCaptureFixture, layer: int) -> None:
-        """What was queued of it has run when it is reported: its slots will be somebody else's."""
+        """Its queued part has run by the time it is reported, as its slots are then reused."""
         rig = Rig()
         rig.pool.errors["load", 11, layer] = RuntimeError("a broken line")
         rig.pool.pages_view[1:5] = 9
@@ -204,7 +204,7 @@ def test_the_time_of_a_group_is_shared_by_tokens() -> None:
     )
 
 
-def test_closing_waits_for_what_is_queued_and_takes_no_more() -> None:
+def test_closing_waits_for_queued_copies_and_accepts_no_more() -> None:
     rig = Rig()
     rig.transfers.order_copies([store(1, device=1, host=1, tokens=1), load(2, device=2, host=2, tokens=1)])
     assert rig.transfers.close(0.0)

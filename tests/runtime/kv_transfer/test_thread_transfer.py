@@ -211,7 +211,7 @@ class TestWaiting:
         thread.join(60)
         assert found == [None]
 
-    def test_stores_are_waited_for_by_nobody(self, transfers, pool: HeldPool) -> None:
+    def test_no_step_waits_for_stores(self, transfers, pool: HeldPool) -> None:
         pool.hold()
         transfers.order_copies([store(1, device=1, host=1, tokens=1)])
         transfers.wait_layer(LAYERS - 1)
@@ -266,7 +266,7 @@ class TestFailure:
         assert "device page 0" in caplog.text
 
     @pytest.mark.parametrize("kind", ["load", "store"])
-    def test_a_thread_that_dies_leaves_nobody_waiting(self, transfers, pool: HeldPool, wakes, caplog, kind) -> None:
+    def test_a_dead_thread_leaves_no_request_waiting(self, transfers, pool: HeldPool, wakes, caplog, kind) -> None:
         pool.errors[kind, 1, 0] = SystemExit("out of the blue")
         pool.hold()
         make = load if kind == "load" else store
@@ -321,7 +321,7 @@ class TestWake:
 
 
 class TestClosing:
-    def test_what_is_not_begun_is_given_up(self, transfers, pool: HeldPool) -> None:
+    def test_copies_that_have_not_begun_are_cancelled(self, transfers, pool: HeldPool) -> None:
         pool.hold()
         transfers.order_copies([load(1, device=1, host=1, tokens=1)])
         pool.wait_begun()

@@ -1,4 +1,4 @@
-"""Orders of the tiers go to whoever carries them out, and each comes back once."""
+"""Orders of the tiers go to the component that executes them, and each comes back once."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_each_order_comes_back_once(tier_io: TierIO, pool: DiskPool, memory: np.
     assert pool.read_block(key_of(2), into, 0.0) and (into == memory[16:21].reshape(-1)).all()
 
 
-def test_what_is_there_or_not_accepted_is_over_at_once(tier_io: TierIO, pool: DiskPool) -> None:
+def test_orders_for_stored_or_refused_blocks_end_at_once(tier_io: TierIO, pool: DiskPool) -> None:
     fill(pool, [1])
     tier_io.submit_orders([BlockWrite("disk", 3, key_of(1), slots(1))])
     (ended,) = tier_io.poll()
@@ -115,7 +115,7 @@ def test_what_is_there_or_not_accepted_is_over_at_once(tier_io: TierIO, pool: Di
     assert [(ended.fence, blocks(ended)) for ended in tier_io.poll()] == [(4, 0), (5, 0)]
 
 
-def test_blocks_in_use_are_marked_after_what_is_written_and_nobody_hears_of_it(tier_io: TierIO, pool: DiskPool) -> None:
+def test_blocks_in_use_are_touched_after_the_writes_without_a_completion(tier_io: TierIO, pool: DiskPool) -> None:
     fill(pool, [1, 2, 3])
     used = BlockTouch("disk", (key_of(1), key_of(2), key_of(4)))
     tier_io.submit_orders([BlockWrite("disk", 9, key_of(4), slots(1)), used])
@@ -155,7 +155,7 @@ def test_only_finite_numbers_are_stored(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_what_is_finite(dtype: str) -> None:
+def test_blocks_with_nan_or_infinity_are_not_finite(dtype: str) -> None:
     kind = getattr(torch, dtype)
     numbers = torch.tensor([0.0, -1.5, torch.finfo(kind).max, torch.finfo(kind).tiny], dtype=kind)
     assert is_finite(numbers.view(torch.uint8).numpy(), dtype)

@@ -43,7 +43,7 @@ def test_what_is_worth_it(shares: tuple[float, ...], worth: bool) -> None:
 
 
 @pytest.mark.parametrize(("brain_s", "found"), [(0.4, BRAIN), (2.0, FLOAT)])
-def test_the_faster_type_is_taken_and_one_line_says_so(
+def test_the_faster_type_is_chosen_and_logged_once(
     brain_s: float, found: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     threads: list[int] = []

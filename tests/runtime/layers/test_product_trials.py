@@ -198,7 +198,7 @@ class TestTrials:
 
 class TestChoose:
     @pytest.mark.parametrize("form", TRIED)
-    def test_a_form_asked_for_is_used_everywhere(self, form: str) -> None:
+    def test_a_requested_form_is_used_everywhere(self, form: str) -> None:
         layer, kept, x = linear(64, 32), linear(64, 32), torch.randn(3, 32)
         expected = layer(x)
         choose_products([layer, kept], form, [kept], kernel(torch.float32) if form == NUMBA else None)
@@ -248,7 +248,7 @@ class TestChoose:
             assert layer.form(1) == form
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-    def test_a_dtype_without_arithmetic_is_widened_and_one_line_says_so(
+    def test_a_dtype_without_arithmetic_is_widened_and_logged_once(
         self, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Nothing is tried: what is slow there took most of a start."""
@@ -268,7 +268,7 @@ class TestChoose:
         expected = (x.float() @ layer.weight.float().t()).to(dtype)
         torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=torch.finfo(dtype).eps)
 
-    def test_forms_by_name_say_what_the_processor_lacks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_form_that_the_processor_lacks_is_refused_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lower_to_avx2(monkeypatch)
         layer = Linear(32, {"proj": 64}, bias=False, dtype=torch.bfloat16, device=CPU)
         with pytest.raises(UnusableFormError, match=r"--linear-backend onednn: .*packs no bfloat16 .*; use auto"):

@@ -76,7 +76,7 @@ def test_the_form_depends_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [TORCH, TORCH, TRANSPOSED, TRANSPOSED, TORCH, TORCH, TRANSPOSED, TRANSPOSED]
 
 
-def test_a_choice_says_what_it_is() -> None:
+def test_a_product_choice_describes_itself() -> None:
     assert str(ProductChoice.of(ONEDNN)) == "onednn" and len(MIXED.forms) == len(ROW_COUNTS)
     assert str(MIXED) == "torch/transposed/torch/transposed"
 
@@ -118,7 +118,7 @@ def test_float32_is_not_widened() -> None:
 
 
 @pytest.mark.parametrize("form", PACKED)
-def test_a_processor_that_packs_no_bfloat16_says_so(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_that_packs_no_bfloat16_raises_an_error(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN itself would look at the real processor."""
     lower_to_avx2(monkeypatch)
     source = Source(torch.ones(64, 8), None, kernel(torch.float32))

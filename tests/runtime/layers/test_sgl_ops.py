@@ -56,7 +56,7 @@ def test_copies(kernel, name, calls):
     assert kernel.calls == ["transfer_kv_all_layer"] * calls
 
 
-def test_what_the_kernels_cannot_read_goes_through_torch(kernel):
+def test_unsupported_layouts_go_through_torch(kernel):
     """Rows that do not begin at a multiple of 16 bytes; slots that are no whole words."""
     compare("silu_and_mul", Trial(make_shape(intermediate=71), 5, torch.bfloat16))
     compare("copy_kv", Trial(make_shape(kv_heads=1, head_dim=3), 6, torch.bfloat16))

@@ -59,7 +59,7 @@ def test_the_bound() -> None:
     assert len(kept) == MAX_LIVES and "open" not in kept and kept[-1] == f"open{MAX_LIVES + 4}"
 
 
-def test_a_worker_that_begins_anew_knows_nothing_of_what_was_open() -> None:
+def test_a_restarted_recording_drops_open_lives() -> None:
     overview = Overview()
     leased: Phase = ("leased", 1.0, None, 5)
     ended: Phase = ("leased", 1.0, 2.0, 5)

@@ -22,7 +22,7 @@ async def begun(*coroutines) -> list[asyncio.Task]:
 
 
 @on_a_loop
-async def test_everybody_who_waits_shares_a_walk() -> None:
+async def test_all_waiting_calls_share_a_walk() -> None:
     worker = WatchedWorker()
     tasks = await begun(*(worker.client.walk_tree(with_heads=True) for _ in range(3)))
     worker.walked(5)
@@ -30,12 +30,12 @@ async def test_everybody_who_waits_shares_a_walk() -> None:
     assert len(first.rows) == 5 and all(other is first for other in others)
     (task,) = await begun(worker.client.walk_tree(with_heads=True))
     worker.walked(7)
-    assert len((await task).rows) == 7, "whoever comes later gets a walk of his own"
-    worker.walked(9)  # nobody has asked for it any more
+    assert len((await task).rows) == 7, "a later call gets a walk of its own"
+    worker.walked(9)  # no call waits for it any more
 
 
 @on_a_loop
-async def test_one_who_leaves_takes_the_walk_from_nobody() -> None:
+async def test_a_cancelled_call_does_not_cancel_the_walk_of_others() -> None:
     worker = WatchedWorker()
     leaves, stays = await begun(worker.client.walk_tree(with_heads=False), worker.client.walk_tree(with_heads=False))
     leaves.cancel()
@@ -85,4 +85,4 @@ async def test_reports() -> None:
     await task
     assert 8.0 <= worker.client.t < 9.0
     worker.client.take_message(WatchReport(t=9.0, is_last=True))
-    await worker.client.wait_report()  # it came while nobody waited
+    await worker.client.wait_report()  # it came while no task waited

@@ -29,7 +29,7 @@ from tests.doubles.watched_loop import WatchedLoop
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_says_what_runs_and_what_waits() -> None:
+def test_a_report_lists_running_and_waiting_requests() -> None:
     loop = WatchedLoop()
     loop.say(ask("a", prompt_of(20, 1), 90, ignore_eos=True), ask("b", prompt_of(60, 2), 9, ignore_eos=True))
     loop.turns(2)
@@ -48,7 +48,7 @@ def test_a_report_says_what_runs_and_what_waits() -> None:
 
 
 def test_what_has_just_begun_says_so() -> None:
-    """Whoever kept lives of an earlier time then knows that it has missed their ends."""
+    """A client with lives of an earlier recording then knows that it has missed their ends."""
     loop = WatchedLoop(watched=False)
     loop.watch(seconds=30.0)
     loop.turns(60)
@@ -198,7 +198,7 @@ def test_a_walk_takes_its_share_and_no_more(call_s: float, turn_s: float) -> Non
     assert reporter.due <= seconds + (BURST_S + call_s) / SHARE, "and it goes on"
 
 
-def test_the_pace_of_a_walk_follows_what_a_step_takes() -> None:
+def test_the_pace_of_a_walk_follows_the_time_of_a_step() -> None:
     """A step that takes five times as long is taken a fifth as often in a turn."""
     for step_s in (1e-6, 5e-6):
         walk = SlowWalk(0.0, step_s)
@@ -223,7 +223,7 @@ def test_the_budget() -> None:
     assert not budget.fill(1e9), "a clock that goes back brings nothing"
 
 
-def test_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_watcher_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn then looks at no request and no node, and sends nothing."""
     loop = filled()
     reporter = loop.loop._live_reports

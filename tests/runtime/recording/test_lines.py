@@ -43,7 +43,7 @@ def test_several_outputs_are_lists() -> None:
     assert json.loads(maker().make_line(request([1])))["output_ids"] == []
 
 
-def test_long_prompts_are_whole_and_let_others_go_first() -> None:
+def test_long_prompts_are_complete_and_make_pauses() -> None:
     pauses: list[int] = []
     lines = LineMaker(hashed=False, breathe=lambda: pauses.append(1))
     ids = np.random.default_rng(1).integers(0, 30000, 50_000).tolist()
@@ -78,7 +78,7 @@ def test_hashes_of_an_output_are_those_of_the_prompt_that_it_becomes() -> None:
     assert len(blocks(short["output_blocks"][0])) == 1, "the last token of an output has no KV"
 
 
-def test_the_header_says_what_the_log_holds() -> None:
+def test_the_header_names_the_contents_of_the_log() -> None:
     assert json.loads(maker().make_header(5.0)) == {HEADER: 1, "time": 5.0, "holds": "ids"}
     assert json.loads(maker(hashed=True).make_header(5.0)) == {
         HEADER: 1,

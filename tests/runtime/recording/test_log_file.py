@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_no_half_a_line(tmp_path: Path, monkeypatch: pytest.M
     ],
     ids=["no-folder", "folder", "fifo"],
 )
-def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path, make, reason: str) -> None:
+def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path, make, reason: str) -> None:
     with pytest.raises(RecordingError, match=f"--record-requests .*{reason}"):
         opened(make(tmp_path))
 

@@ -65,7 +65,7 @@ def test_the_end_writes_all_that_waits(tmp_path: Path) -> None:
     assert counts.lost == 1, "after the end nothing is recorded, and that is counted"
 
 
-def test_what_is_written_makes_room_for_more(tmp_path: Path) -> None:
+def test_written_requests_make_room_for_more(tmp_path: Path) -> None:
     counts = Counts()
     path = tmp_path / "log"
     log = RequestLog(RecordingConfig(record_requests=str(path)), counts, max_waiting_bytes=2 * request(0).num_bytes)
@@ -76,7 +76,7 @@ def test_what_is_written_makes_room_for_more(tmp_path: Path) -> None:
     assert counts.lost == 0 and written(path) == list(range(50))
 
 
-def test_a_disk_that_hangs_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_disk_delays_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts, free = Counts(), threading.Event()
     log = RequestLog(
         RecordingConfig(record_requests=str(tmp_path / "log")), counts, max_waiting_bytes=10 * request(0).num_bytes
@@ -96,7 +96,7 @@ def test_a_disk_that_hangs_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest
     assert counts.all == 100 and written(tmp_path / "log") == list(range(counts.recorded))
 
 
-def test_a_full_disk_is_told_once_and_counted(
+def test_a_full_disk_is_logged_once_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     counts = Counts()
@@ -118,7 +118,7 @@ def test_a_full_disk_is_told_once_and_counted(
     assert len(messages) == 2 and "No space left on device" in messages[0] and "again" in messages[1]
 
 
-def test_a_request_that_cannot_be_made_a_line_of_is_told_once_and_counted(
+def test_a_request_that_cannot_be_encoded_is_logged_once_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     counts = Counts()

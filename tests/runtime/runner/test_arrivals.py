@@ -119,10 +119,10 @@ def test_each_layer_waits_for_its_own(make_scene: Callable[..., Scene], page_siz
     assert torch.equal(found, expected) and scene.transfers.asked == list(range(LAYERS))
     assert not scene.transfers.loading
     assert torch.equal(scene.driver.step([(scene.follow([3, 1, 4]), 3)]).logits, expected)
-    assert scene.transfers.asked == list(range(LAYERS)), "nobody asks where nothing is on its way"
+    assert scene.transfers.asked == list(range(LAYERS)), "no layer is waited for without a load"
 
 
-def test_only_the_layers_that_are_asked_for_must_be_there(make_scene: Callable[..., Scene]) -> None:
+def test_only_the_requested_layers_must_be_loaded(make_scene: Callable[..., Scene]) -> None:
     """While layer 1 is computed, layer 2 is on its way; what comes before attention waits for nothing."""
     scene = make_scene()
     scene.lose()

@@ -121,7 +121,7 @@ class TestCrowded:
         processor.pass_windows(1, of=30 * WINDOW_S)
         assert processor.used == [(2, False)]
 
-    def test_a_kernel_that_tells_nothing_is_asked_once(self) -> None:
+    def test_a_kernel_without_usage_is_read_once(self) -> None:
         reads = []
         governor = CpuThreads(2, crew=Processor(), read=lambda: reads.append(1))
         for second in range(10):
@@ -165,7 +165,7 @@ class TestFewer:
         processor.pass_windows(PROBES)
         assert processor.governor.threads == fewer
 
-    def test_others_who_come_and_go_change_what_is_compared(self) -> None:
+    def test_changing_neighbours_change_the_compared_threads(self) -> None:
         processor = crowded(8, 1.0, t7=0.5, t5=0.5, t8=1.0)
         processor.pass_windows(PROBES)
         processor.others = 3.0
@@ -221,7 +221,7 @@ class TestThreads:
         finally:
             torch.set_num_threads(before)
 
-    def test_a_limit_that_cannot_be_made_holds_nobody_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_spin_limit_delays_no_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(pid: int) -> set[int]:
             raise OSError("no such call")
 

@@ -61,7 +61,7 @@ def test_random_steps(folder, page_size):
 
 
 @pytest.mark.usefixtures("small_workspaces")
-def test_flags_say_what_is_captured(folder, capsys):
+def test_flags_choose_the_captured_shapes(folder, capsys):
     none = make_runner(folder, graph_backends(), 1, device="cpu", cuda_graph_max_bs=0)
     assert not none.has_graphs
     few = make_runner(folder, graph_backends(), 1, device="cpu", cuda_graph_max_bs=2, cuda_graph_max_tokens=0)
@@ -77,7 +77,7 @@ def test_flags_say_what_is_captured(folder, capsys):
     assert replays == {GraphShape(GraphKind.DECODE, 1, 1): 2}
 
 
-def test_a_replay_reads_what_the_inputs_hold_then():
+def test_a_replay_reads_the_current_inputs():
     x = torch.arange(3.0)
     output, replay = Rerun().record(lambda: x * 2)
     x += 1
@@ -115,7 +115,7 @@ def test_beams_too_narrow_for_their_own_graph_take_that_of_a_decode(folder, monk
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_reads_what_the_inputs_hold_then():
+def test_a_cuda_graph_reads_the_current_inputs():
     x = torch.arange(3.0, device="cuda")
     output, replay = CudaRecorder().record(lambda: x * 2)
     x += 1

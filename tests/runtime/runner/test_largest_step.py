@@ -81,7 +81,7 @@ def test_the_largest_step(folder, monkeypatch, page_size, tokens, rows):
     assert len(made[0]._arena.workspace) >= 128 * 20, "as the largest graph needs it"
 
 
-def test_what_it_takes_goes_off_the_pool(folder, monkeypatch):
+def test_profiled_memory_is_subtracted_from_the_pool(folder, monkeypatch):
     """As on a GPU: the step is really run, and its pool is not counted."""
     monkeypatch.setattr(kernel, "WORKSPACE_BYTES", 1 << 10)
     taken = 5_000_000

@@ -190,7 +190,7 @@ def test_slots_of_a_closed_sequence_leave_no_trace(folder):
         ({"load_format": "auto"}, "no .*safetensors"),
     ],
 )
-def test_what_cannot_be_served_is_refused(folder, options, message):
+def test_options_that_cannot_be_served_are_refused(folder, options, message):
     with pytest.raises(ModelLoadError, match=message):
         make_runner(folder, **options)
 

@@ -140,7 +140,7 @@ def test_another_number_of_threads(folder: Path, threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_flags_say_what_is_recorded(folder: Path) -> None:
+def test_flags_choose_the_recorded_shapes(folder: Path) -> None:
     few = make_runner(folder, cuda_graph_max_bs=2)
     replays = count_replays(few)
     driver = ModelDriver(few)

@@ -89,7 +89,7 @@ def test_a_turn_that_slept_is_idle_as_a_whole():
     assert profile["kinds"]["decode"]["step_ms"]["total"] == 1000.0 and profile["idle_ms"] == 30000.0
 
 
-def test_what_the_device_did_between_the_events():
+def test_device_time_between_the_events():
     profile = describe(
         [
             turn("extend", 10.0, 14.0, launch=0.001),

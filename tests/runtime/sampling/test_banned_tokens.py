@@ -44,7 +44,7 @@ def expected_of(logits: torch.Tensor, sequences: list[KnownSequence]) -> torch.T
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_is_banned_while_outputs_grow_and_batches_change(seed: int) -> None:
+def test_bans_follow_growing_outputs_and_changing_batches(seed: int) -> None:
     """Also with the newest token of some rows in flight: known to the device alone, in an order of its own."""
     rng = np.random.default_rng(seed)
     sampler = Sampler(VOCAB, EOS, CPU)
@@ -85,7 +85,7 @@ def test_the_first_token_in_flight_begins_a_sequence_and_the_prompt_does_not() -
     assert adjusted(sampler, logits, [one], pending).isinf().nonzero().tolist() == [[0, 8]]
 
 
-def test_one_sequence_bans_what_another_lets_through() -> None:
+def test_one_sequence_bans_a_token_that_another_allows() -> None:
     """Both end in the same token; which of them is written last must not matter."""
     for banned in ([[1, 5], [2, 5]], [[2, 5], [1, 5]], [[1, 5], [3, 2, 5]], [[3, 2, 5], [4, 2, 5], [3, 1, 5]]):
         for output in ([3, 1], [3, 2]):
@@ -96,7 +96,7 @@ def test_one_sequence_bans_what_another_lets_through() -> None:
 
 
 @pytest.mark.parametrize("wish", [{"temperature": 0.0}, {"temperature": 3.0}, {"top_k": 3}, {"top_p": 0.9}])
-def test_no_draw_says_what_is_banned(wish: dict) -> None:
+def test_no_draw_gives_a_banned_token(wish: dict) -> None:
     banned, sampler = ((3,), (2, 2), (2, 1, 2), (1, 1, 1)), Sampler(VOCAB, EOS, CPU)
     known = make_known(banned=banned, seed=4, **wish)
     logits = torch.full((1, VOCAB), -50.0)

@@ -146,7 +146,7 @@ def test_the_first_step_has_one_beam_and_may_have_few_tokens():
     check(found, logits, step)
 
 
-def test_what_cannot_be_is_no_candidate():
+def test_impossible_pairs_are_no_candidates():
     logits = torch.zeros(3, 200)
     logits[0, :190] = -torch.inf
     logits[1] = torch.nan

@@ -63,7 +63,7 @@ def draw_logits(rng: random.Random, rows: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_constrained_rows_get_allowed_tokens_whatever_the_numbers(block: int) -> None:
+def test_constrained_rows_get_allowed_tokens_for_any_logits(block: int) -> None:
     """Each batch mixes rows of all kinds, with and without a constraint, drawn from one seed."""
     print(f"BATON_NUMBERS_SEED={SEED}")
     rng = random.Random(SEED + block)

@@ -129,13 +129,13 @@ def test_named_tokens_of_ragged_prompts(monkeypatch, prompt_slice):
         start += len(target)
 
 
-def test_who_names_no_tokens_pays_nothing_for_them():
+def test_requests_without_named_tokens_compute_no_named_logprobs():
     logits, ids = random_logits(5, 2), torch.tensor([3, 4])
     assert len(output_logprobs(logits, ids, [1, 1], [1, 0]).tensors) == 3
     assert len(input_logprobs(torch.zeros(2, VOCAB), [np.zeros(2, np.int32)], [1], lambda h: h).tensors) == 3
 
 
-def test_a_row_that_says_nothing_has_no_named_logprobs():
+def test_a_row_of_nan_logits_has_no_named_logprobs():
     logits = random_logits(6, 2)
     logits[1, 5] = torch.nan
     first, second = read(
@@ -176,7 +176,7 @@ def test_equals_transformers():
 
 
 @pytest.mark.parametrize("prompt_slice", [1, 3, 256])
-def test_ranks_of_those_who_want_them(monkeypatch, prompt_slice):
+def test_ranks_of_requests_that_want_them(monkeypatch, prompt_slice):
     """Against a full sort; equal logits share the best place."""
     monkeypatch.setattr(logprobs, "PROMPT_SLICE", prompt_slice)
     monkeypatch.setitem(logprobs.SLICE_ELEMENTS, "cpu", 2 * VOCAB)

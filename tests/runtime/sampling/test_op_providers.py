@@ -46,7 +46,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("triton", "flashin
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_good_operations_are_taken_and_the_log_says_so(caplog):
+def test_good_operations_are_chosen_and_logged(caplog):
     def draw_all(*args: Any) -> torch.Tensor:
         return torch_ops.draw_all(*args)
 

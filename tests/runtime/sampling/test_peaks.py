@@ -38,7 +38,7 @@ def rows_of_all_kinds() -> tuple[torch.Tensor, list[bool]]:
 
 @pytest.mark.parametrize("name", REQUESTS)
 @pytest.mark.parametrize("constrained", [False, True])
-def test_peaks_are_finite_where_the_model_says_something(name: str, constrained: bool) -> None:
+def test_peaks_are_finite_for_usable_rows(name: str, constrained: bool) -> None:
     logits, sound = rows_of_all_kinds()
     sequences = [make_sequence(seed=row, **REQUESTS[name]) for row in range(len(logits))]
     allowed = allow({row: [3, 9] for row in range(len(logits))}) if constrained else None

@@ -119,7 +119,7 @@ def test_mixed_batches_equal_the_slow_twin(seed, vocab_size, ops):
 @pytest.mark.parametrize(
     ("seed", "vocab_size"), [(0, 40), (0, 6000), *(pytest.param(seed, 40, marks=pytest.mark.slow) for seed in (1, 2))]
 )
-def test_triton_says_what_the_slow_twin_says(interpreter, seed, vocab_size):
+def test_triton_equals_its_slow_twin(interpreter, seed, vocab_size):
     """All kinds of rows in one batch, some with few allowed tokens; the kernels run in Triton's interpreter."""
     from baton.runtime.sampling import triton_ops as triton
 
@@ -216,7 +216,7 @@ def critical_value(degrees: int) -> float:
     ],
     ids=str,
 )
-def test_draws_follow_the_softmax_of_what_the_filters_leave(sampling):
+def test_draws_follow_the_softmax_of_the_filtered_tokens(sampling):
     draws, vocab_size = 20_000, 30
     logits = torch.from_numpy(np.random.default_rng(3).normal(size=vocab_size).astype(np.float32))
     sequences = [make_known(seed=seed, **sampling) for seed in range(draws)]

@@ -91,7 +91,7 @@ def slow_allow_only(logits: torch.Tensor, pairs: Pairs, *, finite: bool) -> torc
 
 @pytest.mark.parametrize("finite", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_only_what_is_allowed_keeps_its_logit(seed, finite):
+def test_only_allowed_tokens_keep_their_logits(seed, finite):
     """Rows that are not named keep all. Logits that are NaN or infinite are among them."""
     rng = np.random.default_rng(seed)
     vocab_size = int(rng.choice([7, 64, 200]))

@@ -32,7 +32,7 @@ def test_a_word_is_banned_with_and_without_a_space_before_it(tokenizer: Tokenize
     assert banned(tokenizer, word, word) == found
 
 
-def test_what_the_model_says_in_the_middle_of_a_text_is_what_is_banned() -> None:
+def test_the_mid_text_tokens_of_a_word_are_banned() -> None:
     for word in ("river", "dog,", "世界"):
         said = BYTES.encode_continuation(f"over the {word}")
         assert tuple(said[-len(banned(BYTES, word)[1]) :]) == banned(BYTES, word)[1]
@@ -43,7 +43,7 @@ def test_a_special_token_is_one_token() -> None:
     assert alone == (BYTES.token_to_id("<|im_end|>"),) and spaced[-1:] == alone
 
 
-def test_what_the_model_has_no_token_for_needs_no_ban() -> None:
+def test_words_outside_the_vocabulary_need_no_ban() -> None:
     think = BYTES.token_to_id("<think>")
     assert think is not None
     assert banned(BYTES, "<think>", "a", vocab_size=think) == banned(BYTES, "a")

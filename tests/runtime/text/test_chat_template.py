@@ -56,7 +56,7 @@ def test_strftime_now():
     assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
 
 
-def test_what_the_template_refuses_is_told():
+def test_a_refusal_of_the_template_is_reported():
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 

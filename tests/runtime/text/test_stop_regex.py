@@ -153,7 +153,7 @@ def test_a_usual_expression_is_let_through() -> None:
         ("a\ud800", "not valid Unicode"),
     ],
 )
-def test_refusals_say_what_is_wrong(pattern: str, message: str) -> None:
+def test_refusals_name_the_fault(pattern: str, message: str) -> None:
     with pytest.raises(RequestRefused, match=message) as refusal:
         check_stop_regex(["fine", pattern])
     assert refusal.value.param == "stop_regex" and refusal.value.message.startswith("stop_regex holds ")

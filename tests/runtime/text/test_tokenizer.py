@@ -57,7 +57,7 @@ def test_bos_is_added_only_where_asked():
 @pytest.mark.parametrize(
     "text", ["", "fox", " fox", "\nfox", "\n\n", "\tx", "|x", "</s>The dog", "og, and stops\n### User: hello"]
 )
-def test_a_text_that_goes_on_from_another_gets_nothing_put_before_it(backend: str, text: str):
+def test_a_continued_text_gets_no_prefix(backend: str, text: str):
     template = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     trained = BACKENDS[backend]()
     trained.post_processor = template
@@ -71,7 +71,7 @@ def test_a_text_that_goes_on_from_another_gets_nothing_put_before_it(backend: st
         assert decode_all(tokenizer.token_bytes, ids, skip_special_tokens=False) == text
 
 
-def test_a_word_is_not_parted_where_a_text_goes_on():
+def test_a_word_is_not_split_where_a_text_continues():
     tokenizer = Tokenizer(trained_tokenizers.byte_fallback(), CONFIG)
     alone = decode_all(tokenizer.token_bytes, tokenizer.encode("umps", False), skip_special_tokens=False)
     going_on = decode_all(tokenizer.token_bytes, tokenizer.encode_continuation("umps"), skip_special_tokens=False)
@@ -174,7 +174,7 @@ def test_a_broken_named_template_is_named(tmp_path):
         Tokenizer.load(tmp_path)
 
 
-def test_a_model_without_a_template_says_so(tmp_path):
+def test_a_model_without_a_template_raises_an_error(tmp_path):
     tokenizer = Tokenizer.load(write_folder(tmp_path, trained_tokenizers.byte_level(), CONFIG))
     with pytest.raises(ChatTemplateError, match="no chat template; send a plain text prompt"):
         tokenizer.apply_chat_template([])

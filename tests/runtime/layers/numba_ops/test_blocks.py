@@ -96,14 +96,14 @@ def test_many_numbers_are_summed_as_exactly_as_torch_does() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
+def test_nan_stays_in_its_row(dtype: torch.dtype) -> None:
     x, product, _ = scene(13, 64, 128, dtype)
     x[7, 5] = float("nan")
     found = product(x)
     assert found[7].isnan().all() and not found[[row for row in range(13) if row != 7]].isnan().any()
 
 
-def test_what_does_not_fill_blocks_is_refused() -> None:
+def test_pages_that_do_not_fill_blocks_are_refused() -> None:
     with pytest.raises(UnknownBlocksError, match="80 × 64 numbers do not fill blocks of"):
         scene(1, 64, 80, torch.float32)
     with pytest.raises(UnknownBlocksError, match="float16"):

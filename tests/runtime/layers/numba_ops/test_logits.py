@@ -50,14 +50,14 @@ def test_a_row_does_not_depend_on_those_beside_it() -> None:
     assert torch.equal(product(x, weight), torch.cat([product(row.unsqueeze(0), weight) for row in x]))
 
 
-def test_what_is_no_number_stays_so() -> None:
+def test_nan_stays_nan() -> None:
     x, weight, _ = scene(2, 32, 5)
     weight[3, 7] = float("nan")
     found = ExactLogits(32)(x, weight)
     assert found.isnan().nonzero().tolist() == [[0, 3], [1, 3]]
 
 
-def test_neighbours_that_bfloat16_cannot_tell_apart_are_told_apart() -> None:
+def test_neighbours_that_are_equal_in_bfloat16_are_distinguished() -> None:
     """20 and 20.05: one number after rounding."""
     x, weight = torch.tensor([[20.0, 0.05]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]]).to(torch.bfloat16)
     first, second = ExactLogits(2)(x, weight)[0].tolist()
