@@ -20,7 +20,7 @@ TOY_MODEL = Path(__file__).parents[2] / "examples" / "toy_model"
 FLAGS = ("--max-total-tokens", "4096", "--dtype", "float32", "--device", "cpu", "--linear-backend", "torch")
 
 
-@pytest.fixture(scope="module", params=["1", "16"], ids=["page 1", "page 16"])
+@pytest.fixture(scope="module", params=[pytest.param("1", marks=pytest.mark.slow), "16"], ids=["page 1", "page 16"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     flags = (*FLAGS, "--page-size", request.param)
     with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as running:

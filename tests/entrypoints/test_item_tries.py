@@ -171,7 +171,9 @@ def test_uploads_that_are_refused(server: ServerUnderTest, catalogue: np.ndarray
     ("content", "words"),
     [
         (b"garbage", "this is no .npy file"),
-        (npy(np.array([[10**6]])), "item trie 'shop': an item has the token 1000000"),
+        pytest.param(
+            npy(np.array([[10**6]])), "item trie 'shop': an item has the token 1000000", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_trie_that_cannot_be_loaded_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:

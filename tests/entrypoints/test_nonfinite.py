@@ -18,7 +18,7 @@ PROMPT = list(range(100, 160))
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=["off", "on"], ids=["plain", "overlapped"])
+@pytest.fixture(scope="module", params=[pytest.param("off", marks=pytest.mark.slow), "on"], ids=["plain", "overlapped"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     folder = tmp_path_factory.mktemp("server")
     flags = ("--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu")

@@ -20,7 +20,7 @@ TEXT = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start
 QUESTION: Any = {"role": "user", "content": "How many lines are in manual.md?"}
 
 
-@pytest.fixture(scope="module", params=["1", "16"], ids=["page 1", "page 16"])
+@pytest.fixture(scope="module", params=[pytest.param("1", marks=pytest.mark.slow), "16"], ids=["page 1", "page 16"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     flags = (*FLAGS, "--page-size", request.param, "--max-logprobs", str(VOCAB), "--chunked-prefill-size", "16")
     with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as running:

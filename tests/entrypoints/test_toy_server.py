@@ -22,7 +22,7 @@ FLAGS = ("--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu")
 TASK = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.fixture(scope="module", params=["off", "on"], ids=["plain", "overlapped"])
+@pytest.fixture(scope="module", params=[pytest.param("off", marks=pytest.mark.slow), "on"], ids=["plain", "overlapped"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     folder = tmp_path_factory.mktemp("server")
     flags = (*FLAGS, "--max-running-requests", "2", "--overlap-schedule", request.param)

@@ -125,7 +125,7 @@ def test_a_continuation_is_not_cut(server: ServerUnderTest) -> None:
 # -- chats that go on by themselves ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["1", "16"], ids=["page 1", "page 16"])
+@pytest.fixture(scope="module", params=[pytest.param("1", marks=pytest.mark.slow), "16"], ids=["page 1", "page 16"])
 def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     flags = (*FLAGS, "--page-size", request.param)
     with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("toy"), *flags, behaviour=None) as running:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 FLAGS = ("--max-total-tokens", "8192", "--device", "cpu", "--dtype", "float32")
 
 
+@pytest.mark.slow
 def test_work_is_taken_and_handed_on(tmp_path: Path) -> None:
     with ServerUnderTest(ROOT / "examples" / "toy_model", tmp_path, *FLAGS, behaviour=None) as server:
         server.wait_ready()

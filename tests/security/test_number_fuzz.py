@@ -44,7 +44,7 @@ PROMPT = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens":
 AT_ONCE = 12
 
 
-@pytest.fixture(scope="module", params=["off", "on"], ids=["plain", "overlapped"])
+@pytest.fixture(scope="module", params=[pytest.param("off", marks=pytest.mark.slow), "on"], ids=["plain", "overlapped"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     flags = ("--max-total-tokens", "16384", "--dtype", "float32", "--device", "cpu", "--context-length", "256")
     flags += (

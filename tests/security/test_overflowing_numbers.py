@@ -20,7 +20,7 @@ ITEMS = [(5, 6, 7), (5, 8, 9)]
 ALLOWED = [5, 6, 7, 8]
 
 
-@pytest.fixture(scope="module", params=["off", "on"], ids=["plain", "overlapped"])
+@pytest.fixture(scope="module", params=[pytest.param("off", marks=pytest.mark.slow), "on"], ids=["plain", "overlapped"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     flags = ("--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu")
     flags += ("--linear-backend", "torch", "--overlap-schedule", request.param)

@@ -149,7 +149,7 @@ def test_a_cpu_gets_numba_and_imports_nothing_of_cuda():
         "from baton.runtime.layers.ops import OpShape\n"
         "from baton.runtime.layers.op_libraries import select_ops\n"
         "from baton.attention.numba_paged.team import Team\n"
-        "ops = select_ops(torch.device('cpu'), torch.float32, OpShape(8, 8, 1, 1, 8, False, 1e-5), Team())\n"
+        "ops = select_ops(torch.device('cpu'), torch.float32, OpShape(512, 1376, 8, 4, 64, False, 1e-5), Team())\n"
         "assert 'numba_ops' in type(ops.rotate_and_store).__module__, ops\n"
         "assert not {'triton', 'flashinfer', 'sgl_kernel'} & set(sys.modules), sorted(sys.modules)\n"
     )
