@@ -99,7 +99,7 @@ SOLE_CLIENT = Client()
 
 
 def split_name(qualified: str) -> tuple[str, str]:
-    """(the client's name, the name that it gave), on a server that tells clients apart. The server's own requests
+    """(the client's name, the name that it gave), on a server with a key per client. The server's own requests
     belong to no client: "" and the name."""
     client, separator, name = qualified.partition(_SEPARATOR)
     return (client, name) if separator else ("", qualified)

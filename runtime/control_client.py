@@ -131,7 +131,7 @@ class ControlClient:
         return page | {"leases": [_stripped_lease(client, lease) for lease in page["leases"]]}
 
     async def leases_of_all_clients(self, after: int = -1, limit: int = 100, timeout_s: float = 10.0) -> dict:
-        """A page of all live leases, each with the ``client`` it belongs to. The server must tell clients apart."""
+        """A page of all live leases, each with the ``client`` it belongs to. Only for servers with a key per client."""
         page = await self._leases(None, after, limit, timeout_s)
         leases = [
             {"client": lease["user"], **_stripped_lease(Client(lease["user"]), lease)} for lease in page["leases"]

@@ -366,7 +366,7 @@ class EventLoop:
             self._suffixes.open_suffix(spec.rid, spec.continuation, spec.token_ids)
 
     def end_job(self, message: EndJob, now: float) -> None:
-        """End a job, and tell the clients of its open requests."""
+        """End a job, and send the ends of its open requests."""
         ended = self._scheduler.end_job(message.namespace, message.job_id, now)
         given_up = None
         if ended is not None:

@@ -58,7 +58,7 @@ class StepInFlight:
     next_ids: torch.Tensor
     """Device int64 [bs]: the sampled token of each row, meaningless where none is. The next step reads it there."""
     sampled_counts: np.ndarray
-    """int32 [bs]: tokens that are sampled for each row, those of beams left out; n in all."""
+    """int32 [bs]: tokens that are sampled for each row, without those of beams; n in all."""
     output_logprobs: SampledLogprobs | None
     input_logprobs: LogprobsInFlight | None
     copy: HostCopy
@@ -160,7 +160,7 @@ class StepRunner:
             output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
         if failed:
             sound = self._runner.sound_tokens(step.batch, failed)
-            known = step.batch.seq_lens + counts - step.sampled_counts  # a wrong guess says nothing of these
+            known = step.batch.seq_lens + counts - step.sampled_counts  # wrong guesses do not count
             output.result.failed_rows = {row: n if n < known[row] else 0 for row, n in sound.items()}
         self._take_tokens(step, output.result)
         return output

@@ -145,7 +145,7 @@ def choose_kv_indices(device: torch.device) -> Callable[..., None]:
 
 
 def log_end(error: BaseException) -> str:
-    """The error, or the last lines of a long one: that is where a compiler says what is wrong."""
+    """The error, or the last lines of a long one, where a compiler names the cause."""
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     return lines[0] if len(lines) == 1 else "\n".join(["", *lines[-LOG_LINES:]])
 

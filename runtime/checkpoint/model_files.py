@@ -13,7 +13,7 @@ _SAFETENSORS = "Baton reads Hugging Face folders: config.json, tokenizer.json an
 
 
 class ModelLoadError(ValueError):
-    """The model cannot be served as asked; the message says what is wrong and what to change."""
+    """The model cannot be served with these settings; the message says what is wrong and what to change."""
 
 
 def resolve_model_folder(model_path: str) -> Path:

@@ -191,7 +191,8 @@ class BlockIO:
             return finished
 
     def close(self, timeout: float) -> bool:
-        """Accept nothing more, give up loads, and go on storing for up to ``timeout`` seconds, then give up the rest.
+        """Accept nothing more, cancel the loads, and continue storing for up to ``timeout`` seconds; then cancel the
+        rest.
 
         True if the thread has ended. If not, the store hangs: the pages of its current request, and the store itself,
         must stay. May be called again.

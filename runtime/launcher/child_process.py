@@ -47,7 +47,7 @@ _OPERATOR_ERRORS = (ModelLoadError, TokenizerError, ItemTrieError, RecordsError)
 
 
 class ChildProcess(msgspec.Struct, kw_only=True, frozen=True):
-    """The config of every child. ``failure_fd``: if the child fails, it writes one line there to say why."""
+    """The config of every child. ``failure_fd``: a child that fails writes its reason there, in one line."""
 
     endpoints: Endpoints
     parent_pid: int

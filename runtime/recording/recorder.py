@@ -234,7 +234,7 @@ class LogFile:
             raise RecordingError(f"--record-requests {path} cannot be written: {error.strerror}") from None
 
     def _open(self, path: Path) -> tuple[int, int]:
-        """A file's descriptor, and its size once its header is there. Raises OSError, RecordingError."""
+        """Open a file and write its header; returns its descriptor and its size. Raises OSError, RecordingError."""
         # O_NONBLOCK: opening a FIFO would wait for a reader. O_NOFOLLOW: in a folder that others may write to, a link
         # could lead to any file of the server's user.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW

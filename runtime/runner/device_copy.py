@@ -51,7 +51,7 @@ def _num_words(array: np.ndarray) -> int:
 
 
 def _copied(array: np.ndarray) -> torch.Tensor:
-    """As an upload leaves it, where there is nowhere to send it."""
+    """A copy of the array as `upload` returns it, on a CPU."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind == "f" and size in _FLOATS:
         copy = torch.empty(array.shape, dtype=_FLOATS[size])
@@ -120,7 +120,7 @@ def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that `pack` was given, as views of what it made of them; ``likes`` tell types and shapes. int64
+    """The tensors that `pack` was given, as views of what it made of them; ``likes`` give types and shapes. int64
     tensors come first, so that they are aligned."""
     parts = packed.split([like.numel() * like.element_size() // 4 for like in likes])
     return [part.view(like.dtype).view(like.shape) for part, like in zip(parts, likes)]

@@ -36,7 +36,7 @@ class IncrementalDecoder:
         return self._utf8.decode(b"".join([token_bytes[i] for i in token_ids if i not in skipped]))
 
     def copy(self) -> IncrementalDecoder:
-        """Another decoder in the same state, to go on with other tokens."""
+        """Another decoder in the same state, to be continued with other tokens."""
         other = IncrementalDecoder.__new__(IncrementalDecoder)
         other._token_bytes, other._skipped = self._token_bytes, self._skipped
         other._utf8 = _UTF8(self._token_bytes.errors)

@@ -48,7 +48,7 @@ class StopStringMatcher:
         """Tokens seen."""
 
     def copy(self) -> StopStringMatcher:
-        """Another matcher of the same text, to go on with other tokens."""
+        """Another matcher of the same text, to be continued with other tokens."""
         other = StopStringMatcher.__new__(StopStringMatcher)
         other._decoder = self._decoder.copy()
         other._stop, other._longest, other._min_new_tokens = self._stop, self._longest, self._min_new_tokens

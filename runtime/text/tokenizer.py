@@ -32,7 +32,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 class TokenizerError(ValueError):
-    """The folder holds no tokenizer that can be used; the message says why."""
+    """The folder has no usable tokenizer; the message says why."""
 
 
 class Tokenizer:
@@ -130,7 +130,7 @@ class Tokenizer:
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Ids of a text that goes on from another: no special tokens around it, and no space before it.
+        """Ids of a text that continues another: no special tokens around it, and no space before it.
 
         SentencePiece tokenizers (Llama 2, Mistral) put a space before the first word of a text; in mid-text it would
         split a word. So they get the text after an anchor, and the anchor's ids are cut off.
@@ -209,7 +209,7 @@ def find_chat_templates(folder: Path, config: dict) -> dict[str, str]:
 
     - chat_template.jinja, which is `default`, and additional_chat_templates/NAME.jinja
     - `chat_template` of tokenizer_config.json (``config``): a source, or a list of {name, template}
-    - chat_template.json: the same in an object of its own, as older processors wrote it
+    - chat_template.json: the same in a separate object, as older processors wrote it
 
     A single template is `default` whatever its name. Raises TokenizerError.
     """

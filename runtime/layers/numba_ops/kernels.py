@@ -1,4 +1,4 @@
-"""The kernels: rows by rows of a step's tokens, by as many threads as are there, through rows.py.
+"""The kernels: rows by rows of a step's tokens, by all threads of the team, through rows.py.
 
 Arguments are an array of int64: NEXT (the row that is taken next), COUNT (of rows), then addresses, and EPS, a float32.
 """
