@@ -43,7 +43,7 @@ class _Group:
     """Loads of one order."""
 
     loads: list[_Copy]
-    """Those that have not failed."""
+    """The loads that have not failed."""
     layers: int = 0
     """Layers that have been copied, for all loads."""
 
