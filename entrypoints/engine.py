@@ -78,8 +78,8 @@ class Engine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """Continue a prompt, or each of a list. ``fields``: ``input_ids``, ``rid``, ``return_logprob``, …; to go on
-        from an earlier request, ``continuation_of`` with ``continuation_suffix`` or ``continuation_ids``.
+        """Continue a prompt, or each of a list. ``fields``: ``input_ids``, ``rid``, ``return_logprob``, …; to continue
+        an earlier request, ``continuation_of`` with ``continuation_suffix`` or ``continuation_ids``.
 
         Returns a dict {text, output_ids, meta_info}, or a list of them for a batch or n > 1. With ``stream`` it returns
         an iterator of dicts that hold the output so far; for a batch or n > 1 each also carries its ``index``.

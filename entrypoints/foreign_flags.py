@@ -84,9 +84,9 @@ def _one_origin(value: Any) -> Any:
     return origins[0]
 
 
-_ONE_DEVICE = "one server runs one model on one device; tensor, pipeline and data parallelism are not there yet"
-_STEP_TOKENS = "new prompt tokens of a step; tokens of running requests come on top"
-_WHOLE_MODEL = "a model is on one device as a whole; --device says which"
+_ONE_DEVICE = "one server runs one model on one device; tensor, pipeline and data parallelism are not supported yet"
+_STEP_TOKENS = "new prompt tokens of a step; tokens of running requests are extra"
+_WHOLE_MODEL = "the whole model is on one device, which --device selects"
 _NO_LORA = "adapters are not supported yet; merge the adapter into the weights"
 _NO_REMOTE = "the model's folder must be on this machine"
 _LOGGED = "prompts and answers are never logged; --record-requests FILE keeps token ids"
@@ -105,9 +105,9 @@ FOREIGN: dict[str, Foreign] = {
     "kv_cache_dtype": NoEffect("KV has the weights' type, --dtype", ("auto",)),
     "quantization": Refused("quantised weights are not supported yet; give a float16, bfloat16 or float32 checkpoint"),
     "trust_remote_code": Refused(
-        "no code of a checkpoint is ever run here; leave it out: the models that are supported need none"
+        "code of a checkpoint is never run; leave it out: the supported models need none"
     ),
-    "tokenizer_mode": NoEffect("every tokenizer is a fast one, of the library tokenizers", ("auto", "hf")),
+    "tokenizer_mode": NoEffect("every tokenizer is a fast one, from the library tokenizers", ("auto", "hf")),
     "skip_tokenizer_init": Refused("a server without a tokenizer is not supported; text and ids are both taken"),
     "revision": Refused(f"{_NO_REMOTE}: download that revision and give its folder as --model-path"),
     "tokenizer_revision": Refused(f"{_NO_REMOTE}: download that revision and give its folder as --tokenizer-path"),
@@ -121,7 +121,7 @@ FOREIGN: dict[str, Foreign] = {
     "lora_modules": Refused(_NO_LORA),
     "cpu_offload_gb": NoEffect("no weights are offloaded", ("0", "0.0")),
     "enable_torch_compile": Refused("steps are recorded instead, on a GPU and on a CPU; leave it out"),
-    "sampling_backend": Refused("the fastest way that works is found at the start; leave it out"),
+    "sampling_backend": Refused("the fastest backend that works is chosen at the start; leave it out"),
     "grammar_backend": NoEffect("text is not constrained by grammars yet", ("none",)),
     # -- scheduling and the cache --------------------------------------------------------------------------------------
     "max_num_seqs": Alias("max_running_requests"),
@@ -132,8 +132,8 @@ FOREIGN: dict[str, Foreign] = {
     "num_gpu_blocks_override": Refused("--max-total-tokens sets the pool in tokens"),
     "kv_cache_memory_bytes": Refused("--max-total-tokens sets the pool in tokens"),
     "scheduling_policy": Alias("schedule_policy", values={"fcfs": "fcfs"}),
-    "schedule_conservativeness": Refused("memory is taken as it is needed; leave it out"),
-    "enable_priority_scheduling": NoEffect("priority of a request counts under every policy"),
+    "schedule_conservativeness": Refused("memory is allocated as it is needed; leave it out"),
+    "enable_priority_scheduling": NoEffect("every policy honours the priority of requests"),
     "num_continuous_decode_steps": NoEffect("every step is followed by the next decision", ("1",)),
     "async_scheduling": Alias("overlap_schedule", "on"),
     "no_async_scheduling": Alias("overlap_schedule", "off"),
@@ -153,15 +153,15 @@ FOREIGN: dict[str, Foreign] = {
     "hicache_size": Alias("host_cache_gb"),
     "hicache_write_policy": Alias("host_write_policy"),
     "hicache_storage_backend": Refused("--disk-cache-path and --disk-cache-gb, or --remote-cache-url, keep KV further"),
-    "hicache_io_backend": Refused("the way of copies is found at the start; leave it out"),
+    "hicache_io_backend": Refused("the copy method is chosen at the start; leave it out"),
     "hicache_mem_layout": Refused("the host's layout is fixed; leave it out"),
     "kv_offloading_size": Alias("host_cache_gb"),
     "kv_offloading_backend": NoEffect("KV goes to the host by Baton's own copies", ("native",)),
     "swap_space": Refused("--host-cache-gb keeps KV in host memory"),
     "enable_lmcache": Refused("--host-cache-gb, --disk-cache-path and --remote-cache-url are Baton's own tiers"),
     "kv_transfer_config": Refused("--host-cache-gb, --disk-cache-path and --remote-cache-url are Baton's own tiers"),
-    "kv_events_config": Refused("--kv-events-endpoint, --kv-events-replay-endpoint and --kv-events-topic say the same"),
-    "speculative_config": Refused("--speculative-algorithm NGRAM and --speculative-num-draft-tokens guess tokens"),
+    "kv_events_config": Refused("use --kv-events-endpoint, --kv-events-replay-endpoint and --kv-events-topic"),
+    "speculative_config": Refused("use --speculative-algorithm NGRAM and --speculative-num-draft-tokens"),
     "speculative_draft_model_path": Refused("there are no draft models; --speculative-algorithm NGRAM needs none"),
     # -- several devices -----------------------------------------------------------------------------------------------
     **{
@@ -178,14 +178,14 @@ FOREIGN: dict[str, Foreign] = {
     "disable_custom_all_reduce": NoEffect("there is one device, and nothing to reduce"),
     # -- the API -------------------------------------------------------------------------------------------------------
     "generation_config": Alias("sampling_defaults", values={"auto": "model", "vllm": "openai"}),
-    "override_generation_config": Refused("edit generation_config.json, or let requests say it"),
-    "preferred_sampling_params": Refused("requests say it, or generation_config.json does (--sampling-defaults)"),
-    "enable_auto_tool_choice": NoEffect("models may call tools wherever a request offers some"),
-    "hf_chat_template_name": Refused("tool_use is taken where a request brings tools, default elsewhere; leave it out"),
+    "override_generation_config": Refused("edit generation_config.json, or set the values in requests"),
+    "preferred_sampling_params": Refused("set them in requests, or in generation_config.json (--sampling-defaults)"),
+    "enable_auto_tool_choice": NoEffect("the model may call tools in every request that offers some"),
+    "hf_chat_template_name": Refused("requests with tools use tool_use, others default; leave it out"),
     "chat_template_content_format": NoEffect("messages reach the template as strings", ("auto", "string")),
     "enable_cache_report": NoEffect("every usage says how many tokens were cached"),
     "enable_prompt_tokens_details": NoEffect("every usage says how many tokens were cached"),
-    "stream_interval": NoEffect("a stream brings every token as it is sampled", ("1",)),
+    "stream_interval": NoEffect("a stream sends every token as it is sampled", ("1",)),
     "allowed_origins": Alias("cors_origin", convert=_one_origin),
     "allowed_methods": NoEffect("--cors-origin allows every method", ('["*"]', "*")),
     "allowed_headers": NoEffect("--cors-origin allows every header", ('["*"]', "*")),
@@ -210,13 +210,13 @@ FOREIGN: dict[str, Foreign] = {
     "chat_template_file": Alias("chat_template"),
     "jinja": NoEffect("chat templates are always Jinja's"),
     "cont_batching": NoEffect("requests are always batched continuously"),
-    "flash_attn": NoEffect("the fastest attention that works is found at the start", ("on", "auto", "1")),
+    "flash_attn": NoEffect("the fastest attention that works is chosen at the start", ("on", "auto", "1")),
     "n_gpu_layers": Refused(_WHOLE_MODEL),
     "gpu_layers": Refused(_WHOLE_MODEL),
     "hf_repo": Refused("give the repository's name, or a folder, as --model-path; GGUF files are not supported yet"),
-    "threads": Refused("the threads are chosen by measurement; taskset limits the cores"),
+    "threads": Refused("the number of threads is measured at the start; taskset limits the cores"),
     "batch_size": Refused("--chunked-prefill-size bounds the new prompt tokens of a step"),
-    "n_predict": Refused("a request's max_tokens says it"),
+    "n_predict": Refused("set max_tokens in requests"),
     "cache_type_k": Refused("KV has the weights' type, --dtype"),
     "cache_type_v": Refused("KV has the weights' type, --dtype"),
 }  # fmt: skip

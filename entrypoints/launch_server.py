@@ -52,7 +52,7 @@ _CLOSE_S = 2.0
 """Seconds that open connections get to close once their calls have ended."""
 
 _RESUME_S = 2.0
-"""Seconds that a paused worker gets to say that it goes on."""
+"""Seconds to wait for a paused worker to confirm that it has resumed."""
 
 _WATCHDOG_CHECK_S = 1.0
 
@@ -61,7 +61,7 @@ _OTHER_FILES = 1024
 
 
 class ServerFailure(Exception):
-    """The server cannot go on; the message is the one line that the operator reads."""
+    """The server must end; the message is the one line that the operator reads."""
 
 
 def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = WORKER_MODULE) -> int:
@@ -256,7 +256,7 @@ class _Server:
 
     async def _drain(self) -> None:
         """Let open requests finish, until the deadline or a second signal; then end them."""
-        # It goes on listening: probes shall read why they are refused.
+        # Keep listening: probes read why they are refused.
         closing = RequestRefused("the server is shutting down", code="shutting_down")
         if self._manager.control.paused:  # else nothing that is open would ever end
             with contextlib.suppress(RequestRefused):

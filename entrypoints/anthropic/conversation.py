@@ -4,8 +4,8 @@
     assistant  [thinking, text, tool_use]          assistant, with reasoning_content and tool_calls
 
 Neighbours of one role are one message, as Anthropic has it. Keys that are not read, of messages and of blocks, are
-passed over: clients send back whole answers, and mark what is to be cached. A last message of the assistant is gone on
-with.
+passed over: clients send back whole answers, and mark what is to be cached. The model continues a last
+message of the assistant.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ _CONTEXT_MANAGEMENT = taken(
             "clear_thinking_20251015 (keep).",
         )
     },
-    "Cleared of the conversation before the model reads it.",
+    "Parts to clear from the conversation before the model reads it.",
 )
 
 _ONE_ONLY = {"disable_parallel_tool_use": flag("One call at most.", default=False)}
@@ -115,7 +115,7 @@ _TOOL_CHOICE = either(
     taken({"type": enum("auto", "any"), **_ONE_ONLY}, required=("type",)),
     taken({"type": enum("tool"), "name": string(), **_ONE_ONLY}, required=("type", "name")),
     taken({"type": enum("none")}, required=("type",)),
-    about="Whether the model may use a tool, must, or must use a certain one.",
+    about="May the model use a tool, must it, or must it use a certain one?",
 )
 
 _THINKING = either(
@@ -128,14 +128,14 @@ _THINKING = either(
         without_effect=("display",),
     ),
     taken({"type": enum("adaptive", "disabled")}, required=("type",), without_effect=("display",)),
-    about="Whether the model thinks first, where its template can be told.",
+    about="Does the model think first? Needs a template with such a switch.",
 )
 
 PROPERTIES: Properties = {
     "model": string("The served model's name; any, unless --served-model-name is set without --serve-any-model-name."),
     "messages": list_of(_MESSAGE, "The chat so far.", least=1),
     "max_tokens": whole("Tokens to generate at most.", 1),
-    "system": either(string(), list_of(_TEXT_BLOCK), about="What the model is told first."),
+    "system": either(string(), list_of(_TEXT_BLOCK), about="The system prompt."),
     "stop_sequences": list_of(string(least=1), "The answer ends before any of these texts."),
     "stream": STREAM,
     "metadata": taken({"user_id": string("As user.", most=1024)}),
@@ -185,8 +185,8 @@ _TOOL_NAME = re.compile(TOOL_NAME, re.ASCII)
 @dataclass(slots=True, frozen=True)
 class MessagesRequest:
     """A parsed request. ``thinking``: enabled, adaptive or disabled, or None where the request does not say.
-    ``unenforced``: fields that had to be there and bound nothing; the answer names them. edits: what is to be cleared
-    of the conversation, and applied_edits what was; both None where the request does not say."""
+    ``unenforced``: required fields that have no effect; the answer names them. edits: the requested edits of the
+    conversation, and applied_edits those made; both None where the request has none."""
 
     call: ChatCall
     model: str
@@ -254,8 +254,8 @@ async def edited(asked: MessagesRequest, chats: Chats, *, may_overflow: bool = F
 
 
 def check_thinking(asked: MessagesRequest, template: str, ignored: Ignored, *, thoughts_are_known: bool) -> None:
-    """Note a wish that this model cannot be told of. template: the source of its chat template. thoughts_are_known: the
-    server can tell its thoughts from its words."""
+    """Note a setting of ``thinking`` that has no effect on this model. template: the source of its chat template.
+    thoughts_are_known: the server can separate its thoughts."""
     if "enable_thinking" in template:
         return
     if asked.thinking == "enabled" and not thoughts_are_known:

@@ -1,4 +1,4 @@
-"""Which parsers read the model's answers: those that the server was told, or those that its template speaks of."""
+"""Chooses the parsers of the model's answers: those of the flags, or those that the chat template implies."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class AnswerParsers:
         made to begin with. Raises RequestRefused for calls that no parser here can read."""
         if call.may_call and self._tools is None:
             raise RequestRefused(
-                "no parser is known for the tool calls of this model: its chat template does not show their form; "
-                "start the server with --tool-call-parser (and, if need be, --chat-template), or leave tools out",
+                "the chat template does not show the form of this model's tool calls, so no parser is known for them; "
+                "start the server with --tool-call-parser (and, if need be, --chat-template), or leave out tools",
                 code="no_tool_call_parser",
                 param="tools",
             )

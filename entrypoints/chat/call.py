@@ -1,4 +1,4 @@
-"""A chat as every API reads it, and what it is answered with."""
+"""A chat in the form that every API reads it into."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .tools import Choice
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ChatCall:
-    """prompt: its settings; the tokens come with the template. tools: in OpenAI's shape. separate_reasoning: thoughts
-    are told from words, where the model marks them. after: the turn that it goes on from, where the API knows which; it
-    is of the same client and namespace."""
+    """prompt: the settings; the template adds the tokens. tools: in OpenAI's shape. separate_reasoning: the answer has
+    thoughts apart from text, where the model marks them. after: the turn to continue, where the API knows it; its
+    client and namespace are those of the call."""
 
     prompt: Prompt
     stream: bool

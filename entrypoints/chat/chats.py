@@ -1,4 +1,4 @@
-"""Opens chats: renders them, goes on from a turn they had, sends them, and records what was said.
+"""Opens chats: renders them, continues a recorded turn, sends them, and records the answer.
 
 Renderer ─▶ Conversations.find_turn ─▶ tokenise the rest ─▶ manager.open_answer ─▶ ChatAnswer ─▶ Conversations.record
 """
@@ -113,7 +113,7 @@ class Chats:
         if call.may_call and not self.renderer.knows_tools:
             raise RequestRefused(
                 "the chat template has no place for tools, and no bundled one fits the model's marks, so the model "
-                "would not learn of them; start the server with a --chat-template that has one, or leave tools out",
+                "would not see them; start the server with a --chat-template that has one, or leave out tools",
                 code="no_tools_in_template",
                 param="tools",
             )
@@ -124,7 +124,7 @@ class Chats:
         return rendered, make_parser().forced_prefix(call.choice.name) if is_forced else "", make_parser
 
     def _known(self, call: ChatCall, text: str, scope: str) -> GoesOn | None:
-        """The turn that the call, with this prompt, goes on from."""
+        """The turn that the call, with this prompt, continues."""
         known = None
         if call.after is not None:
             known = self._conversations.after(call.after, call.conversation, text)
@@ -174,7 +174,7 @@ class Chats:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """The prompt side of a turn; see `Turn`."""
+    """The prompt part of a `Turn`."""
 
     prompt: Prompt
     scope: str
@@ -266,7 +266,7 @@ class _Sample:
         self.ids += output.token_ids
         self.text += output.text
         if output.finish is not None and not self.ids:
-            return []  # the model said nothing: what it was made to begin with is no answer of its own
+            return []  # the model wrote nothing: the forced beginning is no answer
         pieces, self._before = self._before + self._parser.push_text(output.text), []
         return pieces + self._parser.finish() if output.finish is not None else pieces
 

@@ -1,15 +1,15 @@
-"""Finds the turn that a chat goes on from, so that it continues it without being asked.
+"""Finds the recorded turn that a chat continues, so that every chat continues its KV by itself.
 
     turn      prompt  …<|im_start|>assistant\\n   said  Paris.          ids  of both, as the model had them
     next      …<|im_start|>assistant\\nParis.<|im_end|>\\n<|im_start|>user\\nAnd …      only this is tokenised ──┘
 
-A chat brings all its messages every time. Where their text begins with what a recorded turn was asked and said, the
-ids of that turn are taken as they were and only the rest is tokenised: the model sees exactly what it said, and the
+A chat brings all its messages every time. Where their text begins with the prompt and answer of a recorded turn, the
+ids of that turn are reused and only the rest is tokenised: the model sees exactly the tokens that it wrote, and the
 scheduler, which is told the turn's rid, hands its KV over where all of its tokens are the same (`Predecessor`).
 
-A template writes an answer its own way: it strips spaces, or puts a tool call's JSON in another form. Such a turn is
-gone on from all the same if the two say the same: same reasoning, same words but for spaces around them, same calls.
-A template that drops earlier reasoning says something else: there the shared part ends.
+A template writes an answer its own way: it strips spaces, or formats a tool call's JSON differently. The chat continues
+such a turn if the two mean the same: same reasoning, same words but for surrounding spaces, same calls. A template that
+drops earlier reasoning changes the meaning: there the shared part ends.
 
 Kept for the last turns only, by number and by size, the client that has most of them losing its oldest first; with one
 that is forgotten nothing is lost but the tokenising.
@@ -34,10 +34,10 @@ MAX_CHARS = 2**25
 """Limit for the texts of all turns; their ids take about as much again."""
 
 MAX_TEMPLATES_ASKED = 2
-"""Prompts of one chat for which the template is asked how it writes the answer: rendering takes milliseconds."""
+"""Prompts of one chat whose answers are rendered for comparison: rendering takes milliseconds."""
 
 MAX_TURNS_READ = 8
-"""Answers to one prompt, the latest, that are read for whether they say the same as the template's words."""
+"""Latest answers to one prompt that are compared with the template's words."""
 
 _OTHERWISE, _FEW_CHARS = 16, 1000
 """A template's words for an answer are no more than so many times longer, and some: escapes, spaces and marks."""
@@ -62,7 +62,7 @@ class Turn:
     text: str
     ids: np.ndarray
     job_id: str | None = None
-    """The job that it is a step of, as is what goes on from it."""
+    """The job of this turn and of the turns that continue it."""
     hides_special: bool = False
     """The model spelled a special token in letters somewhere in it. The same text in a prompt means the token, which
     ends a message; so only a request that names the turn continues it."""
@@ -78,7 +78,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class GoesOn:
-    """A chat that goes on from a turn, with this text."""
+    """A chat that continues a turn, with the rest of its text."""
 
     turn: Turn
     rest: str
@@ -117,7 +117,7 @@ class Conversations:
         return len(self._turns)
 
     def new_job(self, rid: str) -> str | None:
-        """The job of a chat that goes on from none and names none; None where turns are not recorded."""
+        """The job of a chat that continues no turn and names no job; None where turns are not recorded."""
         return f"chat-{rid}" if self._keeps else None
 
     def record(self, turn: Turn, client: str = "") -> None:
@@ -137,7 +137,7 @@ class Conversations:
                 self._forget(next(self._shares.in_order_of_forgetting(by_size=len(self._turns) <= MAX_TURNS)))
 
     def find_turn(self, conversation: Conversation, text: str, scope: str) -> GoesOn | None:
-        """The longest turn of a scope that ``text``, the conversation's prompt, goes on from."""
+        """The longest turn of a scope that ``text``, the conversation's prompt, continues."""
         templates_asked = 0
         for turns in self._begun_by(text, scope):
             found = self._word_for_word(turns, text)
@@ -150,7 +150,7 @@ class Conversations:
         return None
 
     def after(self, turn: Turn, conversation: Conversation, text: str) -> GoesOn | None:
-        """``text``, the conversation's prompt, as what goes on from this turn, recorded or not; None if it does not."""
+        """``text``, the conversation's prompt, as a continuation of this turn, recorded or not; None if it is none."""
         if not text.startswith(turn.text[: turn.prompt_chars]):
             return None
         return self._word_for_word([turn], text) or self._in_other_words([turn], conversation, text)

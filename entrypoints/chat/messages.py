@@ -5,7 +5,7 @@
         {"name", "arguments": {…}}}]}
     {"role": "tool", "tool_call_id": "…", "content": "…"}
 
-Each API reads its own shape into this one. Only text: a model that sees pictures is none of those served here.
+Each API converts its own shape into this one. Text only: no model here takes pictures.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Message = dict[str, Any]
 class Conversation:
     """The input of a chat template. tools: in OpenAI's shape. variables: of the template, such as enable_thinking.
 
-    goes_on: the last message is the assistant's and the model is to go on with it; otherwise it is to answer.
-    forced: text that its answer begins with, put there for it.
+    goes_on: the model continues the last message, which is the assistant's; otherwise it answers.
+    forced: the beginning of the answer, written for the model.
     """
 
     messages: list[Message]
@@ -115,8 +115,8 @@ OTHER_PARTS = frozenset(
 
 
 def read_arguments(text: Any) -> Any:
-    """The arguments of an earlier call, which come as JSON text: as the object that templates expect. What a model left
-    unfinished stays as it is, and so does what is nested more deeply than any JSON that is read here."""
+    """Decode the JSON text of an earlier call's arguments to the object that templates expect. Unfinished JSON, and
+    JSON that is nested too deeply, stays a text."""
     if not isinstance(text, str):
         return text
     try:
@@ -126,8 +126,8 @@ def read_arguments(text: Any) -> Any:
 
 
 class Arguments:
-    """Reads those of one request. The body counted them as text, and took that it has few values for granted: so they
-    are counted here, before the decoder, which blocks all other requests, makes many millions of them."""
+    """Reads the arguments of one request. The check of the body counted each as one text, so this counts the values
+    inside, before the decoder, which blocks all other requests, creates many millions of them."""
 
     def __init__(self) -> None:
         self._num_values = 0

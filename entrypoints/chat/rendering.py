@@ -17,14 +17,14 @@ from .template_choice import ChatTemplates
 T = TypeVar("T")
 
 _INLINE_BYTES = 20_000
-"""Longer conversations are rendered, and compared, in a thread, so that the loop goes on serving the others."""
+"""Longer conversations are rendered, and compared, in a thread, so that the loop keeps serving other requests."""
 
 _MARK = "BatonGoesOnHere7Q"
 """Only letters and digits: templates strip, split and escape other characters."""
 
 
 class Renderer:
-    """The chat templates, asked the ways that chats need."""
+    """Renders conversations with the chat templates of a model."""
 
     def __init__(self, templates: ChatTemplates) -> None:
         self._templates = templates
@@ -36,7 +36,7 @@ class Renderer:
 
     @property
     def source_with_tools(self) -> str:
-        """Source of the template for chats with tools; `source` where the model cannot be told of them."""
+        """Source of the template for chats with tools; `source` where the model takes none."""
         return _source(self._templates.with_tools or self._templates.plain)
 
     @property
@@ -49,13 +49,13 @@ class Renderer:
         return self._templates.bundled
 
     def render(self, conversation: Conversation) -> str:
-        """The text that the model goes on from. Raises RequestRefused."""
+        """The text that the model continues. Raises RequestRefused."""
         if conversation.goes_on:
             return self._up_to_the_last_content(conversation) + conversation.forced
         return self._rendered(conversation, conversation.messages) + conversation.forced
 
     def after_content(self, conversation: Conversation) -> str:
-        """Text that the template writes behind the content of the last message, which is the assistant's."""
+        """Text that the template writes after the content of the last message, which is the assistant's."""
         *before, last = conversation.messages
         marked = {"role": last["role"], "content": _MARK}
         return self._rendered(conversation, [*before, marked]).rpartition(_MARK)[2]
@@ -66,8 +66,8 @@ class Renderer:
         text, mark, _ = self._rendered(conversation, [*before, marked]).rpartition(_MARK)
         if not mark:
             raise RequestRefused(
-                "the chat template does not write the content of the last message as it is, so the model cannot go on "
-                "with it (continue_final_message)",
+                "the chat template changes the content of the last message, so the model cannot continue it "
+                "(continue_final_message)",
                 code="chat_template_error",
                 param="messages",
             )

@@ -34,28 +34,28 @@ class ChatSetup:
             self.parsers = AnswerParsers(config.tool_call_parser, config.reasoning_parser, source, with_tools)
         except ValueError as error:
             raise ChatSetupError(f"--tool-call-parser, --reasoning-parser: {error}") from None
-        # With a bundled template a plain chat's calls have any form: the reader goes by the answer.
+        # With a bundled template a plain chat's calls have any form: the answer shows which.
         tools_name = None if self.renderer.bundled else self.parsers.tools_name
         self.read_calls = CallReader(tools_name, self.parsers.reasoning_name).read_calls
 
     def log(self) -> None:
-        """Tell the operator what chats get."""
+        """Log the template and the parsers in use."""
         if not self.renderer.source_with_tools:
             logger.info("no chat template: chats are refused")
             return
         logger.info(
-            "chat template %s; tool calls read as %s, thoughts as %s",
+            "chat template: %s; parser of tool calls: %s, of reasoning: %s",
             self._config.chat_template or "of the model",
             self.parsers.tools_name or "text",
             self.parsers.reasoning_name or "text",
         )
         if self.renderer.bundled:
             logger.info(
-                "the chat template has no place for tools; chats that bring some are written by the bundled %s",
+                "the chat template has no place for tools; chats with tools use the bundled %s",
                 self.renderer.bundled,
             )
         elif not self.renderer.knows_tools:
-            logger.info("the chat template has no place for tools, and no bundled one fits; they are refused")
+            logger.info("the chat template has no place for tools, and no bundled one fits; tools are refused")
 
     def chats(self, manager: TokenizerManager) -> Chats:
         tokenizer, auto = manager.tokenizer, not self._config.no_auto_continue

@@ -1,8 +1,8 @@
-"""Which template a chat is written by: the model's own, its `tool_use`, or, where tools come and the model's own has no
-place for them, a bundled one.
+"""Chooses the template of a chat: the model's own, its `tool_use`, or a bundled one where a chat brings tools and the
+model's own has no place for them.
 
 As in transformers, of several named templates `tool_use` is for chats that bring tools and `default` for all others.
-Whether a template has a place for tools is tried, not read from its source: it is rendered with a tool and without.
+A trial decides if a template has a place for tools: it is rendered with a tool.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ _BUNDLED = (
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplates:
-    """plain: for chats without tools; None if there is no template. with_tools: for those that bring some; None if the
-    model cannot be told of them. bundled: the file of with_tools if it is none of the model's own, else empty."""
+    """plain: for chats without tools; None if there is no template. with_tools: for chats with tools; None if no
+    template has a place for them. bundled: the file of with_tools if it is a bundled one, else empty."""
 
     plain: ChatTemplate | None
     with_tools: ChatTemplate | None

@@ -90,7 +90,7 @@ def per_prompt(schema: Schema) -> Schema:
 
 
 def nullable(schema: Schema) -> Schema:
-    """The same, or null."""
+    """The schema, or null."""
     if not schema.keys() - {"description"}:
         return schema
     if "enum" in schema:
@@ -128,7 +128,7 @@ def taken(
 
 
 def opened(schema: Schema) -> Schema:
-    """The same object, with any other fields, which are passed over."""
+    """The object, with any other fields, which are ignored."""
     return {name: value for name, value in schema.items() if name != "additionalProperties"}
 
 
@@ -168,7 +168,7 @@ SUCCESS = answered({"success": {"type": "boolean"}, "message": string()})
 COUNT = whole("", 0)
 
 TOKEN_ID = whole("", 0)
-"""How many ids there are depends on the model."""
+"""The highest id depends on the model."""
 
 IDS = list_of(TOKEN_ID)
 

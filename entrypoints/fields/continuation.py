@@ -30,14 +30,18 @@ MAX_RETAIN_TTL = 86_400.0
 
 CONTINUATION: Properties = {
     "continuation_of": per_prompt(
-        string("The rid of the request to go on from; its output, and its KV, come first.", least=1, most=MAX_RID_CHARS)
+        string(
+            "The rid of the request to continue; its prompt and output, with their KV, come first.",
+            least=1,
+            most=MAX_RID_CHARS,
+        )
     ),
     "continuation_suffix": per_prompt(string("Text that follows the parent's output.")),
     "continuation_ids": either(
         IDS, list_of(nullable(IDS)), about="The suffix as token ids, for all prompts or a list for each."
     ),
     "continuation_at": per_prompt(
-        enum("finish", "now", about="Go on from the parent's end, or from where it is.", default="finish")
+        enum("finish", "now", about="Continue the finished parent, or its tokens so far.", default="finish")
     ),
     "continuation_index": per_prompt(whole("Which of the parent's samples.", 0, default=0)),
     "keep_parent": per_prompt(flag("The parent stays, for other children.", default=False)),

@@ -1,12 +1,12 @@
-"""Fields that clients send because another server, or another endpoint, has them: each with what becomes of it here.
+"""Fields that clients send because another server, or another endpoint, has them, each with its treatment here.
 
-    used            it means what a field of this API means, and is read as that
-    nothing to do   a label for routers and logs, or something that is so anyway
+    used            another name for a field of this API
+    nothing to do   a label for routers and logs, or a request for the default
     no effect       ignored; the answer's X-Baton-Warning header and a line of the log say so
-    refused         400; the message says what to use
+    refused         400; the message says what to use instead
 
-null, and an empty text, list or object, ask for nothing and pass, and so does every value that a row lists as ``off``.
-A name that no table has is refused; with ``--unknown-fields warn`` it has no effect. docs/foreign_fields.md is written
+null, an empty text, list or object, and every value that a row lists as ``off`` request nothing and pass. A name in no
+table is refused; with ``--unknown-fields warn`` it has no effect. docs/foreign_fields.md is written
 from `FOREIGN_FIELDS`.
 """
 
@@ -421,13 +421,13 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
              off=(False,)),
     # -- fields of Baton's that belong to other endpoints --------------------------------------------------------------
     *_listed("refused", "Baton", CHAT, "continuation_of continuation_suffix continuation_ids continuation_at "
-             "continuation_index keep_parent", "use messages alone: what a chat goes on from is found by itself; or "
+             "continuation_index keep_parent", "use messages alone: a chat continues its last turn by itself; or "
              "/v1/completions", off=("finish", 0, False)),
     *_listed("refused", "Baton", RESPONSES, "continuation_of continuation_suffix continuation_ids continuation_at "
              "continuation_index keep_parent", "use previous_response_id, or /v1/completions",
              off=("finish", 0, False)),
     *_listed("refused", "Baton", MESSAGES, "continuation_of continuation_suffix continuation_ids continuation_at "
-             "continuation_index keep_parent", "use messages alone: what a chat goes on from is found by itself; or "
+             "continuation_index keep_parent", "use messages alone: a chat continues its last turn by itself; or "
              "/v1/completions", off=("finish", 0, False)),
     *(ForeignField(name=name, outcome="refused", apis=GENERATE, of="OpenAI", about=f"use sampling_params.{name}")
       for name in (*SamplingParams.__struct_fields__, "sampling_seed") if name != "no_stop_trim"),

@@ -49,7 +49,7 @@ SHARED: Properties = {
             0,
         )
     ),
-    "user": string("Whose request it is: each user holds a share of the leases at most.", most=MAX_KEY_CHARS),
+    "user": string("The user of the request; the leases of each user are limited.", most=MAX_KEY_CHARS),
     "job_id": per_prompt(
         string(
             "The agent's job that this is a step of: its KV may be kept while a tool runs. The X-Job-Id header, too.",
@@ -58,7 +58,7 @@ SHARED: Properties = {
         )
     ),
     "is_last_step": per_prompt(
-        flag("Nothing of the job follows, so nothing is kept for it. The X-Job-Last-Step header, too.", default=False)
+        flag("The last step of the job, so nothing is kept for it. The X-Job-Last-Step header, too.", default=False)
     ),
     **CONTINUATION,
 }

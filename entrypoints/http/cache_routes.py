@@ -38,13 +38,13 @@ _TIERS = Operation(
 _LEASE = answered(
     {
         "serial": whole("In the order in which they were granted.", 0),
-        "rid": nullable(string("The request that it keeps the output of; null where only waiting requests know it.")),
+        "rid": nullable(string("The request whose output it keeps; null where only waiting requests know it.")),
         "index": nullable(COUNT),
         "job_id": nullable(string()),
-        "user": string("Whose share it counts in."),
+        "user": string("The user whose budget it counts in."),
         "tokens": COUNT,
-        "own_tokens": whole("Of the pool, which no other lease held when it was granted.", 0),
-        "idle_s": number("Since it was granted, or given back.", 0),
+        "own_tokens": whole("Tokens that no other lease held when it was granted.", 0),
+        "idle_s": number("Since it was granted or returned.", 0),
         "expires_in_s": nullable(number("Null while a request waits to take it over.", 0)),
         "is_claimed": flag("A request waits to take it over."),
     },
@@ -177,7 +177,7 @@ class CacheRoutes:
         async with self._bodies.settings(request) as given:
             refuse_unserved(given, ())
         await self._control.reset_cache_statistics()
-        return JSONAnswer({"success": True, "message": "the statistics of the cache count anew"})
+        return JSONAnswer({"success": True, "message": "the statistics of the cache were reset"})
 
     async def flush_cache(self, request: Request) -> Response:
         async with self._bodies.settings(request) as given:

@@ -15,15 +15,15 @@ from .wire.answers import JSONAnswer
 from .wire.bodies import Bodies
 
 _PAUSE = Operation(
-    summary="Launch no step from now on",
-    about="Open requests end (abort), or stay where they are (in_place); new ones wait.",
+    summary="Pause: launch no further steps",
+    about="Open requests are aborted (abort) or stay as they are (in_place); new ones wait.",
     body=taken({"mode": enum("abort", "in_place", default="abort")}, title="PauseBody"),
     body_is_optional=True,
     answer=answered({"status": string(), "message": string(), "aborted": list_of(string("rid"))}, title="Paused"),
     refusals=(504,),
 )
 _RESUME = Operation(
-    summary="Go on after a pause",
+    summary="Resume after a pause",
     body=taken({}),
     body_is_optional=True,
     answer=answered({"status": string(), "message": string()}, title="Resumed"),
@@ -47,7 +47,7 @@ _START = Operation(
     refusals=(409, 504),
 )
 _STOP = Operation(
-    summary="Stop recording, and read what was found",
+    summary="Stop recording, and return the report",
     tag="Profile",
     body=_BODY,
     body_is_optional=True,
@@ -68,14 +68,14 @@ class ControlRoutes:
         ]
 
     async def pause(self, request: Request) -> Response:
-        """Launch no step from now on. ``mode`` says what becomes of the open requests: they end (abort, SGLang's
-        default), or stay where they are (in_place). New ones wait."""
+        """Launch no further steps. ``mode``: open requests are aborted (abort, SGLang's default) or stay as they are
+        (in_place). New ones wait."""
         async with self._bodies.settings(request) as given:
             refuse_unserved(given, ("mode",))
         mode = "abort" if given.get("mode") is None else given["mode"]
         if mode == "retract":
             raise RequestRefused(
-                "mode retract is not supported; use in_place, which keeps what is computed, or abort",
+                "mode retract is not supported; use in_place, which keeps the computed KV, or abort",
                 code="unsupported_field",
                 param="mode",
             )
@@ -85,7 +85,7 @@ class ControlRoutes:
         return JSONAnswer({"status": "ok", "message": "paused", "aborted": aborted})
 
     async def resume(self, request: Request) -> Response:
-        """Go on. No error where nothing was paused."""
+        """Resume. No error where nothing was paused."""
         async with self._bodies.settings(request) as given:
             refuse_unserved(given, ())
         await self._manager.control.resume()
@@ -95,7 +95,7 @@ class ControlRoutes:
         """Record where steps spend their time, until stop_profile. Takes no settings and needs no body."""
         await self._refuse_settings(request)
         await self._manager.control.start_profile()
-        return JSONAnswer({"success": True, "message": "profiling; POST /stop_profile answers with what was found"})
+        return JSONAnswer({"success": True, "message": "profiling; POST /stop_profile returns the report"})
 
     async def stop_profile(self, request: Request) -> Response:
         await self._refuse_settings(request)

@@ -1,5 +1,5 @@
-"""``/openapi.json`` describes every endpoint; ``/docs`` shows it to people, by Swagger UI. Its files are served from
-here: the page loads nothing from anywhere else."""
+"""``/openapi.json`` describes every endpoint; ``/docs`` shows the description with Swagger UI. The server has the files
+of that page, which loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .unserved_routes import UNSERVED
 
 _ABOUT = """Baton serves language models whose work comes in stages.
 
-A field is either served or refused by name, and null is its default. Whatever is refused has the same shape of error,
-with the field in `param`; `/v1/messages` has Anthropic's.
+A field is either served or refused by name, and null is its default. All errors have the same shape, with the field in
+`param`; those of `/v1/messages` have Anthropic's shape.
 
-Names (rids, jobs, responses) are those of the client whose key a request brings. The admin key speaks for another one
-with `?client=NAME`, at every endpoint.
+Names (rids, jobs, responses) belong to the client of the request's key. With the admin key, `?client=NAME` selects
+another client, at every endpoint.
 
 """
 
@@ -42,14 +42,14 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""No page of another origin may frame it: its buttons send requests in this server's name."""
+"""No page of another origin may frame it: its buttons send requests to this server."""
 _DOCUMENT = Operation(summary="This description", answer=open_object(), tag="Documentation")
-_READ = Operation(summary="This description, for people", text="text/html", tag="Documentation")
+_READ = Operation(summary="This description, as a page", text="text/html", tag="Documentation")
 _ASSET = Operation(summary="A file of that page", text="*/*", refusals=(404,), tag="Documentation")
 
 
 class DocsRoutes:
-    """Open, as a browser shows no key, and nothing here is of this server alone."""
+    """Open to all: a browser sends no key, and the description is the same for every server."""
 
     def __init__(self, described: list[Route]) -> None:
         """described: all other routes."""
@@ -88,6 +88,6 @@ def _about() -> str:
     lines = [f"- {', '.join(f'`{path}`' for path in paths)}: {reason}" for reason, paths in UNSERVED.items()]
     return (
         _ABOUT
-        + "Endpoints of other servers that this one does not have, and answers with 404 `not_implemented`:\n\n"
+        + "Endpoints of other servers that this one lacks; it answers them with 404 `not_implemented`:\n\n"
         + "\n".join(lines)
     )

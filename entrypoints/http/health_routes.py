@@ -1,4 +1,4 @@
-"""Routes that say whether the server is alive, and whether it is ready."""
+"""Health checks: is the server alive, and is it ready?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SILENCE_S = 10.0
 
 _STATUS = answered({"status": string()}, title="Status")
 _HEALTH = Operation(summary="Can the server take requests?", tag="Health", answer=_STATUS)
-_PING = Operation(summary="The same, by another name", tag="Health", answer=_STATUS)
+_PING = Operation(summary="Another name of /health", tag="Health", answer=_STATUS)
 _READY = Operation(summary="Has a first answer passed through all processes?", tag="Health", answer=_STATUS)
 _GENERATES = Operation(summary="Does it generate a token?", tag="Health", answer=_STATUS, refusals=(404, 409, 429, 504))
 
@@ -53,7 +53,8 @@ class HealthRoutes:
         ]
 
     async def health(self) -> Response:
-        """200 while the server can take requests: worker loaded, heard from lately, not shutting down. Cheap."""
+        """200 while the server can take requests: the worker is loaded and has reported lately, and no shutdown is
+        under way. Cheap."""
         self._refuse_unhealthy()
         return JSONAnswer({"status": "ok"})
 

@@ -29,7 +29,7 @@ _MODEL_INFO: Properties = {
     "dtype": nullable(string()),
     "device": nullable(string()),
     "chat_template": nullable(string()),
-    "default_sampling_params": open_object("For what requests leave out, from generation_config.json."),
+    "default_sampling_params": open_object("Used where a request leaves a parameter out; from generation_config.json."),
     "special_tokens": {},
 }
 _MODEL = Operation(summary="The model", answer=answered(_MODEL_INFO, title="ModelInfo"))
@@ -39,7 +39,7 @@ _SERVER = Operation(
 _VERSION = Operation(summary="Baton's version", answer=answered({"version": string()}, title="Version"))
 _METRICS = Operation(summary="Metrics, for Prometheus", text="text/plain")
 _OLD_LOAD = Operation(
-    summary="How busy the server is, as older routers read it",
+    summary="The load of the server, in the shape of older routers",
     answer=list_of(
         answered(
             dict.fromkeys(("dp_rank", "num_reqs", "num_waiting_reqs", "num_tokens"), COUNT),
@@ -49,7 +49,7 @@ _OLD_LOAD = Operation(
     refusals=(504,),
 )
 _LOADS = Operation(
-    summary="How busy the server is",
+    summary="The load of the server",
     answer=answered(
         {
             "timestamp": string(),
@@ -91,7 +91,7 @@ _LOADS = Operation(
 
 class InformationRoutes:
     def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, defaults: Mapping[str, Any]) -> None:
-        """defaults: sampling parameters for what requests leave out."""
+        """defaults: sampling parameters for requests that leave them out."""
         self._manager = manager
         self._defaults = dict(defaults)
         self._chats = chats
@@ -196,7 +196,7 @@ _DASHBOARD = "dashboard"
 
 
 class RootRoutes:
-    """Without a key, and without a word of what is served."""
+    """``/``, open to all: redirects browsers to the dashboard, and reveals nothing about the model."""
 
     def __init__(self, args: ServerArgs) -> None:
         self._has_dashboard = args.server.dashboard

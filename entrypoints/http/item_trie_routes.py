@@ -21,7 +21,7 @@ _LOAD = Operation(
     about="The body is a .npy file: a table of token ids, a row for each item.",
     tag="Item tries",
     body={"type": "string", "format": "binary"},
-    query={"name": string("What requests call it.", least=1)},
+    query={"name": string("The name that requests use.", least=1)},
     required_query=("name",),
     answer=_TRIE,
     refusals=(504,),

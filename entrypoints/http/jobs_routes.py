@@ -1,4 +1,4 @@
-"""``/jobs``: what the server keeps for the jobs of agents, and how a client ends one."""
+"""``/jobs``: lists the jobs of agents with their pinned KV, and ends one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PIN = answered(
         "index": COUNT,
         "tokens": COUNT,
         "expires_in_s": nullable(number("Null while the job's next step waits to take it over.", 0)),
-        "is_claimed": flag("The job's next step is there."),
+        "is_claimed": flag("The job's next step has arrived."),
     },
     title="Pin",
 )
@@ -34,7 +34,7 @@ _JOB = answered(
         "pinned_tokens": COUNT,
         "pins": list_of(_PIN),
         "last_calls": nullable(list_of(string("The tool's name."))),
-        "returns_in_s": nullable(number("Predicted; null where nothing is known of its tool.", 0)),
+        "returns_in_s": nullable(number("Predicted; null where its tool is unknown.", 0)),
         "prompt_tokens": COUNT,
         "hit_tokens": COUNT,
     },
@@ -53,7 +53,7 @@ _LIST = Operation(
 _ONE = Operation(summary="One job", about=_ABOUT, tag="Jobs", query=NAMESPACE_QUERY, answer=_JOB, refusals=(404, 504))
 _END = Operation(
     summary="End a job",
-    about=f"Aborts its open requests and gives up what is kept for it. {_ABOUT}",
+    about=f"Aborts its open requests and releases its pins. {_ABOUT}",
     tag="Jobs",
     query=NAMESPACE_QUERY,
     answer=answered(
@@ -73,7 +73,7 @@ class JobsRoutes:
         ]
 
     async def jobs(self, request: Request) -> Response:
-        """The jobs of a namespace; the one that was here last comes last. The admin is shown those of all clients."""
+        """The jobs of a namespace, the most recent last. The admin sees the jobs of all clients."""
         namespace, given = read_namespace_query(request)
         if not sees_all(request):
             return JSONAnswer({"jobs": await self._control.jobs(caller(request), namespace)})

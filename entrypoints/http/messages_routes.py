@@ -34,7 +34,7 @@ _EVENTS = EventFormat(named_event, error_body, b"")
 
 _MESSAGES = Operation(
     summary="Answer a chat",
-    about="Anthropic's messages. A chat that has grown goes on from what is cached of it by itself.",
+    about="Anthropic's messages. A chat that has grown continues from its cached prefix by itself.",
     tag="Anthropic",
     body=with_extra_body(BODY),
     headers=JOB_HEADERS,

@@ -29,7 +29,7 @@ ANY_MEDIA = "*/*"
 
 
 class _Rest(PathConvertor):
-    """As the framework's ``path``, but newlines count: that one takes no path with a newline, and cuts off the last."""
+    """The framework's ``path`` with newlines: that one matches no path with a newline, and cuts off the last."""
 
     regex = "(?s:.*)"
 

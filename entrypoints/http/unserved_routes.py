@@ -1,4 +1,4 @@
-"""Endpoints of other servers that this one does not have. The 404 says why, and what there is instead.
+"""Endpoints of other servers that this one lacks. The 404 says why, and what to use instead.
 
 Not 501: clients try again after every 5xx.
 """
@@ -42,7 +42,7 @@ UNSERVED = {
     ),
     "use /v1/messages": ("/v1/complete",),
     "use POST /flush_cache": ("/reset_prefix_cache",),
-    "use the answers of /v1/chat/completions, which are taken apart already": (
+    "use the answers of /v1/chat/completions, which are parsed already": (
         "/parse_function_call", "/separate_reasoning",
     ),
     _OLLAMA: (
@@ -57,7 +57,7 @@ _WRITING = ("POST", "PUT", "PATCH", "DELETE")
 
 
 class UnservedRoutes:
-    """Whatever the method and the body are; that is not read."""
+    """Answers every method, and reads no body."""
 
     def __init__(self) -> None:
         self._reasons = {path: reason for reason, paths in UNSERVED.items() for path in paths}

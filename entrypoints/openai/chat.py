@@ -96,12 +96,12 @@ PROPERTIES: Properties = {
     "response_format": taken({"type": enum("text")}, required=("type",)),
     "logprobs": flag("Logprobs of the answer's tokens.", default=False),
     "top_logprobs": whole("Alternatives per token; needs logprobs.", 0, MAX_TOP_LOGPROBS, default=0),
-    "reasoning_effort": string("How much the model is to think; a variable of the template."),
+    "reasoning_effort": string("The effort of reasoning; a variable of the template."),
     "separate_reasoning": flag("Thoughts come as reasoning_content, not in the text.", default=True),
     "chat_template_kwargs": TEMPLATE_VARIABLES,
     "documents": DOCUMENTS,
     "add_generation_prompt": flag("The template opens the assistant's turn.", default=True),
-    "continue_final_message": flag("Go on with the last message, which is the assistant's.", default=False),
+    "continue_final_message": flag("Continue the last message, which is the assistant's.", default=False),
     **SAMPLING_OF_ALL,
     **VLLM,
     **OF_THE_PROMPT,
@@ -285,7 +285,7 @@ def _conversation(fields: dict[str, Any], tools: list[dict], choice: Choice, ign
     answers = typed(fields.get("add_generation_prompt", not goes_on), bool, "add_generation_prompt")
     if goes_on and (answers or messages[-1]["role"] != "assistant"):
         raise RequestRefused(
-            "continue_final_message goes on with the last message, which must be the assistant's, and excludes "
+            "continue_final_message continues the last message, which must be the assistant's, and excludes "
             "add_generation_prompt",
             param="continue_final_message",
         )

@@ -325,7 +325,7 @@ def test_a_model_whose_template_has_no_place_for_tools(toy: ServerUnderTest) -> 
         with_tools = client.messages.count_tokens(model="toy", messages=[user("Hello")], tools=[WEATHER]).input_tokens
         assert with_tools > plain + 20
         ask(client, user("Hello"), model="toy", tools=[WEATHER], max_tokens=5)
-    assert toy.log.count("chats that bring some are written by the bundled chatml_tools.jinja") == 1
+    assert toy.log.count("chats with tools use the bundled chatml_tools.jinja") == 1
 
 
 def test_a_model_that_is_not_served(toy: ServerUnderTest) -> None:

@@ -99,7 +99,7 @@ def test_a_log_line_says_what_became_of_each() -> None:
         "--enforce-eager is --disable-cuda-graph here",
         "--enable-metrics has no effect: GET /metrics is always there",
         "--tp-size has no effect: one server runs one model on one device; tensor, pipeline and data parallelism are "
-        "not there yet",
+        "not supported yet",
         "--schedule-policy lmcache-like is fcfs here",
         "--enable-hierarchical-cache is --host-cache-ratio 2.0 here (SGLang's default size)",
     )
@@ -114,11 +114,11 @@ def test_the_model_by_its_place() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("-ngl 99", r"--n-gpu-layers is not supported: a model is on one device as a whole; --device says which"),
+        ("-ngl 99", r"--n-gpu-layers is not supported: the whole model is on one device, which --device selects"),
         ("-x", r"unknown flag -x; flags have two dashes here, see --help"),
         ("--tp-size 2", r"--tp-size is 2; only 1 is supported: one server runs one model on one device"),
         ("-tp 4", r"--tp is 4; only 1"),
-        ("--trust-remote-code", r"--trust-remote-code is not supported: no code of a checkpoint is ever run here"),
+        ("--trust-remote-code", r"--trust-remote-code is not supported: code of a checkpoint is never run"),
         ("--quantization fp8", r"--quantization is not supported: quantised weights are not supported yet"),
         ("--kv-cache-dtype fp8_e5m2", r"--kv-cache-dtype is fp8_e5m2; only auto"),
         ("--enable-lora", r"--enable-lora is not supported: adapters"),
@@ -175,7 +175,7 @@ def test_zero_asks_for_something() -> None:
     ("given", "message"),
     [
         ({"tp_size": 2}, "--tp-size is 2; only 1"),
-        ({"trust_remote_code": True}, "no code of a checkpoint is ever run here"),
+        ({"trust_remote_code": True}, "code of a checkpoint is never run"),
         ({"moe_a2a_backend": "deepep"}, "a flag of SGLang, is not supported yet"),
         ({"max_model_len": 64, "context_length": 32}, "--context-length is given twice, under two names"),
         ({"pagesize": 1}, "unknown setting 'pagesize'; did you mean page_size"),

@@ -1,4 +1,4 @@
-"""``/cache/tree``: what the radix tree holds, node by node, in pages of one snapshot."""
+"""``/cache/tree``: the nodes of the radix tree, in pages of one snapshot."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ _NODE = answered(
         "tokens": COUNT,
         "subtree_tokens": whole("In it and below.", 0),
         "tiers": list_of(enum("device", "host"), "Where its KV is."),
-        "locks": whole("Who holds it, or a child that is held.", 0),
-        "leases": whole("Leases that end here, or a child that is leased.", 0),
+        "locks": whole("Holders of this node, and children that are held.", 0),
+        "leases": whole("Leases that end here, and children with leases.", 0),
         "is_loading": flag("A copy to the device is under way."),
         "is_storing": flag("A copy to the host is under way."),
-        "is_retired": flag("It is evicted before all else."),
-        "idle_s": number("Since it, or what is below it, was used last.", 0),
+        "is_retired": flag("It is evicted first."),
+        "idle_s": number("Since the last use of this node or one below it.", 0),
         "uses": whole("Requests that began with it.", 0),
     },
     title="Node",
     optional={"text": string("Of its first 16 tokens.")},
 )
 _TREE = Operation(
-    summary="List what the radix tree holds",
-    about="Of all namespaces, so it takes the admin key, where there is one. The first page takes a snapshot, which "
-    "may take some seconds for a large tree; the others are pages of the same, for as long as it is kept.",
+    summary="List the nodes of the radix tree",
+    about="Of all namespaces, so it needs the admin key, if there is one. The first page takes a snapshot, which may "
+    "take some seconds for a large tree; further pages come from that snapshot, as long as it is kept.",
     tag="Cache",
     query={
-        "snapshot": string("Of the page before; without it, a new one is taken."),
+        "snapshot": string("The snapshot of the page before; without it, a new one is taken."),
         "after": whole("The ``next`` of the page before.", -1, default=-1),
         "limit": whole("Nodes on a page.", 1, MAX_NODES, default=100),
-        "min_tokens": whole("Only nodes with so many tokens in them and below.", 1, default=1),
+        "min_tokens": whole("Only nodes with at least this many tokens in and below them.", 1, default=1),
         "with_text": enum("true", "false", about="The text of first tokens; takes a server with an admin key."),
         **NAMESPACE_QUERY,
     },
@@ -64,7 +64,7 @@ _TREE = Operation(
         {
             "snapshot": string(),
             "nodes": list_of(_NODE, "A node before those below it."),
-            "next": nullable(whole("To go on after; null on the last page.", 0)),
+            "next": nullable(whole("The ``after`` of the next page; null on the last.", 0)),
             "total_nodes": COUNT,
             "total_tokens": COUNT,
             "took_s": number("From the first node that was looked at to the last.", 0),
@@ -142,8 +142,8 @@ class TreeRoutes:
             snapshot = await self._watch.walk_tree(with_heads=self._texts is not None)
         elif (snapshot := self._held.find_snapshot(id, time.monotonic())) is None:
             raise RequestRefused(
-                f"snapshot {shown(id)} is not kept any more, or never was; leave snapshot and after out to begin with "
-                "a new one",
+                f"snapshot {shown(id)} is no longer kept, or never existed; leave out snapshot and after to start "
+                "with a new one",
                 code="snapshot_gone",
                 param="snapshot",
             )
@@ -157,7 +157,7 @@ class TreeRoutes:
             raise RequestRefused(f"with_text is {shown(given)}; it takes true or false", param="with_text")
         if given == "true" and self._texts is None:
             raise RequestRefused(
-                "with_text shows what people wrote, and no admin key guards this server; set --admin-api-key, or leave "
+                "with_text shows text of users, and no admin key protects this server; set --admin-api-key, or leave "
                 "with_text out",
                 code="admin_key_required",
                 param="with_text",

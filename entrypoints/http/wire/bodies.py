@@ -22,7 +22,7 @@ _STEP = 2**20
 """Bytes by which a body of unknown length asks for more room."""
 
 _WAIT_S = 30.0
-"""How long a body waits for room."""
+"""Seconds that a body waits for room."""
 
 
 class ClientLeft(Exception):
@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 class Bodies:
-    """Reads the bodies of one server's requests. Large ones share the room of the largest that is allowed: a body
-    that finds none waits, unread."""
+    """Reads the bodies of one server's requests. Large bodies share a budget of ``max_bytes``; a body that exceeds what
+    is left waits, unread."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -49,7 +49,7 @@ class Bodies:
 
     @asynccontextmanager
     async def generation(self, request: Request) -> AsyncIterator[dict[str, Any]]:
-        """As `json_object`, for what generates: with the fields that came otherwise, see `with_extras`."""
+        """As `json_object`, for requests that generate: with fields from headers and ``extra_body`` (`with_extras`)."""
         async with self.json_object(request) as fields:
             yield with_extras(fields, request.headers)
 
@@ -108,7 +108,7 @@ async def parsed(request: Request, parse: Callable[[], T]) -> T:
 
 
 class Room:
-    """Bytes that may be held at the same time, given out in the order of asking."""
+    """A budget of bytes that bodies may hold at the same time, granted in order of request."""
 
     def __init__(self, size: int) -> None:
         self.free = size
@@ -125,7 +125,9 @@ class Room:
             async with asyncio.timeout(timeout_s):
                 await mine[1]
         except TimeoutError:
-            raise RequestRefused("other large bodies take all the room; try again soon", code="overloaded") from None
+            raise RequestRefused(
+                "other large bodies fill the memory for bodies; try again soon", code="overloaded"
+            ) from None
         except asyncio.CancelledError:
             if mine not in self._waiting and not mine[1].cancelled():
                 self.give_back(size)  # it had been served in the same turn

@@ -64,10 +64,12 @@ _SAMPLING = (*(name for name in OPENAI_SAMPLING if name != "n"), *OTHER_SAMPLING
 
 PROPERTIES: Properties = {
     "model": MODEL,
-    "input": either(string(), list_of(ITEM, least=1), about="What comes next: a text, or items."),
+    "input": either(string(), list_of(ITEM, least=1), about="The new input: a text, or items."),
     "instructions": string("A system message for this response alone."),
-    "previous_response_id": string("Go on from this one: its conversation comes first, and its KV is used again."),
-    "store": flag("It can be read, and gone on from, later; its KV is kept for --response-ttl.", default=True),
+    "previous_response_id": string("The response to continue: its conversation comes first, and its KV is reused."),
+    "store": flag(
+        "Store the response, to be read and continued by its id; its KV is kept for --response-ttl.", default=True
+    ),
     "background": flag("Answer at once; read the response by its id.", default=False),
     "metadata": open_object("Comes back with the response.", values=string("", most=_VALUE_CHARS), most=_KEYS)
     | {"propertyNames": {"maxLength": _KEY_CHARS}},
@@ -83,11 +85,11 @@ PROPERTIES: Properties = {
             "properties": {"type": enum("function", "custom"), "name": string(), "namespace": string()},
             "required": ["type", "name"],
         },
-        about="Whether the model may call a function, must, or must call a certain one.",
+        about="May the model call a function, must it, or must it call a certain one?",
     ),
     "parallel_tool_calls": flag("More than one call in an answer.", default=True),
     "reasoning": taken(
-        {"effort": string("How much the model is to think; a variable of the template.")},
+        {"effort": string("The effort of reasoning; a variable of the template.")},
         without_effect=("summary", "generate_summary"),
     ),
     "text": taken({"format": taken({"type": enum("text")}, required=("type",))}, without_effect=("verbosity",)),
@@ -129,7 +131,7 @@ EXAMPLES: Mapping[str, dict[str, Any]] = {
 class ResponseRequest:
     """A parsed request. ``call``: its conversation is without what comes before, and without the instructions.
 
-    previous: rid of the response that it goes on from. input_items: as they are listed later. input_bytes: about what
+    previous: rid of the response that it continues. input_items: as they are listed later. input_bytes: about what
     they take. echo: the request's settings, as the response repeats them.
     """
 
@@ -289,7 +291,7 @@ def _check_stream_options(options: Any, ignored: Ignored) -> None:
 
 
 def _check_text(text: Any, ignored: Ignored) -> None:
-    """How much the model is to write (verbosity) is a wish, and ignored."""
+    """verbosity is ignored."""
     if text is None:
         return
     if not isinstance(text, dict):

@@ -31,7 +31,7 @@ HOSTED_CALLS = (
     "web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "mcp_list_tools",
     "mcp_approval_request",
 )  # fmt: skip
-"""Items that tell of what another server did. The model is not shown them."""
+"""Items about calls that another server ran. They are left out of the prompt."""
 
 ITEM: Schema = {
     "title": "InputItem",
@@ -101,7 +101,7 @@ def _kind(item: Any, where: str) -> str:
         return kind
     if kind == "item_reference":
         raise RequestRefused(
-            f"{where} is an item_reference, which is not supported; send the item itself, or go on from its response "
+            f"{where} is an item_reference, which is not supported; send the item itself, or continue its response "
             "with previous_response_id",
             code="unsupported_item",
             param=where,

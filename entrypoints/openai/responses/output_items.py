@@ -1,4 +1,4 @@
-"""The output items of a response, and the events that tell of them as they grow.
+"""The output items of a response, and the events of a stream as they grow.
 
     Reasoning  ─▶  {"type": "reasoning", "content": [{"type": "reasoning_text"}]}
     Text       ─▶  {"type": "message", "content": [{"type": "output_text"}]}
@@ -192,7 +192,7 @@ class TextTokens:
         """forced: what stands before the output's text, and may be the beginning of a piece."""
         self._token_bytes = token_bytes
         self._decoder: IncrementalDecoder | None = None
-        """As the output itself was decoded."""
+        """Decodes with the settings of the output."""
         self._decoded = 0
         """Characters of all tokens so far."""
         self._waiting: deque[tuple[int, int, LogprobRow | None]] = deque()

@@ -25,7 +25,7 @@ from .running import RunningResponse
 from .store import ResponseStore, StoredResponse
 
 _CANCEL_S = 10.0
-"""How long a cancelled response is waited for, then it is returned as it is: its own client may read slowly."""
+"""Seconds to wait for the end of a cancelled response, whose client may read slowly; then it is returned as it is."""
 
 
 class Responses:
@@ -109,7 +109,7 @@ class Responses:
             raise _unknown(name, "previous_response_id")
         if stored.turn is None:
             raise RequestRefused(
-                f"{name} is {stored.status}, so nothing can go on from it; go on from the one before it",
+                f"{name} is {stored.status}, so it cannot be continued; continue the response before it",
                 code="parent_failed",
                 param="previous_response_id",
             )
@@ -130,7 +130,7 @@ class Responses:
         return found.body
 
     def input_items(self, client: Client, namespace: str, name: str) -> list[dict]:
-        """Oldest first, with those of all responses that it goes on from."""
+        """Oldest first, with those of all responses that it continues."""
         found = self._find(client.scope(namespace), name)
         return found.items
 

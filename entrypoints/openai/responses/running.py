@@ -24,10 +24,9 @@ _STATUSES: dict[str, Status] = {"stop": "completed", "length": "incomplete", "ab
 
 
 class RunningResponse:
-    """Reads the answer and tells of it, once: with `events` or `whole`. Leave it as a context: that aborts what is
-    unfinished.
+    """Reads the answer once: with `events` or `whole`. Use it as a context: leaving it aborts an unfinished answer.
 
-    stored: whether it can be read and gone on from by its id. ended: set when it is over, or left.
+    stored: it can be read and continued by its id. ended: set when it is over, or left.
     """
 
     def __init__(
@@ -41,7 +40,8 @@ class RunningResponse:
         token_bytes: TokenBytes,
         on_end: Callable[[RunningResponse, StoredResponse | None], None],
     ) -> None:
-        """scope: where it is stored. before: what it goes on from. on_end: called once, with what is to be stored."""
+        """scope: where it is stored. before: the response that it continues. on_end: called once, with the response to
+        store."""
         self.scope = scope
         self.request = request
         self.stored = request.store

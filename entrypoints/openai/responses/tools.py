@@ -36,7 +36,7 @@ _FUNCTION = taken(
     without_effect=(*TOOL_WITHOUT_EFFECT, "strict"),
 )
 _CUSTOM = taken(
-    {"type": enum("custom"), **_ONE_TOOL, "format": open_object("text, or a grammar that the model is told of.")},
+    {"type": enum("custom"), **_ONE_TOOL, "format": open_object("text, or a grammar that the description quotes.")},
     "A tool that takes text.",
     title="ResponseCustomTool",
     required=("type", "name"),
@@ -45,7 +45,7 @@ _CUSTOM = taken(
 )
 _NAMESPACE = taken(
     {"type": enum("namespace"), "name": string(), "description": {}, "tools": list_of(either(_FUNCTION, _CUSTOM))},
-    "Tools whose calls have the namespace beside their name.",
+    "Tools in a namespace; their calls name it.",
     title="ResponseNamespace",
     required=("type", "name", "tools"),
     without_effect=("strict",),
@@ -217,7 +217,7 @@ class _Reader:
         return {"type": "function", "function": function}, shown_tool
 
     def _about(self, tool: dict[str, Any], where: str) -> Any:
-        """The description of a custom tool. The model is told of the form of its input, and not held to it."""
+        """The description of a custom tool. It quotes the grammar of the input, which is not enforced."""
         about, form = tool.get("description"), tool.get("format")
         if form is None or form == {"type": "text"}:
             return about
@@ -226,7 +226,7 @@ class _Reader:
             raise RequestRefused(f"{where} is {shown(form)}; it takes text or a grammar", param=where)
         refuse_unserved(form, ("type", "syntax", "definition"), where=f"{where}.", ignored=self._ignored)
         syntax, definition = (typed(form.get(name), str, f"{where}.{name}") for name in ("syntax", "definition"))
-        self._ignored.add_field(where, "the model is told of the grammar, and not held to it")
+        self._ignored.add_field(where, "the description quotes the grammar, which is not enforced")
         if not isinstance(about, str | None):
             return about
         return f"{about or ''}\n\nThe input has the form of this {syntax} grammar:\n{definition}".strip()

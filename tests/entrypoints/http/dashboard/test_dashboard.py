@@ -273,7 +273,7 @@ def test_snapshots_that_are_gone(toy: ServerUnderTest) -> None:
     others = [tree(toy, limit=1) for _ in range(2)]
     query = {"limit": 1, "after": first["next"], "snapshot": first["snapshot"]}
     error = error_of(toy.client.get("/cache/tree", params=query, headers=ADMIN), 410)
-    assert error["code"] == "snapshot_gone" and "leave snapshot and after out" in error["message"]
+    assert error["code"] == "snapshot_gone" and "leave out snapshot and after" in error["message"]
     assert tree(toy, limit=1, after=others[0]["next"], snapshot=others[0]["snapshot"])["nodes"]
 
 
