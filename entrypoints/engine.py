@@ -99,7 +99,7 @@ class Engine:
         batch = self._parse(prompt, sampling_params, stream, fields)
         if stream:
             return self._iterate_async(self._stream(batch))
-        return await self._threads.there(self._answer(batch))
+        return await self._threads.await_on_loop(self._answer(batch))
 
     def abort(self, rid: str | None = None) -> list[str]:
         """End request ``rid``, or all requests if None; returns the rids that were open."""
@@ -111,7 +111,9 @@ class Engine:
 
     async def async_release(self, rid: str) -> bool:
         """`release` for asyncio."""
-        return await self._threads.there(self._manager.control.release_leases(SOLE_CLIENT, read_rid(rid, "rid")))
+        return await self._threads.await_on_loop(
+            self._manager.control.release_leases(SOLE_CLIENT, read_rid(rid, "rid"))
+        )
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +137,7 @@ class Engine:
 
     async def async_load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
         """`load_item_trie` for asyncio."""
-        await self._threads.there(self._load_item_trie(name, items))
+        await self._threads.await_on_loop(self._load_item_trie(name, items))
 
     def delete_item_trie(self, name: str) -> bool:
         """Forget a name; running requests keep the items. False if there is no such trie."""
@@ -143,7 +145,7 @@ class Engine:
 
     async def async_delete_item_trie(self, name: str) -> bool:
         """`delete_item_trie` for asyncio."""
-        return await self._threads.there(self._manager.control.delete_item_trie(typed(name, str, "name")))
+        return await self._threads.await_on_loop(self._manager.control.delete_item_trie(typed(name, str, "name")))
 
     def list_item_tries(self) -> list[dict]:
         """The name, num_items, min_depth, max_depth and num_bytes of each trie."""
@@ -151,7 +153,7 @@ class Engine:
 
     async def async_list_item_tries(self) -> list[dict]:
         """`list_item_tries` for asyncio."""
-        return await self._threads.there(self._manager.control.list_item_tries())
+        return await self._threads.await_on_loop(self._manager.control.list_item_tries())
 
     # -- the rest of the API ---------------------------------------------------------------------------------------
 
@@ -188,7 +190,7 @@ class Engine:
 
     async def async_start_profile(self) -> None:
         """`start_profile` for asyncio."""
-        await self._threads.there(self._manager.control.start_profile())
+        await self._threads.await_on_loop(self._manager.control.start_profile())
 
     def stop_profile(self) -> dict:
         """Describe the steps since `start_profile`: their number, their sizes, and the time of their phases on host and
@@ -197,7 +199,7 @@ class Engine:
 
     async def async_stop_profile(self) -> dict:
         """`stop_profile` for asyncio."""
-        return await self._threads.there(self._manager.control.stop_profile())
+        return await self._threads.await_on_loop(self._manager.control.stop_profile())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
@@ -243,7 +245,7 @@ class Engine:
     async def _iterate_async(self, outputs: AsyncGenerator[dict, None]) -> AsyncIterator[dict]:
         output = None
         try:
-            while (output := await self._threads.there(_next(outputs))) is not _END:
+            while (output := await self._threads.await_on_loop(_next(outputs))) is not _END:
                 yield output
         finally:
             if output is not _END:

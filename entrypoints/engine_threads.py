@@ -1,6 +1,6 @@
 """The threads of an `Engine`: the manager's event loop, the detokenizer and the worker.
 
-Any thread and any event loop may put work on the manager's loop (`run`, `there`, `submit`). If a thread ends by
+Any thread and any event loop may put work on the manager's loop (`run`, `await_on_loop`, `submit`). If a thread ends by
 itself, all open and later calls fail. A process that was forked has none of the threads: all calls raise there.
 """
 
@@ -130,7 +130,7 @@ class EngineThreads:
             future.cancel()  # the caller was interrupted: what it asked for is aborted
             raise
 
-    async def there(self, work: Coroutine[Any, Any, T]) -> T:
+    async def await_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """`run` for asyncio: await, from another loop, ``work`` that runs on the engine's."""
         return await run_on(self._call_soon, self._loop, work)
 

@@ -44,7 +44,7 @@ class AnswerParsers:
         )
         self._short_ids = "length 9" in with_tools or (self.tools_name or "").startswith("mistral")
 
-    def make(self, call: ChatCall, opening: str) -> OutputParser:
+    def make_parser(self, call: ChatCall, opening: str) -> OutputParser:
         """The parser of one answer. opening: what the template wrote behind the last message, and what the answer was
         made to begin with. Raises RequestRefused for calls that no parser here can read."""
         if call.may_call and self._tools is None:

@@ -119,7 +119,7 @@ class Chats:
             )
         rendered = await beside_others(size, lambda: self.renderer.render(call.conversation))
         opening = await beside_others(size, lambda: self._opening(call.conversation, rendered))
-        make_parser = partial(self.parsers.make, call, opening)
+        make_parser = partial(self.parsers.make_parser, call, opening)
         is_forced = call.choice.kind in ("any", "named")
         return rendered, make_parser().forced_prefix(call.choice.name) if is_forced else "", make_parser
 
@@ -127,7 +127,7 @@ class Chats:
         """The turn that the call, with this prompt, continues."""
         known = None
         if call.after is not None:
-            known = self._conversations.after(call.after, call.conversation, text)
+            known = self._conversations.match_turn(call.after, call.conversation, text)
         return known or self._conversations.find_turn(call.conversation, text, scope)
 
     async def _prompt(self, call: ChatCall, text: str, known: GoesOn | None, keeps_special_tokens: bool) -> Prompt:

@@ -149,7 +149,7 @@ class Conversations:
                 return found
         return None
 
-    def after(self, turn: Turn, conversation: Conversation, text: str) -> GoesOn | None:
+    def match_turn(self, turn: Turn, conversation: Conversation, text: str) -> GoesOn | None:
         """``text``, the conversation's prompt, as a continuation of this turn, recorded or not; None if it is none."""
         if not text.startswith(turn.text[: turn.prompt_chars]):
             return None

@@ -202,14 +202,14 @@ class RootRoutes:
         self._has_dashboard = args.server.dashboard
         # Claude Code asks for the head before anything else, and takes no redirect.
         self.routes = [
-            Route("/", self.get, GET, "open"),
-            Route("/", self.head, ("HEAD",), "open"),
+            Route("/", self.get_root, GET, "open"),
+            Route("/", self.head_root, ("HEAD",), "open"),
         ]
 
-    async def get(self) -> Response:
+    async def get_root(self) -> Response:
         if self._has_dashboard:
             return RedirectResponse(_DASHBOARD, status_code=307, headers={"Cache-Control": "no-store"})
         return JSONAnswer({"server": "baton", "docs": "/docs"})
 
-    async def head(self) -> Response:
+    async def head_root(self) -> Response:
         return Response(media_type="application/json")

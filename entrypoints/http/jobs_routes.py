@@ -69,7 +69,7 @@ class JobsRoutes:
         self.routes = [
             Route("/jobs", self.jobs, GET, operation=_LIST),
             Route("/jobs/{job_id:rest}", self.job, GET, operation=_ONE),
-            Route("/jobs/{job_id:rest}", self.end, DELETE, operation=_END),
+            Route("/jobs/{job_id:rest}", self.end_job, DELETE, operation=_END),
         ]
 
     async def jobs(self, request: Request) -> Response:
@@ -89,7 +89,7 @@ class JobsRoutes:
             raise _unknown(job_id)
         return JSONAnswer(job)
 
-    async def end(self, request: Request, job_id: str) -> Response:
+    async def end_job(self, request: Request, job_id: str) -> Response:
         namespace, _ = read_namespace_query(request)
         given_up = await self._control.end_job(caller(request), namespace, job_id)
         if given_up is None:

@@ -79,14 +79,14 @@ class ResponsesRoutes:
         self._calls = calls
         self._responses = responses
         self.routes = [
-            Route("/v1/responses", self.create, POST, operation=_CREATE),
-            Route("/v1/responses/{response_id}", self.get, GET, operation=_GET),
-            Route("/v1/responses/{response_id}", self.delete, DELETE, operation=_DELETE),
-            Route("/v1/responses/{response_id}/cancel", self.cancel, POST, operation=_CANCEL),
+            Route("/v1/responses", self.create_response, POST, operation=_CREATE),
+            Route("/v1/responses/{response_id}", self.get_response, GET, operation=_GET),
+            Route("/v1/responses/{response_id}", self.delete_response, DELETE, operation=_DELETE),
+            Route("/v1/responses/{response_id}/cancel", self.cancel_response, POST, operation=_CANCEL),
             Route("/v1/responses/{response_id}/input_items", self.input_items, GET, operation=_ITEMS),
         ]
 
-    async def create(self, request: Request) -> Response:
+    async def create_response(self, request: Request) -> Response:
         async with self._calls.read_call(request, self._parse_response) as (asked, ignored):
             self._calls.check_model(asked.model)
             running = await self._responses.open_response(caller(request), asked)
@@ -102,18 +102,18 @@ class ResponsesRoutes:
     def _parse_response(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> ResponseRequest:
         return parse_response(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)
 
-    async def get(self, request: Request, response_id: str) -> Response:
+    async def get_response(self, request: Request, response_id: str) -> Response:
         namespace, _ = read_namespace_query(request, _INCLUDE, _NO_STREAM)
-        return _json(self._responses.get(caller(request), namespace, response_id))
+        return _json(self._responses.get_response(caller(request), namespace, response_id))
 
-    async def delete(self, request: Request, response_id: str) -> Response:
+    async def delete_response(self, request: Request, response_id: str) -> Response:
         namespace, _ = read_namespace_query(request)
-        await self._responses.delete(caller(request), namespace, response_id)
+        await self._responses.delete_response(caller(request), namespace, response_id)
         return JSONAnswer({"id": response_id, "object": "response", "deleted": True})
 
-    async def cancel(self, request: Request, response_id: str) -> Response:
+    async def cancel_response(self, request: Request, response_id: str) -> Response:
         namespace, _ = read_namespace_query(request)
-        return _json(await self._responses.cancel(caller(request), namespace, response_id))
+        return _json(await self._responses.cancel_response(caller(request), namespace, response_id))
 
     async def input_items(self, request: Request, response_id: str) -> Response:
         namespace, given = read_namespace_query(request, (*_INCLUDE, "after", "limit", "order"))

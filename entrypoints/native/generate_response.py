@@ -54,7 +54,7 @@ async def stream_events(answer: Answer, batch: PromptBatch, *, incremental: bool
     async for output in answer.updates():
         event = dressed(output)
         if not incremental:
-            so_far[output.position].complete(event)
+            so_far[output.position].complete_event(event)
         if batch.is_list:
             event["index"] = output.position
         yield event
@@ -97,7 +97,7 @@ class _OutputSoFar:
         self._prompt_ids: list[int] | None = None
         self._logprobs: defaultdict[str, list] = defaultdict(list)
 
-    def complete(self, event: dict[str, Any]) -> None:
+    def complete_event(self, event: dict[str, Any]) -> None:
         """Put everything that came before in front of what is new. The event gets its own copies of the lists."""
         self._text += event["text"]
         self._ids += event["output_ids"]

@@ -126,14 +126,14 @@ class _Messages:
         self._answer = None
         self.read.append(message)
 
-    def think(self, text: str) -> None:
+    def add_thought(self, text: str) -> None:
         answer = self._growing(begin=self._has_spoken)
         answer["reasoning_content"] = answer.get("reasoning_content", "") + text
 
-    def say(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self._growing(begin=self._has_spoken)["content"] = text
 
-    def call(self, call: dict[str, Any]) -> None:
+    def add_call(self, call: dict[str, Any]) -> None:
         self._growing(begin=False).setdefault("tool_calls", []).append(call)
 
     @property
@@ -155,7 +155,7 @@ def _message(messages: _Messages, item: dict, where: str) -> dict:
     role = one_of(item.get("role"), ROLES, f"{where}.role")
     text = _text(item.get("content"), f"{where}.content")
     if role == "assistant":
-        messages.say(text)
+        messages.add_text(text)
         parts = [{"type": "output_text", "text": text, "annotations": []}]
     else:
         messages.add_message({"role": role, "content": text})
@@ -175,7 +175,7 @@ def _reasoning(messages: _Messages, item: dict, where: str) -> dict:
             )
         texts.append(text)
     if texts:
-        messages.think("\n".join(texts))
+        messages.add_thought("\n".join(texts))
     listed = [{"type": "reasoning_text", "text": text} for text in texts]
     return {"type": "reasoning", "summary": [], "content": listed, "status": "completed"}
 
@@ -184,7 +184,7 @@ def _function_call(messages: _Messages, item: dict, where: str) -> dict:
     place = _namespace(item, where)
     read = _strings(item, ("call_id", "name", "arguments"), where)
     arguments = messages.arguments.read_arguments(read["arguments"], f"{where}.arguments")
-    messages.call(_call_of(read["call_id"], qualified(place.get("namespace"), read["name"]), arguments))
+    messages.add_call(_call_of(read["call_id"], qualified(place.get("namespace"), read["name"]), arguments))
     return {"type": "function_call", **read, **place, "status": "completed"}
 
 
@@ -192,7 +192,7 @@ def _custom_tool_call(messages: _Messages, item: dict, where: str) -> dict:
     place = _namespace(item, where)
     read = _strings(item, ("call_id", "name", "input"), where)
     name = qualified(place.get("namespace"), read["name"])
-    messages.call(custom_call(read["call_id"], name, read["input"]))
+    messages.add_call(custom_call(read["call_id"], name, read["input"]))
     return {"type": "custom_tool_call", **read, **place, "status": "completed"}
 
 

@@ -90,7 +90,7 @@ class OutputItems:
                 if self._growing.kind == "function_call":
                     yield {"type": "response.function_call_arguments.delta", **self._growing.place, "delta": delta}
 
-    def end(self, status: Status, *, may_be_empty: bool) -> Iterator[Event]:
+    def end_answer(self, status: Status, *, may_be_empty: bool) -> Iterator[Event]:
         """The answer is over. ``status``: of its last item. may_be_empty: it may have none; otherwise it has a message
         without words."""
         if not (self.ended or self._growing or may_be_empty):

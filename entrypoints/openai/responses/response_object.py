@@ -49,7 +49,7 @@ class ResponseObject:
         """Before its end; what it says so far comes with the events."""
         return self._state(status, [], {"metadata": self._metadata})
 
-    def ended(self, status: Status, items: list[dict], output: Output, reasoning_tokens: int) -> dict[str, Any]:
+    def ended_state(self, status: Status, items: list[dict], output: Output, reasoning_tokens: int) -> dict[str, Any]:
         details = {"rid": output.prompt.rid, **stage_details(output)}
         metadata = self._metadata
         if self._request.previous is not None:
@@ -64,7 +64,7 @@ class ResponseObject:
             more["incomplete_details"] = {"reason": "max_output_tokens"}
         return self._state(status, items, more)
 
-    def failed(self, error: RequestRefused, items: list[dict]) -> dict[str, Any]:
+    def failed_state(self, error: RequestRefused, items: list[dict]) -> dict[str, Any]:
         status = status_of(error)
         codes = {429: "rate_limit_exceeded"}
         code = codes.get(status, "server_error" if status >= 500 else "invalid_prompt")

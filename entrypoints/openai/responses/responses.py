@@ -1,6 +1,6 @@
 """Opens responses, runs those in the background, and finds stored ones by their id.
 
-request ─▶ ResponseStore.get (previous_response_id) ─▶ Chats.open_chat ─▶ RunningResponse ─▶ ResponseStore.put
+request ─▶ `find_response` (previous_response_id) ─▶ Chats.open_chat ─▶ RunningResponse ─▶ `put_response`
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Responses:
                 code="response_in_progress",
                 param="previous_response_id",
             )
-        stored = self._store.get(scope, rid)
+        stored = self._store.find_response(scope, rid)
         if stored is None:
             raise _unknown(name, "previous_response_id")
         if stored.turn is None:
@@ -120,11 +120,11 @@ class Responses:
         if self._running.get(key) is running:
             del self._running[key]
         if to_store is not None:
-            self._store.put(to_store, client.name)
+            self._store.put_response(to_store, client.name)
 
     # -- stored and running ones, by id --------------------------------------------------------------------------------
 
-    def get(self, client: Client, namespace: str, name: str) -> bytes:
+    def get_response(self, client: Client, namespace: str, name: str) -> bytes:
         """The response's JSON, as of now. Raises RequestRefused (404), as do the others."""
         found = self._find(client.scope(namespace), name)
         return found.body
@@ -134,7 +134,7 @@ class Responses:
         found = self._find(client.scope(namespace), name)
         return found.items
 
-    async def cancel(self, client: Client, namespace: str, name: str) -> bytes:
+    async def cancel_response(self, client: Client, namespace: str, name: str) -> bytes:
         """Abort it; returns its JSON, once it has ended."""
         found = self._find(client.scope(namespace), name, unstored=True)
         if isinstance(found, RunningResponse):
@@ -149,7 +149,7 @@ class Responses:
             )
         return found.body
 
-    async def delete(self, client: Client, namespace: str, name: str) -> None:
+    async def delete_response(self, client: Client, namespace: str, name: str) -> None:
         """Forget it, and give up the lease on its KV; if it runs, abort it."""
         found = self._find(client.scope(namespace), name)
         rid = _rid_of(name)
@@ -166,7 +166,7 @@ class Responses:
         running = self._running.get(key)
         if running is not None and (unstored or running.stored):
             return running
-        stored = self._store.get(*key)
+        stored = self._store.find_response(*key)
         if stored is None:
             raise _unknown(name, "response_id")
         return stored

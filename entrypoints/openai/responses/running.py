@@ -101,7 +101,7 @@ class RunningResponse:
 
     def fail(self, error: RequestRefused) -> dict[str, Any]:
         """It ends with an error."""
-        failed = self._response.failed(error, self._items.ended)
+        failed = self._response.failed_state(error, self._items.ended)
         self.body = msgspec.json.encode(failed)
         # In the foreground the client has the error, and no request can continue it.
         self._end(self._to_store("failed") if self.request.background else None)
@@ -129,8 +129,8 @@ class RunningResponse:
             return
         status = _STATUSES[output.finish.type]
         last = "completed" if status == "completed" else "incomplete"
-        yield from self._items.end(last, may_be_empty=status == "cancelled")
-        state = self._response.ended(status, self._items.ended, output, self._items.reasoning_tokens)
+        yield from self._items.end_answer(last, may_be_empty=status == "cancelled")
+        state = self._response.ended_state(status, self._items.ended, output, self._items.reasoning_tokens)
         self.body = msgspec.json.encode(state)
         # There is no event for a cancelled one; its own status says it.
         yield {"type": f"response.{'incomplete' if status == 'cancelled' else status}", "response": state}

@@ -59,7 +59,7 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._stored)
 
-    def put(self, response: StoredResponse, client: str = "") -> None:
+    def put_response(self, response: StoredResponse, client: str = "") -> None:
         """Store it, in place of one of the same rid, and forget others for it. The one that was put last stays, however
         large it is, and takes no client below an equal share of the room. client: the name of
         its client."""
@@ -77,7 +77,7 @@ class ResponseStore:
                 return
             self.pop_response(*old)
 
-    def get(self, scope: str, rid: str) -> StoredResponse | None:
+    def find_response(self, scope: str, rid: str) -> StoredResponse | None:
         return self._stored.get((scope, rid))
 
     def pop_response(self, scope: str, rid: str) -> StoredResponse | None:

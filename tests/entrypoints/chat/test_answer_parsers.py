@@ -23,7 +23,7 @@ def call(arguments: str) -> str:
 
 def parse(parsers: AnswerParsers, text: str, opening: str = "", **fields: Any) -> list[Piece]:
     asked = parse_chat({"messages": [{"role": "user", "content": "Hi"}]} | fields).call
-    parser = parsers.make(asked, opening)
+    parser = parsers.make_parser(asked, opening)
     return parser.push_text(text) + parser.finish()
 
 

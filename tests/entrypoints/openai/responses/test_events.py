@@ -53,7 +53,7 @@ class Said:
         self.answer = Closable()
         self.turns: list = []
         self._call, self._texts, self._end = request.call, list(texts), end
-        self._parser = AnswerParsers("hermes", "qwen3", CHAT_TEMPLATE).make(self._call, "")
+        self._parser = AnswerParsers("hermes", "qwen3", CHAT_TEMPLATE).make_parser(self._call, "")
         self.continuation: ContinuationOutput | None = None
         self.forced = forced
 

@@ -29,42 +29,42 @@ def turn(text: str, tokens: int) -> Turn:
 def test_nobody_finds_or_replaces_what_is_another_scopes() -> None:
     store = ResponseStore(8)
     mine, theirs = response("r", "mine"), response("r", "theirs")
-    store.put(mine)
-    assert store.get("theirs", "r") is None and store.pop_response("theirs", "r") is None
-    store.put(theirs)
-    assert store.get("mine", "r") is mine and store.get("theirs", "r") is theirs
-    assert store.pop_response("mine", "r") is mine and store.get("mine", "r") is None
+    store.put_response(mine)
+    assert store.find_response("theirs", "r") is None and store.pop_response("theirs", "r") is None
+    store.put_response(theirs)
+    assert store.find_response("mine", "r") is mine and store.find_response("theirs", "r") is theirs
+    assert store.pop_response("mine", "r") is mine and store.find_response("mine", "r") is None
 
 
 def test_the_oldest_go_by_number() -> None:
     store = ResponseStore(2)
     for rid in "abc":
-        store.put(response(rid))
-    assert [store.get("", rid) is not None for rid in "abc"] == [False, True, True] and len(store) == 2
-    store.put(response("b"))
-    store.put(response("d"))
-    assert [store.get("", rid) is not None for rid in "bcd"] == [True, False, True], "b was stored anew"
+        store.put_response(response(rid))
+    assert [store.find_response("", rid) is not None for rid in "abc"] == [False, True, True] and len(store) == 2
+    store.put_response(response("b"))
+    store.put_response(response("d"))
+    assert [store.find_response("", rid) is not None for rid in "bcd"] == [True, False, True], "b was stored anew"
 
 
 def test_a_store_of_none_keeps_none() -> None:
     store = ResponseStore(0)
-    store.put(response("a"))
+    store.put_response(response("a"))
     assert len(store) == 0
 
 
 def test_the_oldest_go_by_size_and_the_last_stays() -> None:
     store = ResponseStore(8, max_bytes=1000)
     for rid in "abc":
-        store.put(response(rid, body=b"x" * 400))
-    assert len(store) == 2 and store.get("", "a") is None
-    store.put(response("b", body=b"x" * 10))
-    store.put(response("d", body=b"x" * 500))
+        store.put_response(response(rid, body=b"x" * 400))
+    assert len(store) == 2 and store.find_response("", "a") is None
+    store.put_response(response("b", body=b"x" * 10))
+    store.put_response(response("d", body=b"x" * 500))
     assert len(store) == 3, "what was replaced or taken no longer counts"
     store.pop_response("", "d")
-    store.put(response("e", body=b"x" * 500))
+    store.put_response(response("e", body=b"x" * 500))
     assert len(store) == 3
-    store.put(response("large", body=b"x" * 5000))
-    assert len(store) == 1 and store.get("", "large") is not None
+    store.put_response(response("large", body=b"x" * 5000))
+    assert len(store) == 1 and store.find_response("", "large") is not None
 
 
 def test_a_size_counts_all_that_is_kept() -> None:
@@ -88,32 +88,32 @@ def test_many_small_items_count_as_much_as_they_take(item: dict[str, str]) -> No
 
 
 def kept(store: ResponseStore, client: str, *rids: str) -> list[bool]:
-    return [store.get(client, rid) is not None for rid in rids]
+    return [store.find_response(client, rid) is not None for rid in rids]
 
 
 def test_a_client_that_floods_the_store_has_it_forget_its_own() -> None:
     store = ResponseStore(4)
-    store.put(response("1", "alice"), "alice")
-    store.put(response("2", "alice"), "alice")
+    store.put_response(response("1", "alice"), "alice")
+    store.put_response(response("2", "alice"), "alice")
     for number in range(20):  # each under a salt of its own, which makes them no clients of their own
-        store.put(response(str(number), f"bob/{number}"), "bob")
+        store.put_response(response(str(number), f"bob/{number}"), "bob")
         assert len(store) <= 4
     assert kept(store, "alice", "1", "2") == [True, True]
-    assert [number for number in range(20) if store.get(f"bob/{number}", str(number))] == [18, 19]
+    assert [number for number in range(20) if store.find_response(f"bob/{number}", str(number))] == [18, 19]
 
 
 def test_a_client_alone_has_the_whole_store() -> None:
     store = ResponseStore(4)
     for rid in "abcd":
-        store.put(response(rid, "alice"), "alice")
+        store.put_response(response(rid, "alice"), "alice")
     assert kept(store, "alice", *"abcd") == [True] * 4
 
 
 def test_one_large_response_takes_no_client_below_its_share() -> None:
     store = ResponseStore(100, max_bytes=1000)
     for rid in "abcd":
-        store.put(response(rid, "alice", body=b"x" * 200), "alice")
-    store.put(response("large", "bob", body=b"x" * 5000), "bob")
+        store.put_response(response(rid, "alice", body=b"x" * 200), "alice")
+    store.put_response(response("large", "bob", body=b"x" * 5000), "bob")
     assert kept(store, "bob", "large") == [True] and kept(store, "alice", *"abcd") == [False, False, True, True]
-    store.put(response("larger", "bob", body=b"x" * 6000), "bob")
+    store.put_response(response("larger", "bob", body=b"x" * 6000), "bob")
     assert kept(store, "bob", "large", "larger") == [False, True] and kept(store, "alice", *"cd") == [True, True]
