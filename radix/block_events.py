@@ -121,21 +121,21 @@ class BlockAnnouncer:
 
     # -- as a watcher -------------------------------------------------------------------------------------------------
 
-    def stored(self, node: TreeNode) -> None:
+    def node_stored(self, node: TreeNode) -> None:
         self._announce(node, DEVICE, self._on_device, node.value)
 
-    def used(self, node: TreeNode, tick: int) -> None:
+    def path_used(self, node: TreeNode, tick: int) -> None:
         pass
 
-    def removed(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
         self._take_back(DEVICE, self._on_device, [(node, node.value) for node in nodes])
 
-    def cleared(self) -> None:
+    def cache_cleared(self) -> None:
         self._on_device.fill(0)
         self._on_host.fill(0)
         self._events = [AllCleared()]  # what came before is over
 
-    def copied(self, node: TreeNode) -> None:
+    def copy_made(self, node: TreeNode) -> None:
         if len(self._on_host) and node.host is not None:
             self._announce(node, HOST, self._on_host, node.host)
 
@@ -143,10 +143,10 @@ class BlockAnnouncer:
         if len(self._on_host) and node.host is not None:
             self._take_back(HOST, self._on_host, [(node, node.host)])
 
-    def hidden(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_hidden(self, nodes: Sequence[TreeNode]) -> None:
         for node in nodes:
             self.copy_removed(node)
-        self.removed(nodes)  # after the copies: what comes before one may be on the device alone
+        self.nodes_removed(nodes)  # after the copies: what comes before one may be on the device alone
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class MatchResult(NamedTuple):
     device_len: int
     """Tokens with KV in the device pool; whole pages."""
     host_len: int
-    """Further tokens that have a copy on the host; `HostTier.load` brings them back."""
+    """Further tokens that have a copy on the host; `HostTier.load_match` brings them back."""
     handle: TreeNode
     """Opaque: for `lock`, `unlock` and `open_sequence`. Where the tokens on the device end."""
     host_handle: TreeNode | None = None
@@ -104,7 +104,7 @@ class RadixCache:
         top = self.tree.root if after is None else self.tree.reachable(after)
         node = self.tree.match(top, namespace, _needed_bytes(self.tree, top, namespace, token_ids))
         self.touch(node)
-        self.residency.accessed(node)
+        self.residency.node_accessed(node)
         if node.on_device:
             return MatchResult(node.prefix_len, 0, node)
         lowest = self.tree.last_on_device(node)
@@ -165,7 +165,7 @@ class RadixCache:
 
     def note_use(self, node: TreeNode, priority: int) -> None:
         """A request begins with the path down to a node that was just accessed."""
-        self.watchers.used(node, self.tick)
+        self.watchers.path_used(node, self.tick)
         node.used = self.tick
         node.uses += 1
         node.priority = max(node.priority, priority)
@@ -254,7 +254,7 @@ class RadixCache:
         node.value, node.on_device = slots, True
         node.parent.device_children += 1
         self.evictable_tokens += len(slots)
-        self.watchers.stored(node)
+        self.watchers.node_stored(node)
 
     def _insert(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> tuple[TreeNode, int]:
         """Insert positions tree_len … end below ``node``, the sequence's own; the walk never starts at the root.
@@ -273,8 +273,8 @@ class RadixCache:
             last = self.tree.add_leaf(last, seq.namespace, new_ids, row[start:end].copy(), self.tick)
             last.turn, last.priority = seq.turn, seq.priority
             self.evictable_tokens += end - start
-            self.residency.inserted(last)
-            self.watchers.stored(last)
+            self.residency.node_inserted(last)
+            self.watchers.node_stored(last)
         if existing < end:
             self.order.push_leaf(last)
         return last, existing
@@ -314,7 +314,7 @@ class RadixCache:
         """Free the slots of unlocked nodes. Returns the tokens freed."""
         if not nodes:
             return 0
-        self.watchers.removed(nodes)
+        self.watchers.nodes_removed(nodes)
         slots = nodes[0].value if len(nodes) == 1 else np.concatenate([node.value for node in nodes])
         self.allocator.free_run(slots)
         self.evictable_tokens -= len(slots)
@@ -335,14 +335,14 @@ class RadixCache:
         for node in list(self.tree.nodes()):
             self.allocator.quarantine(node.value, [node.storing, node.loading])
             node.parent = None  # old handles must fail, not lock a node that is not there
-        self.residency.cut_loose()
+        self.residency.detach_copies()
         self._start_afresh()
         return True
 
     def abandon(self) -> None:
         """Forget everything, locked or not, and start afresh with a free pool. Open sequences become void. Used only
         when a page turns out to have two owners."""
-        self.allocator.reset(self.residency.cut_loose())
+        self.allocator.reset(self.residency.detach_copies())
         self._start_afresh()
         self.req_to_token.reset()
 
@@ -350,7 +350,7 @@ class RadixCache:
         """Put a new tree in the old one's place, so that handles to the old root are dead too."""
         self.tree = RadixTree(self.page_size)
         self.order.clear()
-        self.watchers.cleared()
+        self.watchers.cache_cleared()
         self.evictable_tokens = self.protected_tokens = 0
 
 

@@ -45,8 +45,8 @@ def drop_path(cache: RadixCache, node: TreeNode, kept: int = 0) -> int:
         return 0
     above, top = cache.tree.hide(node, kept)
     nodes = list(cache.tree.nodes(top))[::-1]
-    cache.watchers.hidden(nodes)
-    cache.residency.forget(nodes)
+    cache.watchers.nodes_hidden(nodes)
+    cache.residency.drop_copies(nodes)
     unlocked = [found for found in nodes if not found.lock_ref]
     freed = cache.free_nodes(unlocked)
     cache.tree.remove_leaves(unlocked)

@@ -313,7 +313,7 @@ def check_host(tier: HostTier, tree: RadixTree) -> None:
     allocator, page = tier.allocator, tier.allocator.page_size
     if held != tier.tokens:
         raise InvariantError(f"{held} tokens have a copy on the host, {tier.tokens} are counted")
-    coming = [slots for below in tier.below for slots in below.coming]
+    coming = [slots for below in tier.below for slots in below.incoming_slots]
     read = sum(map(len, coming))
     if allocator.free_tokens + allocator.quarantined_tokens + held + read != allocator.total_tokens:
         raise InvariantError(

@@ -43,7 +43,7 @@ class KVLives:
         """Per evicted node: ticks at which it was stored and used, seconds now, tokens."""
         self._uses: list[float] = []
         """Per path found again: tick at which it was used before, seconds now, tokens."""
-        self._lifetime, self._idle_time, self._reuse_gap = Spread(SECONDS), Spread(SECONDS), Spread(SECONDS)
+        self._lifetime, self._idle_time, self._reuse_gap = Histogram(SECONDS), Histogram(SECONDS), Histogram(SECONDS)
         self.evicted_tokens = 0
         self.evicted_nodes = 0
         self.retired_tokens = 0
@@ -55,31 +55,31 @@ class KVLives:
         self.cleared_at = float("-inf")
         """When all was forgotten."""
         self._tokens_before = self._tokens_in_tree
-        self.advance(0.0)
+        self.set_time(0.0)
         cache.watchers.add_watcher(self)
 
-    def advance(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """Set the time of all later events. now: seconds, never less than before."""
         self._now = now
         if now >= self._note_at:
-            self.times.note(self._cache.tick, now)
+            self.times.record_tick(self._cache.tick, now)
             self._note_at = now + FINEST_S
 
     # -- as a watcher -------------------------------------------------------------------------------------------------
 
-    def stored(self, node: TreeNode) -> None:
+    def node_stored(self, node: TreeNode) -> None:
         parent = node.parent
         if parent is not None and parent.serial in self._ghosts_below and node.host is None:
-            self.ghosts.stored(node)
+            self.ghosts.count_recomputed(node)
 
-    def used(self, node: TreeNode, tick: int) -> None:
+    def path_used(self, node: TreeNode, tick: int) -> None:
         if node.parent is None or (node.turn == 0 and node.used == node.born):
             return  # nothing was found, or it came from a store and its age is unknown
         self._uses += (node.used, self._now, node.prefix_len)
         if len(self._uses) >= 3 * MAX_NOTED:
             self._count_times()
 
-    def removed(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
         evicted, now, ends, recording = 0, self._now, self._ends, self.ghosts.recording
         for node in nodes:
             tokens = len(node.value)
@@ -93,16 +93,16 @@ class KVLives:
             if node.host is not None:
                 self.to_host_tokens += tokens
             elif recording:
-                self.ghosts.record(node)
+                self.ghosts.record_evicted(node)
             if node.turn:  # otherwise it came from a store
                 ends += (node.born, node.used, now, tokens)
         self.evicted_tokens += evicted
         if self.evicted_tokens >= self.ghosts.next_at:
-            self.ghosts.go_on(self.evicted_tokens)
+            self.ghosts.switch_phase(self.evicted_tokens)
         if len(ends) >= 4 * MAX_NOTED:
             self._count_times()
 
-    def cleared(self) -> None:
+    def cache_cleared(self) -> None:
         self.ghosts.clear()
         self.cleared_at = self._now
         self.given_up_tokens += self._tokens_in_tree
@@ -119,19 +119,19 @@ class KVLives:
     # -- times --------------------------------------------------------------------------------------------------------
 
     @property
-    def lifetime(self) -> Spread:
+    def lifetime(self) -> Histogram:
         """From when KV was first in the cache until it was evicted. What came back from the host has not begun anew."""
         self._count_times()
         return self._lifetime
 
     @property
-    def idle_time(self) -> Spread:
+    def idle_time(self) -> Histogram:
         """From when a sequence last began with it, or with what hung on it, until it was evicted."""
         self._count_times()
         return self._idle_time
 
     @property
-    def reuse_gap(self) -> Spread:
+    def reuse_gap(self) -> Histogram:
         """When a sequence begins with a path: the time since another one last began or ended there."""
         self._count_times()
         return self._reuse_gap
@@ -174,14 +174,14 @@ class GhostSample:
         self._ghosts.clear()
         self.parents.clear()
 
-    def go_on(self, evicted_tokens: int) -> None:
+    def switch_phase(self, evicted_tokens: int) -> None:
         """Stop recording, or begin the next sample."""
         self.recording = not self.recording
         if self.recording:
             self.clear()
         self.next_at = evicted_tokens + (self._pool_tokens // SAMPLED if self.recording else self._pool_tokens)
 
-    def record(self, node: TreeNode) -> None:
+    def record_evicted(self, node: TreeNode) -> None:
         """A node leaves the cache; it is still in the tree."""
         if len(self._ghosts) >= self.MAX_GHOSTS:
             return
@@ -190,7 +190,7 @@ class GhostSample:
         self.recorded_tokens += len(node)
         self._put(parent.serial, node.child_key, node.serial, node.key)
 
-    def stored(self, node: TreeNode) -> None:
+    def count_recomputed(self, node: TreeNode) -> None:
         """A node is new in the tree, below one of ``parents``. Ghosts of its tokens are counted, and gone."""
         parent = node.parent
         assert parent is not None
@@ -215,8 +215,9 @@ class GhostSample:
         self.parents.add(above)
 
 
-class Spread:
-    """Counts weighted values by bucket. A value on a bound belongs below it; one bucket more is above all bounds."""
+class Histogram:
+    """A histogram in the sense of Prometheus: counts weighted values by bucket. A value on a bound belongs
+    below it; one more bucket is above all bounds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = np.array(bounds)

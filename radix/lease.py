@@ -317,7 +317,7 @@ class LeaseTable:
     def _close(self, lease: Lease, state: LeaseState) -> None:
         """End a lease and give back all it holds. Unless its owner released it, its KV is demoted."""
         if lease.kv is not None and lease.kv.node is not None and state is not LeaseState.RELEASED:
-            self._cache.residency.demoted(lease.kv.node)
+            self._cache.residency.path_demoted(lease.kv.node)
         fence = lease.written_by
         if fence is not None and not self._cache.allocator.fences.is_open(fence):
             fence = None

@@ -28,15 +28,15 @@ from .node import TreeNode
 
 
 class Residency(Protocol):
-    def inserted(self, node: TreeNode) -> None:
+    def node_inserted(self, node: TreeNode) -> None:
         """A new node is on the device, with computed KV."""
         ...
 
-    def accessed(self, node: TreeNode) -> None:
+    def node_accessed(self, node: TreeNode) -> None:
         """A match ended here."""
         ...
 
-    def demoted(self, node: TreeNode) -> None:
+    def path_demoted(self, node: TreeNode) -> None:
         """A request may continue from this node, and no lease keeps the path down to it on the device any more."""
         ...
 
@@ -66,7 +66,7 @@ class Residency(Protocol):
         """
         ...
 
-    def forget(self, nodes: Sequence[TreeNode]) -> None:
+    def drop_copies(self, nodes: Sequence[TreeNode]) -> None:
         """Drop the copies of these nodes on other tiers: they cannot be trusted, or all is reset. ``nodes`` includes
         all nodes below them."""
         ...
@@ -75,7 +75,7 @@ class Residency(Protocol):
         """The nodes that copies under way lock, each as often as they do."""
         ...
 
-    def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
+    def detach_copies(self) -> Sequence[tuple[int, np.ndarray]]:
         """The tree is dropped with all its nodes; copies under way finish, but their results are discarded. Returns the
         fence and the device slots, int32 [n], of each."""
         ...
@@ -84,13 +84,13 @@ class Residency(Protocol):
 class DeviceOnly:
     """The residency of a single tier: what leaves the device is gone."""
 
-    def inserted(self, node: TreeNode) -> None:
+    def node_inserted(self, node: TreeNode) -> None:
         pass
 
-    def accessed(self, node: TreeNode) -> None:
+    def node_accessed(self, node: TreeNode) -> None:
         pass
 
-    def demoted(self, node: TreeNode) -> None:
+    def path_demoted(self, node: TreeNode) -> None:
         pass
 
     def promised_tokens(self, node: TreeNode) -> int:
@@ -109,11 +109,11 @@ class DeviceOnly:
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
         return victims
 
-    def forget(self, nodes: Sequence[TreeNode]) -> None:
+    def drop_copies(self, nodes: Sequence[TreeNode]) -> None:
         pass
 
     def holders(self) -> Sequence[TreeNode]:
         return ()
 
-    def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
+    def detach_copies(self) -> Sequence[tuple[int, np.ndarray]]:
         return ()

@@ -108,7 +108,7 @@ class TreeWalk:
             below = list(islice(node.children.values(), self._most - self.nodes + 1))
             self._open.append((node, row, namespace, below))
 
-    def advance(self, steps: int) -> bool:
+    def visit_nodes(self, steps: int) -> bool:
         """Visit, or pass over, at most so many nodes; True when the walk is over."""
         open_ = self._open
         if not self._has_begun:

@@ -39,7 +39,7 @@ class TickTimes:
     def __len__(self) -> int:
         return len(self._ticks)
 
-    def note(self, tick: int, now: float) -> None:
+    def record_tick(self, tick: int, now: float) -> None:
         """The ticks after this one happen now, until the next call."""
         ticks, seconds = self._ticks, self._seconds
         if ticks and ticks[-1] == tick:

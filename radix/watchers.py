@@ -12,21 +12,21 @@ class CacheWatcher(Protocol):
     """Called by `RadixCache` in the middle of a change, so it may only read nodes, and must not raise. A split is not
     reported: handles stay valid, and the new upper part holds what the node held."""
 
-    def stored(self, node: TreeNode) -> None:
+    def node_stored(self, node: TreeNode) -> None:
         """KV of a node is on the device that was not: computed, or read from another tier."""
         ...
 
-    def used(self, node: TreeNode, tick: int) -> None:
+    def path_used(self, node: TreeNode, tick: int) -> None:
         """A sequence begins with the path down to here: the root, if nothing was found. ``node.used`` is still the tick
         of the time before, and is ``tick`` afterwards. Look-ups for requests that have to wait do not count."""
         ...
 
-    def removed(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
         """These leave the device, children before parents; ``key``, ``value``, ``prefix_len`` and the path above are
         still there."""
         ...
 
-    def cleared(self) -> None:
+    def cache_cleared(self) -> None:
         """Everything is gone, on all tiers."""
         ...
 
@@ -35,7 +35,7 @@ class TierWatcher(Protocol):
     """Receives the events that `CacheWatcher` does not cover: copies on the host, and hidden nodes. The same rules
     hold."""
 
-    def copied(self, node: TreeNode) -> None:
+    def copy_made(self, node: TreeNode) -> None:
         """A node has a copy on the host that a match may find: made, or read from a tier behind it."""
         ...
 
@@ -43,7 +43,7 @@ class TierWatcher(Protocol):
         """Its copy on the host goes, or what would have become one; ``host`` and the path above are still there."""
         ...
 
-    def hidden(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_hidden(self, nodes: Sequence[TreeNode]) -> None:
         """No match finds these nodes any more, children before parents. They may stay in the tree while they are
         locked; nodes inserted below them later are hidden too. Called before any of them is removed."""
         ...
@@ -65,30 +65,30 @@ class Watchers:
     def __iter__(self) -> Iterator[CacheWatcher]:
         return iter(self._of_device)
 
-    def stored(self, node: TreeNode) -> None:
+    def node_stored(self, node: TreeNode) -> None:
         for watcher in self._of_device:
-            watcher.stored(node)
+            watcher.node_stored(node)
 
-    def used(self, node: TreeNode, tick: int) -> None:
+    def path_used(self, node: TreeNode, tick: int) -> None:
         for watcher in self._of_device:
-            watcher.used(node, tick)
+            watcher.path_used(node, tick)
 
-    def removed(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
         for watcher in self._of_device:
-            watcher.removed(nodes)
+            watcher.nodes_removed(nodes)
 
-    def cleared(self) -> None:
+    def cache_cleared(self) -> None:
         for watcher in self._of_device:
-            watcher.cleared()
+            watcher.cache_cleared()
 
-    def copied(self, node: TreeNode) -> None:
+    def copy_made(self, node: TreeNode) -> None:
         for watcher in self._of_tiers:
-            watcher.copied(node)
+            watcher.copy_made(node)
 
     def copy_removed(self, node: TreeNode) -> None:
         for watcher in self._of_tiers:
             watcher.copy_removed(node)
 
-    def hidden(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_hidden(self, nodes: Sequence[TreeNode]) -> None:
         for watcher in self._of_tiers:
-            watcher.hidden(nodes)
+            watcher.nodes_hidden(nodes)

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from ..radix.cache import RadixCache
-from ..radix.kv_lives import KVLives, Spread
+from ..radix.kv_lives import Histogram, KVLives
 from ..radix.tick_times import TickTimes
 from .cache_stats import DEPTHS, Buckets, CacheStats, CacheTotals, HitTokens, WindowStats
 from .request import Request
@@ -48,22 +48,22 @@ class CacheStatsCollector:
         self._windows = RollingWindows()
         self._now = 0.0
         self._began: float | None = None
-        """Time of the first `advance`; None before."""
+        """Time of the first `set_time`; None before."""
         self._reset_at: float | None = None
         self._before_reset = CacheTotals()
 
-    def advance(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """Call in each turn, before anything happens to the cache."""
         if now <= self._now and self._began is not None:
             return
         self._now = now
-        self._lives.advance(now)
+        self._lives.set_time(now)
         if self._windows.is_due(now):
             self._began = now if self._began is None else self._began
             totals = self._counts()
             self._windows.add_snapshot(totals, now)
             if now >= self._lives.cleared_at + ALERT_WINDOW_S:
-                self.alert.judge(self._windows.last(ALERT_WINDOW_S, totals, now))
+                self.alert.judge_window(self._windows.last(ALERT_WINDOW_S, totals, now))
             else:
                 self.alert.active = False  # an empty cache finds nothing at first
 
@@ -72,10 +72,10 @@ class CacheStatsCollector:
         """Times of the cache's ticks."""
         return self._lives.times
 
-    def admitted(self, requests: Iterable[Request]) -> None:
+    def count_admissions(self, requests: Iterable[Request]) -> None:
         """Count requests at their first admission."""
         for request in requests:
-            self._hit_counts.admitted(request)
+            self._hit_counts.count_admission(request)
 
     def since_start(self) -> CacheStats:
         began = self._now if self._began is None else self._began
@@ -133,7 +133,7 @@ class CacheStatsCollector:
         )
 
 
-def _buckets(spread: Spread) -> Buckets:
+def _buckets(spread: Histogram) -> Buckets:
     return Buckets(tuple(spread.counts), spread.sum)
 
 
@@ -146,7 +146,7 @@ class HitCounts:
         self.hits = HitTokens()
         self.query_depth, self.hit_depth = Depths(), Depths()
 
-    def admitted(self, request: Request) -> None:
+    def count_admission(self, request: Request) -> None:
         found = request.found
         self.prompts += 1
         self.query_tokens += request.prompt_len
@@ -244,7 +244,7 @@ class HitRateAlert:
         self.threshold = threshold
         self.active = False
 
-    def judge(self, window: WindowStats) -> None:
+    def judge_window(self, window: WindowStats) -> None:
         """Call when the window has advanced. Judges only a full window: an empty cache finds nothing at first."""
         if not self.threshold:
             return

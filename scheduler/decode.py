@@ -59,7 +59,7 @@ class DecodeScheduler:
             raise OutOfMemory
         drafts = None
         if self._speculation is not None:
-            drafts = self._speculation.propose(requests, sum(len(search.held_beams.rows) for search in searches))
+            drafts = self._speculation.propose_drafts(requests, sum(len(search.held_beams.rows) for search in searches))
         allocated = self._allocate(requests, searches, previous, now, drafts)
         if allocated is None:
             raise OutOfMemory

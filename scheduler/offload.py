@@ -90,18 +90,18 @@ class OffloadScheduler:
         assert self._memory.tier is not None, "only a tier orders copies"
         copy, rates = self._memory.tier.under_way[fence].copy, self._rates["host"]
         if ok:
-            (rates.stores if copy.to_host else rates.loads).note(len(copy.host_slots), seconds)
-        unfilled = self._memory.tier.ended(fence, ok)
+            (rates.stores if copy.to_host else rates.loads).record_copy(len(copy.host_slots), seconds)
+        unfilled = self._memory.tier.finish_copy(fence, ok)
         return [] if unfilled is None else self._memory.users_of(unfilled, self._live)
 
     def finish_block_order(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
-        """An order to a store has ended with ``blocks`` blocks done; see `BlockTier.ended`. The requests that wait for
-        it queue again. seconds: duration of the order itself."""
+        """An order to a store has ended with ``blocks`` blocks done; see `BlockTier.finish_order`. The requests that
+        wait for it queue again. seconds: duration of the order itself."""
         store = next(store for store in self._stores if store.owns(fence))
         if fence in store.writing or fence in store.readings:
             rates = self._rates[store.name]
-            (rates.stores if fence in store.writing else rates.loads).note(blocks * store.block_tokens, seconds)
-        adopted = store.ended(fence, blocks)
+            (rates.stores if fence in store.writing else rates.loads).record_copy(blocks * store.block_tokens, seconds)
+        adopted = store.finish_order(fence, blocks)
         self._late.discard(fence)
         readers = self._readers.pop(fence, [])
         for request in readers:

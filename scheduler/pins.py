@@ -45,7 +45,7 @@ _ENDS = {
 }
 
 
-class Pins:
+class PinManager:
     """Called by the scheduler as requests arrive and end, and once a turn."""
 
     def __init__(self, tools: PolicyTools, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int) -> None:
@@ -58,7 +58,7 @@ class Pins:
         """The pinned step of each lease, until the lease's end has been counted."""
         self._pinned_at_arrival: dict[Request, int] = {}
         self._ending: dict[Request, FinishedStep] = {}
-        """Finished steps that `ending` has prepared, by request, until `ended` records them."""
+        """Finished steps that `extend_retention` has prepared, by request, until `record_end` records them."""
         self._expected: list[tuple[float, int, Lease]] = []
         """Heap of (latest time at which its job is expected back, a running number, the lease)."""
         self._numbers = count()
@@ -72,30 +72,30 @@ class Pins:
         job = self._table.find_active(spec.namespace, spec.job_id, now) if spec.job_id is not None else None
         return [(step.rid, step.index) for step in reversed(job.steps)] if job is not None else []
 
-    def arrived(self, requests: Sequence[Request], now: float) -> None:
+    def record_arrival(self, requests: Sequence[Request], now: float) -> None:
         """Record the sequences of a new request."""
         first, spec = requests[0], requests[0].spec
         if spec.job_id is None:
-            self._table.name_taken(spec.rid)
+            self._table.forget_steps_of(spec.rid)
             return
         job, forgotten = self._table.open_job(spec.namespace, spec.job_id, now, first.serial, spec.client)
         for old in forgotten:
             self._let_go(old)
         if job.ended is not None and not job.open_rids:
             job.returns += 1
-            self.trace.returned(job, now)
-            if self._table.is_back(job):
+            self.trace.record_return(job, now)
+            if self._table.mark_returned(job):
                 self._note_duration(job, now - job.ended)
             job.ended = None
         self._pinned_at_arrival[first] = max((step.tokens for step in job.pinned_steps()), default=0)
-        self._table.began(job, spec.rid, len(requests))
+        self._table.open_request(job, spec.rid, len(requests))
         for request in requests:
             request.job = job
-        self.trace.arrived(job, first, now)
+        self.trace.record_arrival(job, first, now)
 
     # -- requests end -------------------------------------------------------------------------------------------------
 
-    def ending(self, request: Request, now: float) -> None:
+    def extend_retention(self, request: Request, now: float) -> None:
         """Before a sequence ends well, extend its ``retain_ttl`` to the time for which the policy pins its KV."""
         job = request.job
         if job is None or job.is_over or request.spec.is_last_step or request.is_search:
@@ -107,16 +107,16 @@ class Pins:
         request.retain_ttl = max(request.retain_ttl, ttl)
         self._ending[request] = step
 
-    def ended(self, request: Request, leases: dict[int, Lease | None], now: float) -> None:
+    def record_end(self, request: Request, leases: dict[int, Lease | None], now: float) -> None:
         """Record the end of a sequence. leases: those on its results, by sample; empty if it did not end well."""
         job, step = request.job, self._ending.pop(request, None)
         if job is None:
             return
-        self._table.left(job, request.rid)
-        self._table.heard(job, now)
+        self._table.close_sequence(job, request.rid)
+        self._table.touch_job(job, now)
         self._count_return(request)
         if request.finish is None or request.finish.type == "abort":
-            self.trace.departed(job, request, now)
+            self.trace.record_departure(job, request, now)
             return
         if request.index == 0:
             job.turns += 1
@@ -127,8 +127,8 @@ class Pins:
         if not job.open_rids:
             job.ended = now
             if not request.spec.is_last_step:
-                self._table.goes_away(job, now)
-        self.trace.departed(job, request, now)
+                self._table.mark_away(job, now)
+        self.trace.record_departure(job, request, now)
         for index, lease in leases.items():
             ended = step or FinishedStep(job, request.rid, index, now, 0, asked_until=now + request.retain_ttl)
             self._keep(ended, request, lease, now)
@@ -143,9 +143,9 @@ class Pins:
         """Forget a failed sequence. siblings: the sequences of its rid that are still live."""
         self._ending.pop(request, None)
         self._pinned_at_arrival.pop(request, None)
-        job = request.job or self._table.of_rid(request.rid)
+        job = request.job or self._table.job_of_rid(request.rid)
         if job is not None and request.rid in job.open_rids:
-            self._table.set_open(job, request.rid, len(siblings))
+            self._table.set_open_sequences(job, request.rid, len(siblings))
 
     def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
         step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
@@ -156,7 +156,7 @@ class Pins:
             self._pins[lease] = step
             self._expect(lease, request.expected_until)
             self._stats = replace(self._stats, pins=self._stats.pins + 1)
-            self.trace.pinned(step, lease.deadline - now, now)
+            self.trace.record_pin(step, lease.deadline - now, now)
 
     def _expect(self, lease: Lease, until: float) -> None:
         """Note until when the policy expects the job back; later its lease is worth less (`settle_pins`)."""
@@ -180,13 +180,13 @@ class Pins:
     def record_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
         """Record the tools that a finished step called, as parsed from its text. Unknown steps are ignored: their job
         is over, or they belong to none."""
-        job = self._table.of_rid(rid)
+        job = self._table.job_of_rid(rid)
         step = next((s for s in job.steps if (s.rid, s.index) == (rid, index)), None) if job is not None else None
         if job is None or step is None or step.calls is not None:
             return
         step.calls = calls
-        self._table.heard(job, now)
-        self.trace.called(step, now)
+        self._table.touch_job(job, now)
+        self.trace.record_calls(step, now)
         if step.lease is None or step.lease.kv is None or step.lease.kv.node is None or job.is_over:
             return
         promised = self._cache.residency.promised_tokens(step.lease.kv.node)
@@ -199,14 +199,14 @@ class Pins:
     def _note_duration(self, job: Job, seconds: float) -> None:
         """Record that the tools of the job's last step took this many seconds, or longer."""
         if (last := job.last_step) is not None and last.calls is not None:
-            self.times.observe(last.calls, max(0.0, seconds))
+            self.times.record_duration(last.calls, max(0.0, seconds))
 
     # -- once a turn --------------------------------------------------------------------------------------------------
 
     def settle_pins(self, now: float) -> None:
         """Count the pins that have ended since the last call. A job that has been away for longer than any pin holds
         counts as that long, even if it never returns: otherwise tools with no return would look fast."""
-        for job in self._table.give_up(now, MAX_PIN_S):
+        for job in self._table.give_up_jobs(now, MAX_PIN_S):
             self._note_duration(job, MAX_PIN_S)
         while self._expected and self._expected[0][0] < now:
             _, _, lease = heappop(self._expected)
@@ -222,7 +222,7 @@ class Pins:
             elif kind in ("expired", "broken") and step.has_copy:
                 changes["demoted"] = stats.demoted + 1
             self._stats = replace(stats, **changes)
-            self.trace.unpinned(step, kind, held, now)
+            self.trace.record_unpin(step, kind, held, now)
 
     def stats(self) -> JobStats:
         return replace(self._stats, jobs=len(self._table))
@@ -243,7 +243,7 @@ class Pins:
 
     def unended_jobs(self) -> list[Job]:
         """The jobs that are not over or still have open requests, most recently active first."""
-        return self._table.unended()
+        return self._table.unended_jobs()
 
     def describe_jobs(
         self, namespace: str | None, id: str | None, now: float, prefix: str = ""
@@ -251,7 +251,7 @@ class Pins:
         """Describe the jobs with ids that begin with ``prefix``, in one namespace or, for None, in all; with an ``id``,
         only that job of the namespace, if it is known. See `describe_job`."""
         if id is None:
-            jobs = self._table.select(namespace, prefix)
+            jobs = self._table.select_jobs(namespace, prefix)
         else:
             job = self._table.get_job(namespace, id) if namespace is not None else None
             jobs = [job] if job is not None else []
@@ -287,24 +287,24 @@ class JobTrace:
             self._dropped = 0
         return events
 
-    def arrived(self, job: Job, request: Request, now: float) -> None:
+    def record_arrival(self, job: Job, request: Request, now: float) -> None:
         """Record a new request of a job. (Its prompt's length is not known if it continues a running parent.)"""
         if self.enabled:
             prompt = {"prompt_tokens": request.prompt_len, "is_last_step": request.spec.is_last_step}
-            self._add("arrival", job, now, rid=request.rid, turn=job.turns + 1, **prompt)
+            self._add_event("arrival", job, now, rid=request.rid, turn=job.turns + 1, **prompt)
 
-    def returned(self, job: Job, now: float) -> None:
+    def record_return(self, job: Job, now: float) -> None:
         """Record that the job's next request has arrived, and how long its tool took."""
         step = job.last_step
         if self.enabled and job.ended is not None and step is not None:
             names = [call.tool for call in step.calls] if step.calls is not None else None
-            self._add("returned", job, now, tools=names, seconds=now - job.ended)
+            self._add_event("returned", job, now, tools=names, seconds=now - job.ended)
 
-    def departed(self, job: Job, request: Request, now: float) -> None:
+    def record_departure(self, job: Job, request: Request, now: float) -> None:
         """Record the end of a sequence."""
         if self.enabled:
             assert request.finish is not None
-            self._add(
+            self._add_event(
                 "departure",
                 job,
                 now,
@@ -317,23 +317,23 @@ class JobTrace:
                 is_last_step=request.spec.is_last_step,
             )
 
-    def called(self, step: FinishedStep, now: float) -> None:
+    def record_calls(self, step: FinishedStep, now: float) -> None:
         """Record the tools that a step called."""
         if self.enabled:
             calls = [{"tool": call.tool, "command": call.command} for call in step.calls or ()]
-            self._add("called", step.job, now, rid=step.rid, index=step.index, calls=calls)
+            self._add_event("called", step.job, now, rid=step.rid, index=step.index, calls=calls)
 
-    def pinned(self, step: FinishedStep, ttl: float, now: float) -> None:
+    def record_pin(self, step: FinishedStep, ttl: float, now: float) -> None:
         if self.enabled:
-            self._add("pinned", step.job, now, rid=step.rid, index=step.index, tokens=step.tokens, ttl=ttl)
+            self._add_event("pinned", step.job, now, rid=step.rid, index=step.index, tokens=step.tokens, ttl=ttl)
 
-    def unpinned(self, step: FinishedStep, reason: str, held: float, now: float) -> None:
+    def record_unpin(self, step: FinishedStep, reason: str, held: float, now: float) -> None:
         """reason: hits (the next step took it over), expired, broken, released. held: seconds."""
         if self.enabled:
             more = {"tokens": step.tokens, "reason": reason, "held": held}
-            self._add("unpinned", step.job, now, rid=step.rid, index=step.index, **more)
+            self._add_event("unpinned", step.job, now, rid=step.rid, index=step.index, **more)
 
-    def _add(self, event: str, job: Job, now: float, **more: Any) -> None:
+    def _add_event(self, event: str, job: Job, now: float, **more: Any) -> None:
         if len(self._events) >= MAX_EVENTS:
             self._dropped += 1
             return

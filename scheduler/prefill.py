@@ -39,7 +39,7 @@ class DecodeReserve:
         self._page_size = page_size
         self._ratio = self.INITIAL
 
-    def tokens(self, request: Request) -> int:
+    def reserved_tokens(self, request: Request) -> int:
         """Tokens to keep free for a request; each beam of a search fills pages of its own."""
         known = request.num_output_tokens if request.beams is None else request.beams.num_tokens
         expected = int(min(request.max_new_tokens - known, self.CLIP) * self._ratio)
@@ -49,10 +49,10 @@ class DecodeReserve:
         filled = (partial + request.num_computed_beam_tokens) // page  # full pages of each beam: never copied
         return request.num_rows * (-(-(partial + known + expected) // page) - filled) * page
 
-    def decoded(self) -> None:
+    def lower_ratio(self) -> None:
         self._ratio = max(self.MINIMUM, self._ratio - self.DECAY)
 
-    def retracted(self) -> None:
+    def reset_ratio(self) -> None:
         self._ratio = self.INITIAL
 
 
@@ -153,7 +153,7 @@ class PrefillScheduler:
         for request in (*computing, *step.requests):
             shared.add_request(request)
         deferred = 0
-        reserve = sum(map(self._reserve.tokens, (*running, *step.requests)))
+        reserve = sum(map(self._reserve.reserved_tokens, (*running, *step.requests)))
         admitted: list[Request] = []
         order, overdue = self._order(waiting.requests, now)
         for request in order:
@@ -169,10 +169,10 @@ class PrefillScheduler:
                 # copies.
                 comes_back = self._memory.allocator.quarantined_tokens or self._memory.copies_under_way
                 alone = not (running or step.requests or comes_back)
-                own_reserve = self._reserve.tokens(request)
+                own_reserve = self._reserve.reserved_tokens(request)
                 if not self._enter(request, step, 0 if alone else reserve + own_reserve, alone, now):
                     break
-                self._policy.admitted(request, now)
+                self._policy.note_admission(request, now)
                 shared.add_request(request)
             except Exception as error:
                 raise RequestFault(request) from error

@@ -33,7 +33,7 @@ from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
 from .offload import OffloadScheduler
 from .outcome import FinishReason, RequestRefused
-from .pins import Pins
+from .pins import PinManager
 from .prefill import PrefillScheduler
 from .queues import LiveRequests, WaitingQueue
 from .request import Request, RequestEvent, RequestStatus
@@ -64,7 +64,7 @@ class Recovery:
         prefill: PrefillScheduler,
         decode: DecodeScheduler,
         continuations: Continuations,
-        pins: Pins,
+        pins: PinManager,
         speculation: Speculation,
     ) -> None:
         self._memory, self._beams, self._live, self._waiting = memory, beams, live, waiting

@@ -70,7 +70,7 @@ class Inheritance:
     copied: Lease | None = None
     """The lease that its first tokens' KV was copied from, where the parent is kept; set at admission."""
 
-    def opened(self, took_over: bool) -> None:
+    def note_opened(self, took_over: bool) -> None:
         """Called at admission. A lease that is still claimed then broke, or another child took it over."""
         self.took_over = took_over
         if self.lease is not None:
@@ -78,7 +78,7 @@ class Inheritance:
             if self.path == "handoff":
                 self.path = "match"
 
-    def admitted(self, found: FoundTokens) -> None:
+    def note_admitted(self, found: FoundTokens) -> None:
         """Called with the first step: the first tokens of the prompt need not be computed. A match that found none of
         them is no match: the prompt is computed as a whole."""
         self.recomputed_tokens = max(0, self.inherited_tokens - found.total)
@@ -207,7 +207,7 @@ class Request:
         self.retractions = self.last_step = 0  # last_step: that computed tokens of it
         self.finish: FinishReason | None = None
 
-    def begin(self, prompt: TokenBuffer, max_new_tokens: int) -> None:
+    def set_prompt(self, prompt: TokenBuffer, max_new_tokens: int) -> None:
         """Set the prompt, now that it is known, and wait for admission."""
         self.token_ids = prompt
         self.prompt_len = len(prompt)

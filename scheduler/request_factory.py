@@ -8,25 +8,25 @@ from ..memory_pool.allocator import Allocator
 from .beam.search import BeamGroup
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
-from .endings import Endings
 from .limits import check_allowed_ids, check_beam_limits, check_lengths, check_logprob_limit, check_logprob_start
 from .request import Request
 from .request_spec import RequestSpec
+from .stopping_criteria import StoppingCriteria
 from .token_buffer import TokenBuffer
 
 
 class RequestFactory:
     """Owns the count of requests and the seeds of those that bring none."""
 
-    def __init__(self, config: SchedulerConfig, allocator: Allocator, endings: Endings) -> None:
+    def __init__(self, config: SchedulerConfig, allocator: Allocator, stopping_criteria: StoppingCriteria) -> None:
         self._config = config
         self._allocator = allocator
-        self._endings = endings
+        self._stopping_criteria = stopping_criteria
         # The entrypoint that starts a worker draws its seed; nothing is drawn here.
         self._seeds = np.random.default_rng(config.random_seed or 0)
         self._num_requests = 0
 
-    def make(
+    def make_requests(
         self, spec: RequestSpec, now: float, own_ids: np.ndarray | None, constraint: Constraint | None
     ) -> list[Request]:
         """Make ``spec.sampling.num_requests`` sequences; their prompt may not be known yet. Raises RequestRefused for a
@@ -54,16 +54,16 @@ class RequestFactory:
             for index in range(count)
         ]
 
-    def begin(self, requests: list[Request], prompt: TokenBuffer) -> None:
+    def set_prompt(self, requests: list[Request], prompt: TokenBuffer) -> None:
         """Give sequences of one request their prompt. Raises RequestRefused if they can never fit."""
         first = requests[0]
         max_new_tokens = check_lengths(first, len(prompt), self._config.context_length, self._allocator)
-        check_allowed_ids(first, self._endings.end_ids(first))
+        check_allowed_ids(first, self._stopping_criteria.end_ids(first))
         if first.logprobs is not None:
             check_logprob_start(first.logprobs, len(prompt))
-        first.begin(prompt, max_new_tokens)
+        first.set_prompt(prompt, max_new_tokens)
         for sibling in requests[1:]:
-            sibling.begin(prompt.share(), max_new_tokens)
+            sibling.set_prompt(prompt.share(), max_new_tokens)
         if first.is_search:  # then it is alone
-            num_end_ids = len(self._endings.end_ids(first))
+            num_end_ids = len(self._stopping_criteria.end_ids(first))
             first.beams = BeamGroup(first.sampling, max_new_tokens, first.constraint, num_end_ids)

@@ -34,7 +34,6 @@ from .constraints.constraint import Constraint
 from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord, describe_leases
 from .decode import DecodeScheduler, OutOfMemory
-from .endings import Endings
 from .jobs.calls import ToolCall
 from .jobs.job import Job
 from .jobs.tool_time import ToolTimes
@@ -57,7 +56,7 @@ from .memory.self_check import check_and_contain, check_invariants
 from .memory.transfer_rates import TransferRates
 from .offload import OffloadScheduler
 from .outcome import FinishReason, RequestRefused
-from .pins import Pins
+from .pins import PinManager
 from .policies.fill_time import FillTime
 from .policies.policy import PolicyTools, SchedulePolicy
 from .policies.registry import make_policy
@@ -69,6 +68,7 @@ from .request_factory import RequestFactory
 from .request_spec import RequestSpec
 from .speculation.speculation import Speculation
 from .stats import SchedulerCounters, SchedulerStats, take_stats
+from .stopping_criteria import StoppingCriteria
 
 logger = logging.getLogger(__name__)
 
@@ -129,15 +129,15 @@ class Scheduler:
         self._beams = BeamMemory(self._memory)
         self._reserve = DecodeReserve(allocator.page_size)
         self._prefill = PrefillScheduler(self._memory, self._policy, self._reserve, config)
-        self._endings = Endings(eos_token_ids)
-        self._speculation = Speculation(config, self._memory, self._endings)
+        self._stopping_criteria = StoppingCriteria(eos_token_ids)
+        self._speculation = Speculation(config, self._memory, self._stopping_criteria)
         if make_decode is None:
             self._decode = DecodeScheduler(self._memory, self._beams, self._speculation)
         else:
             self._decode = make_decode(self._memory, self._beams, self._reserve)
-        self._factory = RequestFactory(config, allocator, self._endings)
+        self._factory = RequestFactory(config, allocator, self._stopping_criteria)
         self._continuations = Continuations(config, self._memory, self._beams, self._leases)
-        self._pins = Pins(tools, self._leases, self._policy, config.max_jobs)
+        self._pins = PinManager(tools, self._leases, self._policy, config.max_jobs)
         self._waiting, self._live = WaitingQueue(), LiveRequests()
         self._nonfinite_guard = NonFiniteGuard(self._memory, self._live)
         self._offload = OffloadScheduler(self._memory, self._live, self._waiting, self._fill_time, host_rates, stores)
@@ -182,12 +182,12 @@ class Scheduler:
             if spec.rid in self._live:
                 raise duplicate_rid(spec.rid)
             check_queue(spec, self._offload.num_waiting + self._continuations.num_parked, self._config)
-            requests = self._factory.make(spec, now, own_ids, constraint)
+            requests = self._factory.make_requests(spec, now, own_ids, constraint)
             handover = self._continuations.find_prompt(requests, self._live, self._pins.steps_of(spec, now))
             if handover is not None:
                 self._inherit(requests, handover, now)
                 self._offload.queue_requests(requests, now)
-            self._pins.arrived(requests, now)
+            self._pins.record_arrival(requests, now)
             self._continuations.forget_record(spec.rid)
             self._live.add_siblings(spec.rid, requests)
         except RequestRefused:
@@ -202,7 +202,7 @@ class Scheduler:
 
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
         """Give the sequences of one rid their prompt and their inheritance. Raises RequestRefused."""
-        self._factory.begin(children, handover.prompt)
+        self._factory.set_prompt(children, handover.prompt)
         self._continuations.hand_over(children, handover, now)
 
     def _wake_children(
@@ -310,10 +310,10 @@ class Scheduler:
             assert reason is not None
             request.finish = reason
             self._leave(request, now)
-            self._speculation.ended(request)
+            self._speculation.keep_output(request)
             samples: dict[int, SampleRecord] = {}
             if reason.type != "abort":
-                self._pins.ending(request, now)
+                self._pins.extend_retention(request, now)
                 samples = self._continuations.record_end(request, kept_tokens, now, fence)
             elif current.refusal is None:
                 self._continuations.record_failure(request)
@@ -321,7 +321,7 @@ class Scheduler:
                 self._close(request, fence)
             retire_unwanted(self._memory.cache, request)
             request.status = RequestStatus.FINISHED
-            self._pins.ended(request, {index: sample.lease for index, sample in samples.items()}, now)
+            self._pins.record_end(request, {index: sample.lease for index, sample in samples.items()}, now)
             if request.is_open:
                 self._closed.append(request.serial)
             self._live.remove_request(request)
@@ -370,14 +370,14 @@ class Scheduler:
         if step is None:
             return None
         try:
-            self._cache_statistics.admitted(self._counters.count_step(step))
+            self._cache_statistics.count_admissions(self._counters.count_step(step))
         except Exception:
             logger.exception("a step could not be counted")
         return step.batch
 
     def _form_step(self, now: float) -> PlannedStep | None:
         """Form a step. An exception halfway discards the step, and recovery.py undoes its changes to requests."""
-        self._cache_statistics.advance(now)
+        self._cache_statistics.set_time(now)
         self._leases.expire(now)
         try:
             self._pins.settle_pins(now)
@@ -423,12 +423,12 @@ class Scheduler:
         self._close(request, None)
         request.status, request.retractions = RequestStatus.WAITING, request.retractions + 1
         self._counters.retractions += 1
-        self._reserve.retracted()
+        self._reserve.reset_ratio()
         self._waiting.add_requests([request])
 
     def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
-        """The requests that ``result`` will end within a token (`Endings.cuts_token`), each with its match."""
-        return self._endings.ends_within_token(self._in_flight[0].requests, result)
+        """The requests that ``result`` will end within a token (`StoppingCriteria.cuts_token`), each with its match."""
+        return self._stopping_criteria.ends_within_token(self._in_flight[0].requests, result)
 
     def process_result(self, result: StepResult, now: float) -> list[RequestEvent]:
         """Commit the result of the oldest step in flight. Returns the events for clients: requests, then searches."""
@@ -445,9 +445,9 @@ class Scheduler:
         assert self._processing is not None
         batch, done, first = step.batch, self._processing[1], len(self._events)
         try:
-            self._cache_statistics.advance(now)
-            self._fill_time.step_done(step.num_prompt_tokens, step.formed, now)
-            self._speculation.step_done(step, now)
+            self._cache_statistics.set_time(now)
+            self._fill_time.record_step(step.num_prompt_tokens, step.formed, now)
+            self._speculation.record_step(step, now)
         except Exception:
             logger.exception("a step could not be measured; its requests are not affected")
         if result.failed_rows:
@@ -465,14 +465,16 @@ class Scheduler:
             try:
                 request.commit(lengths[row])
                 if samples[row] and request.beams is None:
-                    taken, ending = self._endings.take_tokens(request, token_ids, result.stop_matches.get(row))
-                    self._speculation.settle(batch, row, request, len(token_ids), len(taken))
+                    taken, ending = self._stopping_criteria.take_tokens(
+                        request, token_ids, result.stop_matches.get(row)
+                    )
+                    self._speculation.settle_draft(batch, row, request, len(token_ids), len(taken))
                     event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
                     if ending is None:
                         self._events.append(event)
                     else:
                         self._end(event, now, ending.kept_tokens)
-                elif self._endings.ends_with_prompt(request):
+                elif self._stopping_criteria.ends_with_prompt(request):
                     self._end(RequestEvent(request, row, finish=FinishReason(type="length")), now)
                 if row < step.num_prompts and request.kv is not None:
                     self._memory.publish(request)
@@ -483,14 +485,14 @@ class Scheduler:
             if search.finish is None:
                 done.add(search)
                 try:
-                    reason = self._beams.advance_search(search, candidates, self._endings.end_ids(search))
+                    reason = self._beams.advance_search(search, candidates, self._stopping_criteria.end_ids(search))
                     if reason is not None:
                         self._end(RequestEvent(search, finish=reason), now)
                 except Exception as error:
                     self._recover(error, [search], now)
         try:
             if len(batch) > step.num_prompts:
-                self._reserve.decoded()
+                self._reserve.lower_ratio()
             self._counters.count_outputs(self._events[first:], step.searches)
         except Exception:
             logger.exception("what a step brought could not be counted; its requests are not affected")
@@ -691,7 +693,7 @@ class Scheduler:
         if not self.is_idle:
             return False
         self._leases.break_all()
-        self._speculation.forget()
+        self._speculation.forget_outputs()
         return self._memory.cache.reset()
 
     def stats(self) -> SchedulerStats:
@@ -713,7 +715,7 @@ class Scheduler:
 
     def advance_statistics(self, now: float) -> None:
         """Advance the windows of the cache's statistics. Call it once a turn, before the cache changes."""
-        self._cache_statistics.advance(now)
+        self._cache_statistics.set_time(now)
 
     @property
     def hit_rate_alert(self) -> float:

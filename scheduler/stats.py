@@ -40,7 +40,7 @@ class SchedulerCounters:
         for request in admitted:
             request.queried = True
             if request.inheritance is not None:
-                request.inheritance.admitted(request.found)
+                request.inheritance.note_admitted(request.found)
             self.prefix_cache_queries += request.prompt_len
             self.prefix_cache_hits += request.found
         return admitted

@@ -34,16 +34,16 @@ class _TimedServer(CacheServer):
         super().make_room(tokens)
         self.seconds += time.thread_time() - begin
 
-    def stored(self, node: TreeNode) -> None:
+    def node_stored(self, node: TreeNode) -> None:
         pass
 
-    def used(self, node: TreeNode, tick: int) -> None:
+    def path_used(self, node: TreeNode, tick: int) -> None:
         pass
 
-    def removed(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
         self.nodes += len(nodes)
 
-    def cleared(self) -> None:
+    def cache_cleared(self) -> None:
         pass
 
 

@@ -93,7 +93,7 @@ def measure_walk(nodes: int, rounds: int) -> dict[str, Any]:
         is_over, total = False, 0.0
         while not is_over:
             began = time.thread_time()
-            is_over = walk.advance(100)
+            is_over = walk.visit_nodes(100)
             slices.append(time.thread_time() - began)
             total += slices[-1]
             walk.take_rows()
@@ -225,7 +225,7 @@ def measure_idle(nodes: int, seconds: float) -> dict[str, Any]:
 def measure_picture(nodes: int, rounds: int) -> dict[str, Any]:
     rig = rig_of(nodes)
     walk = TreeWalk(rig.scheduler._cache, with_heads=True)
-    while not walk.advance(10_000):
+    while not walk.visit_nodes(10_000):
         pass
     found = walk.take_rows()
     ticks = np.array([0, rig.scheduler._cache.tick])

@@ -41,7 +41,7 @@ class Watched:
         """Seconds that it took."""
         started = time.perf_counter()
         if self.lives is not None:
-            self.lives.advance(started)
+            self.lives.set_time(started)
         seq = self.server.start(ids[:prompt_len], prompt_len)
         self.server.cache.cache_unfinished_req(seq, ids[:prompt_len])
         self.server.extend(seq, len(ids))

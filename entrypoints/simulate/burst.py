@@ -89,7 +89,7 @@ class BurstDecode(DecodeScheduler):
         for request in self._ahead:
             request.num_output_placeholders = 1
         for _ in range(self._longest - 1):
-            self._reserve.decoded()
+            self._reserve.lower_ratio()
         self._ahead, self._longest = [], 1
 
 

@@ -105,14 +105,14 @@ class LearnedLanes:
 
     # -- what happens to the cache ------------------------------------------------------------------------------------
 
-    def used(self, node: TreeNode, tick: int) -> None:
+    def path_used(self, node: TreeNode, tick: int) -> None:
         self._now = tick
         if node.parent is not None:
             gap = tick - node.used
             self._end_spell(_class_of(node), gap, reused=True)
             node.note = used_again(habit_of(node), gap)
 
-    def stored(self, node: TreeNode) -> None:
+    def node_stored(self, node: TreeNode) -> None:
         parent = node.parent
         assert parent is not None
         got_child(parent, node)
@@ -121,7 +121,7 @@ class LearnedLanes:
             self._end_spell(ghost.number, gap, reused=True)
             node.note = used_again(ghost.habit, gap)
 
-    def removed(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
         for node in nodes:
             parent = node.parent
             assert parent is not None
@@ -132,7 +132,7 @@ class LearnedLanes:
         for ghost in self._ghosts.forget_oldest():
             self._end_spell(ghost.number, max(self._now - ghost.used, 0), reused=False)
 
-    def cleared(self) -> None:
+    def cache_cleared(self) -> None:
         self._ghosts.clear()
 
     def _end_spell(self, number: int, idle: int, *, reused: bool) -> None:

@@ -1,16 +1,16 @@
 """A tier behind the host: blocks of KV by name, written from copies on the host and read back to the host. A disk is
 one, a server in the network another.
 
-    copy on the host ──▶ wanted ──take_orders──▶ being written ──ended──▶ there, if the index says so
+    copy on the host ──▶ wanted ──take_orders──▶ being written ──finish_order──▶ there, if the index says so
 
-    find_blocks ──▶ begin_read ──▶ being read ──ended──▶ adopted: a copy on the host, which a match finds and loads
+    find_blocks ──▶ begin_read ──▶ being read ──finish_order──▶ adopted: a copy on the host, which a match may load
 
     matched, or written ──▶ used ──take_orders──▶ the store marks it as used, and evicts the others first
 
 A block is the KV of a fixed number of consecutive tokens. Its name stands for all tokens up to its end, so it does not
 depend on nodes. The index says which blocks are there; if it is incomplete, `begin_find` asks the store. This class
-decides and counts; threads carry out its orders, and `ended` takes their results. Blocks that could not be written or
-read are computed again when needed; no request fails for it.
+decides and counts; threads carry out its orders, and `finish_order` takes their results. Blocks that could not be
+written or read are computed again when needed; no request fails for it.
 
 While an order is under way its slots on the host keep their contents: if they are freed meanwhile, they wait for its
 fence.
@@ -144,19 +144,19 @@ class BlockTier:
 
     # -- as the tier below the host -----------------------------------------------------------------------------------
 
-    def stored(self, node: TreeNode) -> None:
+    def copy_stored(self, node: TreeNode) -> None:
         self._wanted.append((node, 0))
 
-    def used(self, node: TreeNode) -> None:
+    def path_used(self, node: TreeNode) -> None:
         self._used.pop(node, None)
         self._used[node] = None
 
-    def reading(self, slots: np.ndarray) -> list[int]:
+    def fences_reading(self, slots: np.ndarray) -> list[int]:
         if not self._readers[slots].any():
             return []
         return [fence for fence, write in self.writing.items() if np.isin(write.host_slots, slots).any()]
 
-    def cut_loose(self) -> list[tuple[int, np.ndarray]]:
+    def detach_orders(self) -> list[tuple[int, np.ndarray]]:
         going_on = [(write.fence, write.host_slots) for write in self.writing.values()]
         going_on += [(reading.order.fence, reading.order.host_slots) for reading in self.readings.values()]
         self.readings = {f: Reading(r.order, r.namespace, r.ids, wanted=False) for f, r in self.readings.items()}
@@ -166,7 +166,7 @@ class BlockTier:
         return going_on
 
     @property
-    def coming(self) -> list[np.ndarray]:
+    def incoming_slots(self) -> list[np.ndarray]:
         return [reading.order.host_slots for reading in self.readings.values() if reading.wanted]
 
     # -- orders -------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class BlockTier:
             if len(missing) > room:
                 later.append((node, missing[room][0]))  # each is tried once: a store may refuse them all
             else:
-                self.used(node)  # not sooner: what is written last would outlive what comes before it
+                self.path_used(node)  # not sooner: what is written last would outlive what comes before it
             if missing:
                 slots = np.concatenate([above.host for above in path if above.host is not None])
                 writes += [self._write(key, slots, number) for number, key in missing[:room]]
@@ -285,7 +285,7 @@ class BlockTier:
         """Order a read of as many leading blocks as the host can hold; its fence. None if it has no room, or others
         fill it just now."""
         size, host, count = self.block_tokens, self._host, len(found.keys)
-        coming = sum(len(slots) for tier in host.below for slots in tier.coming)
+        coming = sum(len(slots) for tier in host.below for slots in tier.incoming_slots)
         if coming and coming + count * size > host.allocator.total_tokens // 4:
             return None  # what comes for one must not push out what has come for another
         whole, _, last = self._cache.find_prefix(found.namespace, found.ids)
@@ -308,7 +308,7 @@ class BlockTier:
 
     # -- the end of an order ------------------------------------------------------------------------------------------
 
-    def ended(self, fence: int, blocks: int) -> int:
+    def finish_order(self, fence: int, blocks: int) -> int:
         """An order has been carried out. blocks: how many leading blocks of a read are on the host now; of a write, 1,
         or 0 if it failed. Returns the tokens that are on the host since."""
         self._host.allocator.fences.close_fence(fence)

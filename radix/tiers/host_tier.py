@@ -1,11 +1,11 @@
 """The host tier: copies of nodes in a second pool, made while the nodes are on the device, read when they have left it.
 
-    inserted ──▶ wanted ──next_stores──▶ being stored ──ended──▶ stored ──evict──▶ no copy
+    inserted ──▶ wanted ──next_stores──▶ being stored ──finish_copy──▶ stored ──evict──▶ no copy
                                             │ failed: no copy
-    evicted from the device with a copy: stays in the tree ──load──▶ being loaded, on the device again ──ended──▶ there
+    evicted from the device with a copy: stays in the tree ──load_match──▶ being loaded ──finish_copy──▶ on the device
 
-This class decides and counts; `TierCopy` describes a copy, the owner of the tensors makes it, and `ended` takes its
-result. Nothing here waits. While a copy is under way:
+This class decides and counts; `TierCopy` describes a copy, the owner of the tensors makes it, and `finish_copy` takes
+its result. Nothing here waits. While a copy is under way:
 
 - its nodes are locked on the device, so that the slots it reads or writes stay theirs, even if the request for which it
   was made ends;
@@ -39,7 +39,7 @@ class TierCopy:
     """KV to be copied between device and host. Plain data."""
 
     fence: int
-    """Open until `HostTier.ended` is told."""
+    """Open until `HostTier.finish_copy`."""
     to_host: bool
     device_slots: np.ndarray
     """int32 [n], whole pages."""
@@ -87,24 +87,24 @@ class HostPolicy:
 class LowerTier(Protocol):
     """The interface of a tier behind the host, which reads the host's copies and brings others."""
 
-    def stored(self, node: TreeNode) -> None:
+    def copy_stored(self, node: TreeNode) -> None:
         """A node has a copy on the host now."""
         ...
 
-    def used(self, node: TreeNode) -> None:
+    def path_used(self, node: TreeNode) -> None:
         """The path down to this node is in use, whatever tier it is on."""
         ...
 
-    def reading(self, slots: np.ndarray) -> list[int]:
+    def fences_reading(self, slots: np.ndarray) -> list[int]:
         """Fences of all orders that read some of these host slots, int32 [n]."""
         ...
 
     @property
-    def coming(self) -> list[np.ndarray]:
+    def incoming_slots(self) -> list[np.ndarray]:
         """Host slots, int32 [n] each, that it fills and that belong to no node yet."""
         ...
 
-    def cut_loose(self) -> list[tuple[int, np.ndarray]]:
+    def detach_orders(self) -> list[tuple[int, np.ndarray]]:
         """The tree is dropped. Returns the fence and the host slots, int32 [n], of all orders that still run."""
         ...
 
@@ -138,22 +138,22 @@ class HostTier:
 
     # -- as a residency -----------------------------------------------------------------------------------------------
 
-    def inserted(self, node: TreeNode) -> None:
+    def node_inserted(self, node: TreeNode) -> None:
         if node.host is None and self.policy.min_hits == 0 and not self.policy.write_back:
             self._wanted.append(node)
 
-    def accessed(self, node: TreeNode) -> None:
+    def node_accessed(self, node: TreeNode) -> None:
         if node.parent is None:
             return
         for tier in self.below:
-            tier.used(node)
+            tier.path_used(node)
         if node.host is not None or self.policy.write_back:
             return
         node.hits += 1
         if node.hits == self.policy.min_hits:
             self._wanted.append(node)
 
-    def demoted(self, node: TreeNode) -> None:
+    def path_demoted(self, node: TreeNode) -> None:
         if node.host is None and node.parent is not None:
             node.demoted = True  # a flag for `keeps`, in case memory is needed before the copy is made
             if not self.policy.write_back:
@@ -176,8 +176,8 @@ class HostTier:
         return homeless
 
     def promised_tokens(self, node: TreeNode) -> int:
-        """Tokens on the path down to a `demoted` node that are stored or being stored, or will be before they leave the
-        device. Later they are evicted like all others, least recently used first."""
+        """Tokens on the path down to a node that are stored or being stored, or, if the path is demoted, will be before
+        they leave the device. Later they are evicted like all others, least recently used first."""
         tree = self._cache.tree
         if tree.reachable(node) is not node:
             return 0
@@ -189,7 +189,7 @@ class HostTier:
     def select_dropped(self, victims: Sequence[TreeNode]) -> Sequence[TreeNode]:
         return [victim for victim in victims if victim.host is None]
 
-    def forget(self, nodes: Sequence[TreeNode]) -> None:
+    def drop_copies(self, nodes: Sequence[TreeNode]) -> None:
         for node in nodes:
             if node.host is not None:
                 self._give_up(node)
@@ -197,7 +197,7 @@ class HostTier:
     def holders(self) -> Sequence[TreeNode]:
         return [copy.node for copy in self.under_way.values() if copy.node is not None]
 
-    def cut_loose(self) -> Sequence[tuple[int, np.ndarray]]:
+    def detach_copies(self) -> Sequence[tuple[int, np.ndarray]]:
         copies = [under_way.copy for under_way in self.under_way.values()]
         self.under_way = {copy.fence: UnderWay(copy, None, 0) for copy in copies}
         self.leaving_tokens = 0
@@ -208,7 +208,7 @@ class HostTier:
         """All of the host is free again, but for what orders under way still read or write."""
         going_on = [(under_way.copy.fence, under_way.copy.host_slots) for under_way in self.under_way.values()]
         for tier in self.below:
-            going_on += tier.cut_loose()
+            going_on += tier.detach_orders()
         self.allocator.reset(going_on)
         self._wanted.clear()
         self.order.clear()
@@ -219,7 +219,7 @@ class HostTier:
     @property
     def unaccounted_tokens(self) -> int:
         """Tokens that all owners fall short of the host's pool; negative if they exceed it; 0 when all is well."""
-        coming = sum(len(slots) for tier in self.below for slots in tier.coming)
+        coming = sum(len(slots) for tier in self.below for slots in tier.incoming_slots)
         free, waiting = self.allocator.free_tokens, self.allocator.quarantined_tokens
         return self.allocator.total_tokens - free - waiting - self.tokens - coming
 
@@ -304,7 +304,7 @@ class HostTier:
 
     # -- back to the device -------------------------------------------------------------------------------------------
 
-    def load(self, match: MatchResult, slots: np.ndarray) -> TierCopy:
+    def load_match(self, match: MatchResult, slots: np.ndarray) -> TierCopy:
         """Bring the host part of a match to the device. From now on its nodes count as on the device for all requests,
         but a step that reads them must wait for the copy.
 
@@ -327,7 +327,7 @@ class HostTier:
 
     # -- the end of a copy --------------------------------------------------------------------------------------------
 
-    def ended(self, fence: int, ok: bool) -> np.ndarray | None:
+    def finish_copy(self, fence: int, ok: bool) -> np.ndarray | None:
         """A copy has been made, or has failed. Returns the device slots of a failed load, int32 [n]: they hold no valid
         KV, so the caller must end their use; the nodes have left the reachable tree."""
         ended = self.under_way.pop(fence)
@@ -363,14 +363,14 @@ class HostTier:
         self._cache.unlock(node)
         if trusted and to_host:
             for copied in made:
-                self._cache.watchers.copied(copied)
+                self._cache.watchers.copy_made(copied)
             for tier in self.below:
-                tier.stored(node)
+                tier.copy_stored(node)
 
     def _forget_below(self, top: TreeNode) -> None:
         """Give up the copies of a node and of all below it: no copy is without its parent's."""
         nodes = [node for node in self._cache.tree.nodes(top) if node.host is not None][::-1]
-        self.forget(nodes)
+        self.drop_copies(nodes)
         self._cache.tree.remove_leaves([node for node in nodes if not node.on_device])
 
     # -- eviction -----------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ class HostTier:
         assert node.host is not None and node.parent is not None
         fences = [fence for fence in (node.storing, node.loading) if fence]
         for tier in self.below:
-            fences += tier.reading(node.host)
+            fences += tier.fences_reading(node.host)
         self._cache.watchers.copy_removed(node)
         self.allocator.quarantine(node.host, fences)
         node.host, node.storing = None, 0
@@ -409,7 +409,7 @@ class HostTier:
     def took_copy(self, node: TreeNode) -> None:
         """A node got a copy from elsewhere."""
         self.tokens += len(node)
-        self._cache.watchers.copied(node)
+        self._cache.watchers.copy_made(node)
         self.may_be_leaf(node)
 
     def may_be_leaf(self, node: TreeNode) -> None:

@@ -118,25 +118,25 @@ class LiveReporter:
         self._until = now + message.seconds
         if self._recorder is None:
             self._recorder = LifeRecorder(self._scheduler, self._began)
-            self._recorder.begin(now)
+            self._recorder.follow_live_requests(now)
             self._reported, self._is_new = -math.inf, True
 
     def requests_added(self, requests: Sequence[Request], now: float) -> None:
         """Follow requests that the scheduler has accepted."""
         if self._recorder is not None:
-            self._recorder.added(requests, now)
+            self._recorder.record_arrivals(requests, now)
             self._is_quiet = False
 
     def request_refused(self, rid: str, now: float) -> None:
         """Record that a request was refused, or ends with an error in this turn."""
         if self._recorder is not None:
-            self._recorder.refused(rid, now)
+            self._recorder.record_refusal(rid, now)
             self._is_quiet = False
 
     def request_released(self) -> None:
         """Record that a request has ended in this turn."""
         if self._recorder is not None:
-            self._recorder.stir()
+            self._recorder.note_end()
 
     def report_turn(self, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float) -> None:
         """Record a turn, and do a slice of the work that is due. ended: steps that were committed, or failed."""
@@ -172,7 +172,7 @@ class LiveReporter:
     def _record(
         self, recorder: LifeRecorder, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float
     ) -> None:
-        if recorder.turn(ended, launched, now) or ended or launched is not None:
+        if recorder.record_turn(ended, launched, now) or ended or launched is not None:
             self._is_quiet = False
         if self._report is None and now >= self._next_report:
             self._report = self._parts(recorder, now)
@@ -208,7 +208,7 @@ class LiveReporter:
     def _walk_on(self, walk: TreeWalk, now: float) -> None:
         steps = max(LEAST_STEPS, min(MOST_STEPS, int(SLICE_S / self._step_s)))
         began = self._cpu_clock()
-        is_over = walk.advance(steps)
+        is_over = walk.visit_nodes(steps)
         self._step_s += 0.2 * ((self._cpu_clock() - began) / steps - self._step_s)
         self._step_s = max(self._step_s, 1e-7)
         if not is_over and walk.nodes - self._rows_sent < ROWS_IN_CHUNK:

@@ -30,11 +30,11 @@ class JobTable:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def unended(self) -> list[Job]:
+    def unended_jobs(self) -> list[Job]:
         """The jobs that are not over or still have open requests, most recently active first."""
         return [job for job in reversed(self._jobs.values()) if job.open_rids or not job.is_over]
 
-    def select(self, namespace: str | None, prefix: str) -> list[Job]:
+    def select_jobs(self, namespace: str | None, prefix: str) -> list[Job]:
         """The jobs with ids that begin with ``prefix``, in one namespace or, for None, in all; most recently active
         last."""
         jobs = (job for job in self._jobs.values() if namespace is None or job.namespace == namespace)
@@ -51,7 +51,7 @@ class JobTable:
         """A job, over or not."""
         return self._jobs.get((namespace, id))
 
-    def of_rid(self, rid: str) -> Job | None:
+    def job_of_rid(self, rid: str) -> Job | None:
         return self._by_rid.get(rid)
 
     def open_job(self, namespace: str, id: str, now: float, serial: int, client: str = "") -> tuple[Job, list[Job]]:
@@ -73,10 +73,10 @@ class JobTable:
                 each = self._jobs[idle]
                 self._remove(each)
                 gone.append(each)
-        self.heard(job, now)
+        self.touch_job(job, now)
         return job, gone
 
-    def heard(self, job: Job, now: float) -> None:
+    def touch_job(self, job: Job, now: float) -> None:
         job.heard = now
         key = job.namespace, job.id
         if key in self._jobs:
@@ -84,20 +84,20 @@ class JobTable:
         if key in self._idle:
             self._idle.renew_key(key)
 
-    def name_taken(self, rid: str) -> None:
+    def forget_steps_of(self, rid: str) -> None:
         """Forget the kept steps with this rid, because a new request has taken it."""
         if (owner := self._by_rid.get(rid)) is not None:
             for step in [step for step in owner.steps if step.rid == rid]:
                 self.discard_step(owner, step)
 
-    def began(self, job: Job, rid: str, sequences: int) -> None:
+    def open_request(self, job: Job, rid: str, sequences: int) -> None:
         """Record a new request of the job."""
-        self.name_taken(rid)
+        self.forget_steps_of(rid)
         self._idle.remove_key((job.namespace, job.id))
         job.open_rids[rid] = sequences
         self._by_rid[rid] = job
 
-    def left(self, job: Job, rid: str) -> None:
+    def close_sequence(self, job: Job, rid: str) -> None:
         """Record that one sequence of a request has ended."""
         job.open_rids[rid] -= 1
         if not job.open_rids[rid]:
@@ -107,7 +107,7 @@ class JobTable:
             if not job.open_rids and self.get_job(job.namespace, job.id) is job:
                 self._idle.put_key(job.client, (job.namespace, job.id))
 
-    def set_open(self, job: Job, rid: str, sequences: int) -> None:
+    def set_open_sequences(self, job: Job, rid: str, sequences: int) -> None:
         """Set how many sequences of a request are open, in place of the count so far."""
         if sequences:
             job.open_rids[rid] = sequences
@@ -118,18 +118,18 @@ class JobTable:
         if not job.open_rids and self.get_job(job.namespace, job.id) is job:
             self._idle.put_key(job.client, (job.namespace, job.id))
 
-    def goes_away(self, job: Job, now: float) -> None:
+    def mark_away(self, job: Job, now: float) -> None:
         """Record that all requests of a job have ended, and another should follow. No effect if it is over or
         forgotten."""
         if not job.is_over and self.get_job(job.namespace, job.id) is job:
             self._away[job] = now
             self._away.move_to_end(job)
 
-    def is_back(self, job: Job) -> bool:
+    def mark_returned(self, job: Job) -> bool:
         """Record that the next request of a job has arrived. False if the job was given up, or was not away."""
         return self._away.pop(job, None) is not None
 
-    def give_up(self, now: float, seconds: float) -> list[Job]:
+    def give_up_jobs(self, now: float, seconds: float) -> list[Job]:
         """Stop waiting for the jobs that have been away for at least ``seconds``, and return them. They stay in the
         table."""
         lost = []

@@ -125,7 +125,7 @@ class LearnedSpeed:
         self._seen = [0, 0]
         """Observations so far, by label."""
 
-    def observe(self, command: str, seconds: float) -> None:
+    def learn_duration(self, command: str, seconds: float) -> None:
         count = sum(self._seen)
         self._features[count % BATCH] = features_of(command)
         slow = int(seconds > MIDDLE_S)
@@ -134,9 +134,9 @@ class LearnedSpeed:
         if (count + 1) % BATCH == 0:
             self._model.partial_fit(self._features, self._slow, classes=(0, 1))
 
-    def observe_all(self, pairs: Iterable[tuple[str, float]]) -> None:
+    def learn_durations(self, pairs: Iterable[tuple[str, float]]) -> None:
         for command, seconds in pairs:
-            self.observe(command, seconds)
+            self.learn_duration(command, seconds)
 
     def slow_probability(self, command: str) -> float | None:
         """Probability that the command takes longer than MIDDLE_S; None until enough was observed."""

@@ -54,12 +54,12 @@ class ToolTimes:
         """Cached times to live, by kind and name (None for all tools): (durations added by then, the break-even time,
         the time to live)."""
 
-    def observe(self, calls: tuple[ToolCall, ...], seconds: float) -> None:
+    def record_duration(self, calls: tuple[ToolCall, ...], seconds: float) -> None:
         """Record how long the tools of a step took; without calls, how long the user took to answer."""
         self.history.add_duration(name_of(calls), seconds)
         if self._learned is not None and calls:
             self.history.commands.append((text_of(calls), seconds))
-            self._learned.observe(text_of(calls), seconds)
+            self._learned.learn_duration(text_of(calls), seconds)
 
     def expected(self, calls: Calls) -> tuple[np.ndarray, np.ndarray | None]:
         """(durations, their weights), float64 [n] each, ascending: the mixture to use for these calls; weights None:
@@ -127,7 +127,7 @@ class ToolTimes:
         self._ttls.clear()
         if self._learned is not None:
             self._learned = LearnedSpeed()
-            self._learned.observe_all(self.history.commands)
+            self._learned.learn_durations(self.history.commands)
 
     def _kept(self, kind: str, calls: Calls, break_even_s: float) -> float | None:
         """The best time to live, cached: computed again once a sixteenth of the durations is new or the break-even time

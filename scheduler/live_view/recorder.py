@@ -1,7 +1,7 @@
 """Records the lives of requests while a watcher is connected.
 
-    added ──▶ turn: chunks that have ended │ statuses that have changed │ chunks that begin │ leases that have ended
-                                                            └──▶ take_lives: the lives that have changed
+    record_arrivals ──▶ record_turn: ended chunks │ changed statuses │ chunks that begin │ ended leases
+                             └──▶ take_lives: the lives that have changed
 
 Called once a turn, after the step was formed. It reads requests and batches, and changes nothing.
 """
@@ -55,7 +55,7 @@ class _Recorded:
         self.decoded = 0
         """Output tokens at the time it last began to decode."""
 
-    def begin(self, kind: PhaseKind, at: float, tokens: int) -> _Phase:
+    def begin_phase(self, kind: PhaseKind, at: float, tokens: int) -> _Phase:
         """Begin a phase. This ends the others, except chunks, which end with their step."""
         for phase in self.phases:
             if phase.end is None and not (kind == phase.kind == "prefill"):
@@ -108,19 +108,19 @@ class LifeRecorder:
 
     # -- events from the loop -----------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> None:
+    def follow_live_requests(self, now: float) -> None:
         """Follow the requests that are live already, from now on."""
         self._adopt(now)
 
-    def added(self, requests: Iterable[Request], now: float) -> None:
+    def record_arrivals(self, requests: Iterable[Request], now: float) -> None:
         for request in requests:
             if len(self._open) >= MAX_LIVES:
                 self._missed = True
                 return
             kind = "loading" if request.status is RequestStatus.LOADING else "queued"
-            self._follow(request).begin(kind, now - self._began, request.prompt_len)
+            self._follow(request).begin_phase(kind, now - self._began, request.prompt_len)
 
-    def refused(self, rid: str, now: float) -> None:
+    def record_refusal(self, rid: str, now: float) -> None:
         """Record that a rid has ended with an error, or never began."""
         if any(recorded.life.rid == rid for recorded in self._open.values()):
             self._failed.add(rid)
@@ -128,7 +128,7 @@ class LifeRecorder:
         at = now - self._began
         self._refused.append(Life(rid, 0, at, 0, 0, 0, [("queued", at, at, 0)], end="error"))
 
-    def turn(self, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float) -> bool:
+    def record_turn(self, ended: Sequence[ScheduleBatch], launched: ScheduleBatch | None, now: float) -> bool:
         """Record a turn. ended: the steps that have been committed, or have failed. True if there is something to
         take."""
         at = now - self._began
@@ -148,7 +148,7 @@ class LifeRecorder:
         self._failed.clear()
         return bool(self._changed or self._refused)
 
-    def stir(self) -> None:
+    def note_end(self) -> None:
         """Note that a request has ended in this turn."""
         self._is_stirred = True
 
@@ -187,11 +187,11 @@ class LifeRecorder:
                 recorded.is_decoding = request.status is RequestStatus.RUNNING
                 recorded.decoded = num_output(request)
                 if recorded.is_decoding:
-                    recorded.begin("decode", now - self._began, 0)
+                    recorded.begin_phase("decode", now - self._began, 0)
             else:
                 waits = request.status is RequestStatus.WAITING and not request.retractions
                 kind = "loading" if request.status is RequestStatus.LOADING else "queued"
-                recorded.begin(kind, recorded.life.arrival if waits else now - self._began, request.prompt_len)
+                recorded.begin_phase(kind, recorded.life.arrival if waits else now - self._began, request.prompt_len)
 
     def _has_ended(self, recorded: _Recorded, at: float) -> bool:
         """Record the new status of a request; True if the request has ended."""
@@ -201,14 +201,14 @@ class LifeRecorder:
         if status is RequestStatus.FINISHED:
             return True
         if status is RequestStatus.LOADING:
-            recorded.begin("loading", at, request.prompt_len)
+            recorded.begin_phase("loading", at, request.prompt_len)
         elif was is RequestStatus.PARKED:
             recorded.phases[-1].tokens = request.prompt_len  # its parent's tokens are known now
         elif status is RequestStatus.WAITING:
             retracted = was in _COMPUTING
             self._count_decoded(recorded)
             recorded.chunks.clear()
-            recorded.begin("retracted" if retracted else "queued", at, request.prompt_len + num_output(request))
+            recorded.begin_phase("retracted" if retracted else "queued", at, request.prompt_len + num_output(request))
             recorded.is_decoding = False
         self._change(recorded)
         return False
@@ -244,7 +244,7 @@ class LifeRecorder:
             request = recorded.request
             if not recorded.is_admitted:
                 self._admit(recorded)
-            recorded.chunks.append((batch.step_id, recorded.begin("prefill", at, tokens)))
+            recorded.chunks.append((batch.step_id, recorded.begin_phase("prefill", at, tokens)))
             recorded.status = request.status
             recorded.is_decoding = request.status is RequestStatus.RUNNING
             self._change(recorded)
@@ -260,7 +260,7 @@ class LifeRecorder:
             if recorded.chunks:
                 recorded.chunks[0][1].begin = at  # steps are computed one after the other
             elif recorded.is_decoding and recorded.request.status is RequestStatus.RUNNING:
-                recorded.begin("decode", at, 0)
+                recorded.begin_phase("decode", at, 0)
                 recorded.decoded = max(0, num_output(recorded.request) - 1)  # the chunk's own token counts
             self._change(recorded)
 

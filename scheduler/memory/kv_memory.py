@@ -102,7 +102,7 @@ class KVMemory:
         request.note_found(opened.length, on_host)
         request.committed_len = request.scheduled_len = opened.length
         if request.inheritance is not None:
-            request.inheritance.opened(takes_over)
+            request.inheritance.note_opened(takes_over)
         return True
 
     def _open_match(self, request: Request, reserve: int) -> tuple[KVSequence | None, int]:
@@ -142,10 +142,10 @@ class KVMemory:
             raise NotYet
         if slots is None:
             return match
-        if self.copies.reads(slots):
+        if self.copies.reads_slots(slots):
             self.allocator.free(slots)
             return match
-        self._loads.append(self.tier.load(match, slots))
+        self._loads.append(self.tier.load_match(match, slots))
         return MatchResult(match.device_len + match.host_len, 0, match.host_handle)
 
     def _open_lease(self, request: Request, reserve: int, now: float) -> KVSequence | None:
@@ -319,7 +319,7 @@ class KVMemory:
         """Have a tier keep what the tree has of a sequence. Returns how many tokens one promises to: 0 if none does."""
         if self.tier is None or kv.node is None:
             return 0
-        self.tier.demoted(kv.node)
+        self.tier.path_demoted(kv.node)
         return self.tier.promised_tokens(kv.node)
 
     def lease_copy(self, request: Request, terms: LeaseTerms) -> Lease | None:
@@ -343,7 +343,7 @@ class KVMemory:
         kv = request.held_kv
         in_flight = fence if request.scheduled_len > request.committed_len else None
         committed = request.committed_len
-        if self.copies.has(kv):
+        if self.copies.has_copies(kv):
             committed = kv.tree_len  # its KV behind the tree still had to be copied, and never will be
         self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), fence=in_flight)
         self._forget(request)

@@ -51,11 +51,11 @@ class PendingCopies:
         """Fill slots of the beams that continue a computed prompt, ``trunk``."""
         self._entries[trunk.row] = _Entry(trunk, copies, own_step=True)
 
-    def has(self, sequence: KVSequence) -> bool:
+    def has_copies(self, sequence: KVSequence) -> bool:
         """True if slots of the sequence, or of its beams, are still to be filled."""
         return self._find(sequence) is not None
 
-    def reads(self, slots: np.ndarray) -> bool:
+    def reads_slots(self, slots: np.ndarray) -> bool:
         """True if a pending copy reads some of these slots, int32 [n]. They may have been freed since: the step that
         makes the copies does so before it writes anything, but a load would not wait for that."""
         return any(np.isin(entry.copies.source, slots).any() for entry in self._entries.values())
@@ -104,7 +104,7 @@ class PendingCopies:
 
     def drop_copies(self, sequence: KVSequence) -> None:
         """Forget the copies of a sequence, or of its beams."""
-        if self.has(sequence):
+        if self.has_copies(sequence):
             del self._entries[sequence.row]
 
     def clear_copies(self) -> None:

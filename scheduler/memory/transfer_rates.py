@@ -21,7 +21,7 @@ class CopyRate:
         self._tokens = 0.0
         self._busy_s = 0.0
 
-    def note(self, tokens: int, seconds: float) -> None:
+    def record_copy(self, tokens: int, seconds: float) -> None:
         """Record a copy. seconds: its duration without the time in the queue; a copy too short to measure is
         ignored."""
         if seconds <= 0:

@@ -87,7 +87,7 @@ class BasePolicy(ABC):
         order = [request for request in ranked if request.has_claim] + plain
         return sorted(order, key=_by_priority) if prioritized else order
 
-    def admitted(self, request: Request, now: float) -> None:
+    def note_admission(self, request: Request, now: float) -> None:
         """Count this admission for each older request that it overtakes."""
         if self._head is not None and request.inheritance is not None:
             self._passes += request.serial > self._head.serial

@@ -40,7 +40,7 @@ class FillTime:
         """Prompt tokens that are computed per second; None until enough has been measured."""
         return self._tokens / self._busy_s if self._tokens >= ENOUGH_TOKENS and self._busy_s > 0 else None
 
-    def step_done(self, prompt_tokens: int, launched: float, now: float) -> None:
+    def record_step(self, prompt_tokens: int, launched: float, now: float) -> None:
         """Note a step's result at ``now``. prompt_tokens: how many it computed, 0 for a decode step. launched: when the
         step was formed; if the one before it was still running then, the step began with that one's result."""
         began = max(launched, self._last_result)

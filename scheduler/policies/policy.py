@@ -65,7 +65,7 @@ class SchedulePolicy(Protocol):
         does not wait for a prefix that others compute."""
         ...
 
-    def admitted(self, request: Request, now: float) -> None:
+    def note_admission(self, request: Request, now: float) -> None:
         """Note that ``request`` has been admitted and is about to leave the queue."""
         ...
 

@@ -59,7 +59,7 @@ class AcceptRate:
         self._kept = kept
         self._accepted = self._tried = 0.0
 
-    def note(self, accepted: int, drafted: int) -> None:
+    def record_draft(self, accepted: int, drafted: int) -> None:
         """Record a draft: its first ``accepted`` tokens were right; the next one, if there was one, was wrong."""
         tried = accepted + (accepted < drafted)
         self._accepted = self._kept * self._accepted + accepted
@@ -95,7 +95,7 @@ class StepCost:
         self._seconds = self._tokens.copy()
         self._noted = 0
 
-    def note(self, tokens: int, seconds: float) -> None:
+    def record_step(self, tokens: int, seconds: float) -> None:
         """Record that a step of ``tokens`` tokens took ``seconds``."""
         if seconds <= 0.0 or not 0 < tokens <= MAX_TOKENS:
             return

@@ -17,10 +17,10 @@ from ...radix.cuts import truncate
 from ..batch import ScheduleBatch
 from ..batch_builder import PlannedStep
 from ..config import SchedulerConfig
-from ..endings import Endings
 from ..memory.kv_memory import KVMemory
 from ..outcome import NO_DRAFTS, DraftCounts
 from ..request import Request, RequestFault
+from ..stopping_criteria import StoppingCriteria
 from .draft_length import KEPT_OF_ALL, WEIGHT_OF_ALL, WEIGHT_OF_GUESS, AcceptRate, StepCost, best_lengths
 from .drafts import GUESSED_RATES, MIN_OUTPUT, Draft, Drafter, PastOutputs, SequenceDrafts, Source
 
@@ -40,12 +40,12 @@ _NOTHING = np.empty(0, dtype=np.int32)
 class Speculation:
     """Drafts for the running requests. ``enabled``: False if it never proposes a draft."""
 
-    def __init__(self, config: SchedulerConfig, memory: KVMemory, endings: Endings) -> None:
+    def __init__(self, config: SchedulerConfig, memory: KVMemory, stopping_criteria: StoppingCriteria) -> None:
         self.enabled = config.speculative_algorithm != "off"
         self._longest = config.speculative_num_draft_tokens
         self._room = config.max_sampled_tokens
         self._memory = memory
-        self._endings = endings
+        self._stopping_criteria = stopping_criteria
         self._drafter = Drafter(memory.cache.tree)
         self._cost = StepCost()
         self._rates = {source: AcceptRate(KEPT_OF_ALL) for source in Source}
@@ -59,7 +59,7 @@ class Speculation:
         self.counts = NO_DRAFTS
         """Counts of all sequences since start."""
 
-    def propose(self, requests: list[Request], num_beams: int) -> list[np.ndarray] | None:
+    def propose_drafts(self, requests: list[Request], num_beams: int) -> list[np.ndarray] | None:
         """Propose drafts for the next decode step: int32 [k] for each of these requests, k may be 0. Each request gets
         a token in that step. None if no request has a draft. num_beams: further rows of the step."""
         if not self.enabled:
@@ -91,7 +91,7 @@ class Speculation:
             drafts[place] = draft.tokens[:length]
         return drafts if any(map(len, drafts)) else None
 
-    def settle(self, batch: ScheduleBatch, row: int, request: Request, num_sampled: int, num_taken: int) -> None:
+    def settle_draft(self, batch: ScheduleBatch, row: int, request: Request, num_sampled: int, num_taken: int) -> None:
         """Settle the draft of one row after its step, and give back the KV of wrong guesses. The row sampled
         ``num_sampled`` tokens; the request took ``num_taken`` of them, fewer if one of them ended it."""
         drafted = int(batch.draft_lens[row]) if batch.draft_lens is not None else 0
@@ -102,19 +102,19 @@ class Speculation:
         length = request.scheduled_len - drafted + num_taken - 1
         keep_first(self._memory, request, length)
         state, right = self._sequences[request.serial], num_sampled - 1
-        state.rates[state.source].note(right, drafted)
-        self._rates[state.source].note(right, drafted)
+        state.rates[state.source].record_draft(right, drafted)
+        self._rates[state.source].record_draft(right, drafted)
         counts = DraftCounts(1, drafted, min(right, num_taken))
         request.drafts += counts
         self.counts += counts
 
-    def step_done(self, step: PlannedStep, now: float) -> None:
+    def record_step(self, step: PlannedStep, now: float) -> None:
         """Record a step's duration. A step formed while the one before it ran began with that one's result."""
         began, self._last_result = max(step.formed, self._last_result), now
         if self.enabled and not step.num_prompts:
-            self._cost.note(int(step.batch.extend_lens.sum()), now - began)
+            self._cost.record_step(int(step.batch.extend_lens.sum()), now - began)
 
-    def ended(self, request: Request) -> None:
+    def keep_output(self, request: Request) -> None:
         """Keep the output of an ended request for later drafts, and forget its own drafts."""
         self._sequences.pop(request.serial, None)
         if self.enabled and request.beams is None and request.num_output_tokens >= MIN_OUTPUT:
@@ -124,7 +124,7 @@ class Speculation:
         """Forget the drafts of a request without keeping its output."""
         self._sequences.pop(request.serial, None)
 
-    def forget(self) -> None:
+    def forget_outputs(self) -> None:
         """Forget all past outputs."""
         self._drafter.past = PastOutputs()
 
@@ -140,7 +140,7 @@ class Speculation:
         if state is None:
             if not can_draft(request):
                 return None
-            state = self._sequences[request.serial] = SequenceDrafts(self._endings.end_ids(request))
+            state = self._sequences[request.serial] = SequenceDrafts(self._stopping_criteria.end_ids(request))
         known = len(request.token_ids) + request.num_output_placeholders
         if request.scheduled_len != known - 1 or request.num_output_placeholders > 1:
             return None  # it computes tokens that it knows

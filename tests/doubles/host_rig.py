@@ -45,7 +45,7 @@ class TierRig(CacheRig):
             froms, tos = tos, froms
         for number, (a, b) in enumerate(zip(froms.tolist(), tos.tolist(), strict=True)):
             target[b] = source[a] if ok or number % 2 else "rubbish"
-        return self.tier.ended(fence, ok)
+        return self.tier.finish_copy(fence, ok)
 
     def end_all(self, ok: bool = True) -> None:
         while self.copies:
@@ -70,7 +70,7 @@ class TierRig(CacheRig):
         slots = self.allocator.alloc_extend(old, old + int32(match.host_len), old)
         if slots is None:
             return None
-        copy = self.tier.load(match, slots)
+        copy = self.tier.load_match(match, slots)
         self.copies[copy.fence] = copy
         return copy.fence
 
@@ -146,7 +146,7 @@ class DiskRig(TierRig):
             if most:
                 held = [self.host[slot] for slot in order.host_slots.tolist()]
                 assert self.blocks.blocks.setdefault(order.key, held) == held, "one name for two contents"
-            self.disk.ended(fence, min(1, most))
+            self.disk.finish_order(fence, min(1, most))
             return
         slots = order.host_slots.tolist()
         count, size = min(most, self.blocks.longest(order.keys)), self.disk.block_tokens
@@ -154,7 +154,7 @@ class DiskRig(TierRig):
             self.host[slot] = (
                 self.blocks.blocks[order.keys[place // size]][place % size] if place < count * size else "?"
             )
-        self.disk.ended(fence, count)
+        self.disk.finish_order(fence, count)
 
     def to_disk(self) -> None:
         """Write all that is to be written."""

@@ -26,7 +26,7 @@ def waiting_request(number: int, prompt: list[int] | None = None, *, namespace: 
     ids = np.array(prompt or [number, 1, 2], dtype=np.int32)
     spec = make_spec(f"r{number}", ids, SamplingParams(max_new_tokens=4), namespace=namespace, priority=priority)
     request = Request(spec, index=0, seed=0, arrival=float(number), serial=number)
-    request.begin(TokenBuffer(ids), 4)
+    request.set_prompt(TokenBuffer(ids), 4)
     return request
 
 
@@ -35,7 +35,7 @@ def returning_child(number: int, *, lease: Lease | None = None) -> Request:
     ids = np.array([number, 5], dtype=np.int32)
     spec = make_spec(f"c{number}", ids, SamplingParams(max_new_tokens=4), continuation=ContinuationSpec("parent"))
     request = Request(spec, index=0, seed=0, arrival=float(number), serial=number)
-    request.begin(TokenBuffer(ids), 4)
+    request.set_prompt(TokenBuffer(ids), 4)
     request.inheritance = Inheritance("handoff", lease=lease or claimed_lease(number))
     return request
 

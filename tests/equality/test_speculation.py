@@ -60,7 +60,7 @@ def test_outputs_are_those_without_speculation(options: dict[str, Any]) -> None:
     worker = LocalWorker(TOY, speculative_algorithm="NGRAM", **options)
     speculation = worker.scheduler._speculation
     for tokens in (1, 1000):  # so that drafts are worth it for many requests at once
-        speculation._cost.note(tokens, 1.0)
+        speculation._cost.record_step(tokens, 1.0)
     worker.scheduler._reserve._ratio = 0.0  # so that a small pool is over-committed
     assert_same_answers(specs, expected, worker.run(specs, items=items))
     assert speculation.counts.verified > 10, "the look-up itself has drafted, too"

@@ -31,7 +31,7 @@ class TestPromise:
         rig.insert(tokens(64))
         rig.insert(np.concatenate([tokens(32), tokens(16, 500)]))
         node = node_of(rig, tokens(64))
-        rig.tier.demoted(node)
+        rig.tier.path_demoted(node)
         assert rig.tier.promised_tokens(node) == 64
         rig.cache.evict(10**9)
         rig.check()
@@ -48,7 +48,7 @@ class TestPromise:
         rig.insert(tokens(64, 1000))
         rig.store_all()
         assert rig.tier.tokens == 0
-        rig.tier.demoted(node_of(rig, tokens(64)))
+        rig.tier.path_demoted(node_of(rig, tokens(64)))
         rig.store_all()
         rig.check()
         assert rig.tier.tokens == 64 and node_of(rig, tokens(64)).host is not None
@@ -58,7 +58,7 @@ class TestPromise:
         rig = TierRig(page_size=4, policy=SELECTIVE)
         rig.insert(tokens(64))
         node = node_of(rig, tokens(64))
-        rig.tier.demoted(node)
+        rig.tier.path_demoted(node)
         rig.store_all()
         rig.tier.evict(64)
         assert rig.cache.evict(64) == 64 and rig.cache.total_nodes == 0
@@ -69,7 +69,7 @@ class TestPromise:
         rig.insert(tokens(48))
         rig.store_all()
         rig.insert(tokens(72))
-        rig.tier.demoted(node_of(rig, tokens(72)))
+        rig.tier.path_demoted(node_of(rig, tokens(72)))
         assert rig.tier.promised_tokens(node_of(rig, tokens(72))) == 48
         rig.insert(tokens(64, 1000))
         rig.insert(tokens(68, 2000))
@@ -84,7 +84,7 @@ class TestPromise:
         node = running.kv.node
         assert node is not None
         drop_path(rig.cache, node, kept=32)
-        rig.tier.demoted(node)
+        rig.tier.path_demoted(node)
         assert rig.tier.promised_tokens(node) == 0
         rig.finish(running)
         rig.store_all()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from baton.radix.discarding import drop_path, retire
-from baton.radix.kv_lives import MAX_NOTED, SECONDS, KVLives, Spread
+from baton.radix.kv_lives import MAX_NOTED, SECONDS, Histogram, KVLives
 from tests.doubles.cache_rig import CacheRig, int32
 from tests.doubles.host_rig import TierRig, tokens
 
@@ -21,11 +21,11 @@ class Scene:
         self.rig, self.lives = rig, KVLives(rig.cache)
 
     def at(self, now: float) -> CacheRig:
-        self.lives.advance(now)
+        self.lives.set_time(now)
         return self.rig
 
 
-def shown(spread: Spread) -> dict[float, int]:
+def shown(spread: Histogram) -> dict[float, int]:
     """Upper bound -> tokens, where there are some."""
     return {bound: count for bound, count in zip((*SECONDS, float("inf")), spread.counts) if count}
 
@@ -285,19 +285,19 @@ class TestGhostSample:
                 whole = b"".join(reversed(keys))
                 return {whole[:end] for end in range(len(whole) - len(node.key) + 4, len(whole) + 1, 4)}
 
-            def stored(self, node) -> None:
+            def node_stored(self, node) -> None:
                 nonlocal again, gone
                 again += len(gone & self.paths(node))
                 gone = gone - self.paths(node)
 
-            def used(self, node, tick) -> None:
+            def path_used(self, node, tick) -> None:
                 pass
 
-            def removed(self, nodes) -> None:
+            def nodes_removed(self, nodes) -> None:
                 for node in nodes:
                     gone.update(self.paths(node))
 
-            def cleared(self) -> None:
+            def cache_cleared(self) -> None:
                 gone.clear()
 
         rig.cache.watchers.add_watcher(Twin())
@@ -313,9 +313,9 @@ class TestGhostSample:
         assert found > 0, seed
 
 
-class TestSpread:
+class TestHistogram:
     def test_a_value_on_a_bound_belongs_below_it(self) -> None:
-        spread = Spread((1.0, 10.0))
+        spread = Histogram((1.0, 10.0))
         spread.add_values(np.array([0.0, 1.0, 1.5, 10.0, 10.5, 99.0]), np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0]))
         assert spread.counts == [3, 12, 48]
         assert spread.sum == 2 + 6 + 80 + 168 + 99 * 32

@@ -28,7 +28,7 @@ class Seen:
 
     def advance(self, steps: int) -> bool:
         """One slice; its rows must be what the tree holds now."""
-        is_over, before = self.walk.advance(steps), len(self.rows)
+        is_over, before = self.walk.visit_nodes(steps), len(self.rows)
         taken = self.walk.take_rows()
         self.rows = np.concatenate([self.rows, np.frombuffer(taken.rows, dtype=ROW)])
         self.heads += taken.heads
@@ -118,7 +118,7 @@ def test_a_quiet_tree_is_seen_whole(seed: int, page_size: int) -> None:
     assert seen.walk.complete and len(seen.rows) == len(nodes) == rig.cache.total_nodes
     heads = b"".join(nodes[serial].key[: 4 * HEAD_TOKENS] for serial in seen.rows["serial"].tolist())
     assert seen.heads == heads and {*seen.names} <= {"", "red", "blue"}
-    assert seen.walk.advance(5) and seen.walk.take_rows().rows == b"", "it is over for good"
+    assert seen.walk.visit_nodes(5) and seen.walk.take_rows().rows == b"", "it is over for good"
 
 
 @PAGES
@@ -189,7 +189,7 @@ def test_a_new_tree_ends_the_walk(how: str) -> None:
     assert not seen.advance(2)
     getattr(rig.cache, how)()
     rig.insert(int32(7, 7))
-    assert seen.walk.advance(2) and not seen.walk.complete and seen.walk.nodes == 2
+    assert seen.walk.visit_nodes(2) and not seen.walk.complete and seen.walk.nodes == 2
     fresh = Seen(rig.cache).finish()
     assert len(fresh.rows) == 1 and fresh.walk.complete
 
@@ -199,7 +199,7 @@ def test_a_walk_that_was_over_before_the_tree_went_is_complete() -> None:
     rig.insert(int32(1, 2))
     seen = Seen(rig.cache).finish()
     rig.cache.reset()
-    assert seen.walk.advance(1) and seen.walk.complete
+    assert seen.walk.visit_nodes(1) and seen.walk.complete
 
 
 @pytest.mark.parametrize(("most", "complete"), [(4, False), (5, True), (6, True)])
@@ -291,6 +291,6 @@ def test_a_long_chain_leaves_nothing_behind() -> None:
         rig.insert(np.arange(length, dtype=np.int32))
     seen = Seen(rig.cache)
     deepest = 0
-    while not seen.walk.advance(1):
+    while not seen.walk.visit_nodes(1):
         deepest = max(deepest, len(seen.walk._open))
     assert seen.walk.nodes == rig.cache.total_nodes == 399 and deepest == 1

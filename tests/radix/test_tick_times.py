@@ -17,24 +17,24 @@ def at(times: TickTimes, *ticks: int) -> list[float]:
 
 def test_a_tick_belongs_to_the_turn_that_made_it() -> None:
     times = TickTimes()
-    times.note(0, 10.0)
-    times.note(3, 20.0)  # 1, 2 and 3 were made in the turn at 10
-    times.note(4, 30.0)
+    times.record_tick(0, 10.0)
+    times.record_tick(3, 20.0)  # 1, 2 and 3 were made in the turn at 10
+    times.record_tick(4, 30.0)
     assert at(times, 1, 2, 3, 4, 5, 99) == [10.0, 10.0, 10.0, 20.0, 30.0, 30.0]
 
 
 def test_a_turn_that_made_none_does_not_count() -> None:
     times = TickTimes()
-    times.note(0, 10.0)
-    times.note(2, 20.0)
-    times.note(2, 500.0)  # the clock went on, the cache stood still
+    times.record_tick(0, 10.0)
+    times.record_tick(2, 20.0)
+    times.record_tick(2, 500.0)  # the clock went on, the cache stood still
     assert at(times, 2, 3) == [10.0, 500.0] and len(times) == 2
 
 
 def test_they_travel_packed() -> None:
     times = TickTimes()
-    times.note(0, 10.0)
-    times.note(3, 20.0)
+    times.record_tick(0, 10.0)
+    times.record_tick(3, 20.0)
     assert at(TickTimes.unpacked(*times.packed()), 1, 4) == [10.0, 20.0] and not len(
         TickTimes.unpacked(*TickTimes().packed())
     )
@@ -42,8 +42,8 @@ def test_they_travel_packed() -> None:
 
 def test_what_is_older_than_all_counts_as_the_oldest() -> None:
     times = TickTimes()
-    times.note(100, 7.0)
-    times.note(200, 8.0)
+    times.record_tick(100, 7.0)
+    times.record_tick(200, 8.0)
     assert at(times, 0, 50, 100, 101) == [7.0, 7.0, 7.0, 7.0]
 
 
@@ -53,7 +53,7 @@ def test_memory_is_bounded_and_errors_too(seed: int) -> None:
     rng = random.Random(seed)
     times, made, now, tick = TickTimes(), list[tuple[int, float]](), 0.0, 0
     for _ in range(30_000):
-        times.note(tick, now)
+        times.record_tick(tick, now)
         for _ in range(rng.randrange(3)):
             tick += 1
             made.append((tick, now))

@@ -46,11 +46,11 @@ def test_a_trace_follows_no_symbolic_link(tmp_path: Path) -> None:
 
 def test_a_history_takes_the_place_of_a_symbolic_link(tmp_path: Path) -> None:
     path, outside, times = tmp_path / "tools.json", tmp_path / "outside", ToolTimes()
-    times.observe(LS, 0.25)
+    times.record_duration(LS, 0.25)
     outside.write_bytes(times.save())
     path.symlink_to(outside)
     file = history(path, times)
-    times.observe(LS, 0.5)
+    times.record_duration(LS, 0.5)
     file.save(0.0)
     assert not path.is_symlink() and path.read_bytes() == times.save() != outside.read_bytes()
 
@@ -72,7 +72,7 @@ def test_a_history_outlives_a_server(tmp_path: Path) -> None:
     path, first, second = tmp_path / "tools.json", ToolTimes(), ToolTimes()
     file = history(path, first)
     assert not path.exists(), "there is nothing to save"
-    first.observe(LS, 0.25)
+    first.record_duration(LS, 0.25)
     file.save(0.0)
     history(path, second)
     assert second.history.durations_of("ls").tolist() == [0.25]
@@ -83,12 +83,12 @@ def test_it_is_saved_once_a_minute_and_at_the_end(tmp_path: Path) -> None:
     path, times = tmp_path / "tools.json", ToolTimes()
     records = JobRecords(list, None, history(path, times))
     records.heartbeat(0.0)
-    times.observe(LS, 1.0)
+    times.record_duration(LS, 1.0)
     records.heartbeat(SAVE_S / 2)
     assert not path.exists()
     records.heartbeat(SAVE_S)
     saved = path.read_bytes()
-    times.observe(LS, 2.0)
+    times.record_duration(LS, 2.0)
     records.close(SAVE_S + 1)
     assert path.read_bytes() != saved
 
@@ -111,7 +111,7 @@ def test_a_history_that_cannot_be_saved_is_reported_once(tmp_path: Path, caplog:
     file = history(folder / "tools.json", times)
     folder.rmdir()
     for seconds in (1.0, 2.0):
-        times.observe(LS, seconds)
+        times.record_duration(LS, seconds)
         file.save(0.0, at_once=True)
     assert len(caplog.records) == 1
     folder.mkdir()
@@ -125,7 +125,7 @@ def test_a_line_that_a_full_disk_cut_off_is_removed(tmp_path: Path, monkeypatch:
 
     times = ToolTimes()
     file = history(tmp_path / "tools.json", times)
-    times.observe(LS, 0.25)
+    times.record_duration(LS, 0.25)
     monkeypatch.setattr(os, "replace", full)
     file.save(0.0)
     assert not list(tmp_path.iterdir()), "it is tried again once a minute: each try would leave a file"

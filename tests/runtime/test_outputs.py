@@ -18,7 +18,7 @@ from tests.doubles.specs import make_spec
 def open_request(builder: OutputBuilder, prompt: list[int], *, stream: bool, logprobs: LogprobOptions | None = None):
     spec = make_spec("r", prompt, stream=stream, logprobs=logprobs)
     request = Request(spec, index=0, seed=0, arrival=0.0, serial=3)
-    request.begin(request.token_ids, max_new_tokens=10)
+    request.set_prompt(request.token_ids, max_new_tokens=10)
     builder.open_sample(request)
     return request
 
@@ -90,7 +90,7 @@ def test_the_prompts_ids_come_once_and_only_if_they_are_wanted() -> None:
         builder = OutputBuilder()
         spec = make_spec("r", [7, 8], stream=True, returns_prompt=wanted)
         request = Request(spec, index=0, seed=0, arrival=0.0, serial=3)
-        request.begin(request.token_ids, max_new_tokens=10)
+        request.set_prompt(request.token_ids, max_new_tokens=10)
         builder.open_sample(request)
         told = []
         for token_id in (5, 6):

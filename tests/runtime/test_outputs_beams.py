@@ -26,7 +26,7 @@ def open_search(
 ) -> Request:
     spec = make_spec("r", [1, 2], SamplingParams(beam_width=4, n=n), stream=stream, logprobs=logprobs)
     request = Request(spec, index=0, seed=0, arrival=0, serial=3)
-    request.begin(request.token_ids, max_new_tokens=3)
+    request.set_prompt(request.token_ids, max_new_tokens=3)
     builder.open_sample(request)
     return request
 

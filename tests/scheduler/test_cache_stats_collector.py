@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.radix.kv_lives import SECONDS, KVLives, Spread
+from baton.radix.kv_lives import SECONDS, Histogram, KVLives
 from baton.radix.node import TreeNode
 from baton.scheduler.cache_stats import DEPTHS, CacheStats, CacheTotals, HitTokens, WindowStats, describe
 from baton.scheduler.cache_stats_collector import (
@@ -302,19 +302,19 @@ class Twin:
         ends = [(position // page + 1) * page for position in range(first, node.prefix_len)]
         return [(namespace, position, whole[: 4 * end]) for position, end in enumerate(ends, first)]
 
-    def stored(self, node: TreeNode) -> None:
+    def node_stored(self, node: TreeNode) -> None:
         self.stored_tokens += len(node.value)
         if node.host is None:
             for token in self.tokens(node):
                 self.born[token] = self.seen[token] = self.now()
 
-    def used(self, node: TreeNode, tick: int) -> None:
+    def path_used(self, node: TreeNode, tick: int) -> None:
         if tokens := self.tokens(node):
             self.reuse_gap += [self.now() - self.seen[tokens[-1]]] * node.prefix_len
         for token in tokens:
             self.seen[token] = self.now()
 
-    def removed(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
         for node in nodes:
             tokens = self.tokens(node)
             if node.on_device or not len(node.value):
@@ -325,7 +325,7 @@ class Twin:
             for token in self.tokens(node.parent):  # type: ignore[arg-type]
                 self.seen[token] = max(self.seen[token], self.seen[tokens[-1]])
 
-    def cleared(self) -> None:
+    def cache_cleared(self) -> None:
         self.born.clear()
         self.seen.clear()
 
@@ -399,7 +399,7 @@ def test_the_statistics_watch_a_cache_once() -> None:
     assert harness.scheduler.stats().cache == CacheStats(
         totals=totals(harness), windows=harness.scheduler.stats().cache.windows
     )
-    assert Spread(SECONDS).counts == list(totals(harness).lifetime.counts)
+    assert Histogram(SECONDS).counts == list(totals(harness).lifetime.counts)
 
 
 class TestDepths:
@@ -487,7 +487,7 @@ class TestHitRateAlert:
         alert, seen = HitRateAlert(0.5), []
         # It recovers at 55 %: half of the way would be flapping.
         for percent in (60, 49, 30, 50, 54, 49, 55, 54, 50, 49, 80):
-            alert.judge(window(percent))
+            alert.judge_window(window(percent))
             seen.append(alert.active)
         assert seen == [False, True, True, True, True, True, False, False, False, True, False]
         assert [line.levelname for line in caplog.records] == ["WARNING", "INFO", "WARNING", "INFO"]
@@ -495,29 +495,29 @@ class TestHitRateAlert:
 
     def test_too_few_prompts_change_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
         alert = HitRateAlert(0.5)
-        alert.judge(window(10, prompts=MIN_PROMPTS - 1))
+        alert.judge_window(window(10, prompts=MIN_PROMPTS - 1))
         assert not alert.active
-        alert.judge(window(10))
-        alert.judge(window(90, prompts=MIN_PROMPTS - 1))
+        alert.judge_window(window(10))
+        alert.judge_window(window(90, prompts=MIN_PROMPTS - 1))
         assert alert.active
-        alert.judge(window(0, prompts=0))
+        alert.judge_window(window(0, prompts=0))
         assert not alert.active, "nobody asks any more"
         assert len(caplog.messages) == 1
 
     def test_a_window_that_is_not_full_says_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
         alert = HitRateAlert(0.5)
-        alert.judge(window(0, covered=299.0))
+        alert.judge_window(window(0, covered=299.0))
         assert not alert.active and not caplog.messages
 
     @pytest.mark.parametrize("threshold", [0.9, 0.99])
     def test_a_high_threshold_can_be_met_again(self, threshold: float) -> None:
         alert = HitRateAlert(threshold)
-        alert.judge(window(50))
+        alert.judge_window(window(50))
         assert alert.active
-        alert.judge(window(100))
+        alert.judge_window(window(100))
         assert not alert.active
 
     def test_it_is_off_by_default(self, caplog: pytest.LogCaptureFixture) -> None:
         alert = HitRateAlert(0.0)
-        alert.judge(window(0))
+        alert.judge_window(window(0))
         assert not alert.active and not caplog.messages

@@ -52,7 +52,7 @@ class TestIdleLeases:
         for _ in range(4):
             harness.step()
         assert request_of(harness, "next").kv is None
-        harness.scheduler._fill_time.step_done(9900, 0.0, 100.0)
+        harness.scheduler._fill_time.record_step(9900, 0.0, 100.0)
         harness.step()
         assert request_of(harness, "next").kv is not None
 
@@ -192,11 +192,11 @@ class TestRoom:
         harness = Harness(num_tokens=1024, page_size=16)
         harness.add("find", prompt_of(37), 20, beam_width=4)
         request, reserve = request_of(harness, "find"), harness.scheduler._reserve
-        assert reserve.tokens(request) == 4 * 2 * 16, "5 of the prompt's tokens and 14 are two pages"
+        assert reserve.reserved_tokens(request) == 4 * 2 * 16, "5 of the prompt's tokens and 14 are two pages"
         while request.beams is None or request.beams.num_tokens < 13:
             harness.step()
         assert request.num_computed_beam_tokens == 12
-        assert reserve.tokens(request) == 4 * 1 * 16, "5 + 13 + 4 are two pages, and one is full"
+        assert reserve.reserved_tokens(request) == 4 * 1 * 16, "5 + 13 + 4 are two pages, and one is full"
 
     def test_pages_in_quarantine_are_waited_for_before_a_lease_breaks(self) -> None:
         """Nothing runs but a step in flight; what it still writes comes back with it, and then there is room."""

@@ -94,10 +94,10 @@ def test_a_request_that_always_fails_in_admission_ends_alone(monkeypatch: pytest
     """At each place where admission looks at one request: nobody is ended with it, and it is not tried for ever."""
     for owner, name in (
         ("_prefill", "_better_later"),
-        ("_reserve", "tokens"),
+        ("_reserve", "reserved_tokens"),
         ("_memory", "open_request"),
         ("_prefill", "_add_chunk"),
-        ("_policy", "admitted"),
+        ("_policy", "note_admission"),
     ):
         harness = Harness(chunk=32)
         part: Any = getattr(harness.scheduler, owner)

@@ -205,10 +205,10 @@ def test_node_with_a_host_copy_is_no_ghost() -> None:
     ask(rig, prompt)
     node = rig.cache.match_prefix("", prompt).handle
     node.host = np.arange(50, dtype=np.int32)
-    lanes_of(rig).removed([node])
+    lanes_of(rig).nodes_removed([node])
     assert len(lanes_of(rig)._ghosts) == 0
     node.host = None
-    lanes_of(rig).removed([node])
+    lanes_of(rig).nodes_removed([node])
     assert len(lanes_of(rig)._ghosts) == 1
 
 

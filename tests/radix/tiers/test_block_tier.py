@@ -109,7 +109,7 @@ def test_nothing_is_adopted_behind_a_gap(page: int) -> None:
     rig = DiskRig(16, page_size=page, policy=HostPolicy(min_hits=99))
     rig.insert(tokens(64))
     rig.tier.policy = HostPolicy()
-    rig.tier.inserted(rig.cache.match_prefix("", tokens(64)).handle)
+    rig.tier.node_inserted(rig.cache.match_prefix("", tokens(64)).handle)
     rig.to_disk()
     forget_all(rig)
     rig.insert(tokens(32))

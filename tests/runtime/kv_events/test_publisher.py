@@ -197,7 +197,7 @@ def test_long_prompts_are_several_batches() -> None:
         assert announcer is not None
         ids = tokens(40_000)
         rig.cache.tree.add_leaf(rig.cache.tree.root, "", ids.tobytes(), ids, 0)
-        announcer.stored(next(rig.cache.tree.nodes()))
+        announcer.node_stored(next(rig.cache.tree.nodes()))
         publisher.publish_events()
         batches = ask(publisher.replay_endpoint, FIRST + 1)
         assert len(batches) == 3 and all(len(payload) < 100_000 for _, payload in batches)

@@ -167,7 +167,7 @@ class SlowWalk:
         self.busy = 0.0
         self.steps: list[int] = []
 
-    def advance(self, steps: int) -> bool:
+    def visit_nodes(self, steps: int) -> bool:
         self.busy += self.call_s + steps * self.step_s
         self.steps.append(steps)
         return False

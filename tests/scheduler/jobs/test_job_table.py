@@ -11,13 +11,13 @@ def crowd(table: JobTable, count: int) -> None:
     """So many jobs begin, and are all at work at the same time."""
     for number in range(count):
         job, _ = table.open_job("", f"job{number}", 0.0, number)
-        table.began(job, f"r{number}", 1)
+        table.open_request(job, f"r{number}", 1)
 
 
 def end(table: JobTable, number: int) -> None:
     job = table.get_job("", f"job{number}")
     assert job is not None
-    table.left(job, f"r{number}")
+    table.close_sequence(job, f"r{number}")
 
 
 def test_jobs_at_work_are_kept_and_the_idle_ones_go_once_there_is_room_for_none() -> None:
@@ -28,7 +28,7 @@ def test_jobs_at_work_are_kept_and_the_idle_ones_go_once_there_is_room_for_none(
         end(table, number)
     _, gone = table.open_job("", "new", 1.0, 5)
     assert [job.id for job in gone] == ["job1", "job3", "job4"]
-    assert [job.id for job in table.select("", "")] == ["job0", "job2", "new"]
+    assert [job.id for job in table.select_jobs("", "")] == ["job0", "job2", "new"]
 
 
 def test_jobs_that_are_over_are_unended_while_their_requests_are_open() -> None:
@@ -40,18 +40,18 @@ def test_jobs_that_are_over_are_unended_while_their_requests_are_open() -> None:
         job.is_over = True
     end(table, 0)
     end(table, 2)
-    assert [job.id for job in table.unended()] == ["job2", "job1"]
+    assert [job.id for job in table.unended_jobs()] == ["job2", "job1"]
     end(table, 1)
-    assert [job.id for job in table.unended()] == ["job2"]
+    assert [job.id for job in table.unended_jobs()] == ["job2"]
 
 
 def test_jobs_are_selected_by_namespace_and_the_beginning_of_their_ids() -> None:
     table = JobTable(8)
     for number, (namespace, name) in enumerate((("", "a/1"), ("", "b/1"), ("salt", "a/2"), ("", "ab/1"))):
         table.open_job(namespace, name, 0.0, number)
-    assert [job.id for job in table.select("", "a/")] == ["a/1"]
-    assert [job.id for job in table.select("salt", "a/")] == ["a/2"] and table.select("salt", "b/") == []
-    assert [job.id for job in table.select(None, "")] == ["a/1", "b/1", "a/2", "ab/1"]
+    assert [job.id for job in table.select_jobs("", "a/")] == ["a/1"]
+    assert [job.id for job in table.select_jobs("salt", "a/")] == ["a/2"] and table.select_jobs("salt", "b/") == []
+    assert [job.id for job in table.select_jobs(None, "")] == ["a/1", "b/1", "a/2", "ab/1"]
 
 
 def test_a_job_that_begins_anew_counts_once() -> None:
@@ -63,7 +63,7 @@ def test_a_job_that_begins_anew_counts_once() -> None:
     over.is_over = True
     _, gone = table.open_job("", "over", 1.0, 2)
     assert gone == [over]
-    assert [job.id for job in table.select("", "")] == ["idle", "over"]
+    assert [job.id for job in table.select_jobs("", "")] == ["idle", "over"]
 
 
 def test_a_crowd_that_has_ended_is_forgotten_at_once() -> None:
@@ -98,7 +98,7 @@ def test_a_job_that_is_heard_of_while_it_is_idle_goes_later() -> None:
         end(table, number)
     first = table.get_job("", "job0")
     assert first is not None
-    table.heard(first, 1.0)
+    table.touch_job(first, 1.0)
     _, gone = table.open_job("", "new", 1.0, 2)
     assert [job.id for job in gone] == ["job1"]
 
@@ -110,8 +110,8 @@ def test_what_ends_after_its_job_was_forgotten_brings_nothing_back() -> None:
     assert job is not None
     table.remove_job(job)
     again, _ = table.open_job("", "job0", 1.0, 1)
-    table.began(again, "r1", 1)
-    table.left(job, "r0")
+    table.open_request(again, "r1", 1)
+    table.close_sequence(job, "r0")
     for name in ("a", "b", "c"):
         table.open_job("", name, 2.0, 2)
     assert table.get_job("", "job0") is again, "it is at work"
@@ -124,8 +124,8 @@ def test_a_client_that_floods_the_table_has_it_forget_its_own_jobs() -> None:
     table.open_job("", "alice/1", 5.0, 5, "alice")  # bob's oldest goes for it
     for number in range(6, 40):
         job, gone = table.open_job("", f"bob/{number}", float(number), number, "bob")
-        table.began(job, f"r{number}", 1)
-        table.left(job, f"r{number}")
+        table.open_request(job, f"r{number}", 1)
+        table.close_sequence(job, f"r{number}")
         assert [each.client for each in gone] == ["bob"] and len(table) == 4
     assert table.get_job("", "alice/1") is not None
     table.open_job("", "alice/2", 41.0, 41, "alice")

@@ -44,7 +44,7 @@ def test_learning_improves() -> None:
     model, tried, shares = LearnedSpeed(), commands(1, 300), []
     for part in range(3):
         shares.append(share_right(model, tried))
-        model.observe_all(commands(2 + part, 500))
+        model.learn_durations(commands(2 + part, 500))
     shares.append(share_right(model, tried))
     assert shares[0] == 0.0 and shares[1] > 0.6 and shares[-1] > 0.95 and shares == sorted(shares)
 
@@ -52,15 +52,15 @@ def test_learning_improves() -> None:
 def test_it_says_nothing_before_it_has_seen_enough_of_both() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is in the extra [learned]")
     model = LearnedSpeed()
-    model.observe_all([("crawl x", 100.0)] * 2 * ENOUGH)
+    model.learn_durations([("crawl x", 100.0)] * 2 * ENOUGH)
     assert model.slow_probability("crawl x") is None and model.speed("crawl x") is Speed.UNCERTAIN
-    model.observe_all([("hop x", 0.1)] * BATCH)
+    model.learn_durations([("hop x", 0.1)] * BATCH)
     slow, fast = model.slow_probability("crawl x"), model.slow_probability("hop x")
     assert slow is not None and fast is not None and slow > 0.8 > fast
     small = LearnedSpeed()
-    small.observe_all([("crawl", 100.0), ("hop", 0.1)] * (ENOUGH // 2 - 1))
+    small.learn_durations([("crawl", 100.0), ("hop", 0.1)] * (ENOUGH // 2 - 1))
     assert small.slow_probability("crawl") is None
-    small.observe_all([("crawl", 100.0), ("hop", 0.1)])
+    small.learn_durations([("crawl", 100.0), ("hop", 0.1)])
     assert small.slow_probability("crawl") is not None
 
 
@@ -68,7 +68,7 @@ def test_the_same_observations_give_the_same_model() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is in the extra [learned]")
     first, second = LearnedSpeed(), LearnedSpeed()
     for model in (first, second):
-        model.observe_all(commands(9, 200))
+        model.learn_durations(commands(9, 200))
     for text, _ in commands(10, 20):
         assert first.slow_probability(text) == second.slow_probability(text)
 

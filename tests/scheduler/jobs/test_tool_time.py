@@ -22,7 +22,7 @@ def times(**durations: list[float]) -> ToolTimes:
     found = ToolTimes()
     for tool, each in durations.items():
         for seconds in each:
-            found.observe((ToolCall(tool),), seconds)
+            found.record_duration((ToolCall(tool),), seconds)
     return found
 
 
@@ -100,7 +100,7 @@ def test_times_to_live_follow_the_history() -> None:
     assert known.fixed_ttl((ToolCall("make"),), 2.0) == 0.0 and known.fixed_ttl((ToolCall("ls"),), 2.0) == 2.0
     assert known.fixed_ttl((ToolCall("new"),), 2.0) == known.fixed_ttl(None, 2.0) == 2.0
     for _ in range(PER_TOOL + 5):
-        known.observe((ToolCall("make"),), 0.3)  # it became fast, and the old times are forgotten
+        known.record_duration((ToolCall("make"),), 0.3)  # it became fast, and the old times are forgotten
     assert 0.3 < (known.gittins_ttl((ToolCall("make"),), 9.0) or 0.0) < 3.0
     assert known.gittins_ttl((ToolCall("make"),), 0.1) == 0.0, "another time to break even"
 
@@ -217,8 +217,8 @@ def test_the_model_refines_what_is_uncertain() -> None:
 
     assert speeds(known) == [Speed.UNCERTAIN] * 2
     for _ in range(150):
-        known.observe(full, 90.0)
-        known.observe(check, 0.1)
+        known.record_duration(full, 90.0)
+        known.record_duration(check, 0.1)
     assert speeds(known) == [Speed.SLOW, Speed.FAST]
     loaded, plain = ToolTimes(learn=True), ToolTimes()
     loaded.load(known.save())
@@ -232,7 +232,7 @@ def test_what_is_predicted_is_the_median(count: int) -> None:
     durations = np.random.default_rng(count).exponential(size=count)
     times = ToolTimes()
     for seconds in durations:
-        times.observe((ToolCall("ls"),), float(seconds))
+        times.record_duration((ToolCall("ls"),), float(seconds))
     assert times.predicted_s((ToolCall("ls"),)) == pytest.approx(np.median(durations))
 
 
@@ -244,7 +244,7 @@ def test_a_tool_goes_by_its_own_times_as_soon_as_it_has_some(rule: str) -> None:
     assert ttl(call("train"), 8.0) > 0.0, "nothing else is known"
     asked = []
     for _ in range(10):
-        known.observe(call("train"), 200.0)
+        known.record_duration(call("train"), 200.0)
         asked.append(ttl(call("train"), 8.0))
     assert asked[-1] == 0.0, asked
     assert ttl(call("ls"), 8.0) > 0.0
@@ -256,10 +256,10 @@ def test_a_tool_that_was_forgotten_begins_anew(rule: str) -> None:
     ttl = getattr(known, rule)
     assert ttl(call("train"), 8.0) > 0.0
     for number in range(MAX_TOOLS):
-        known.observe(call(f"tool{number}"), 200.0)
+        known.record_duration(call(f"tool{number}"), 200.0)
     assert not len(known.history.durations_of("train"))
     for _ in range(10):
-        known.observe(call("train"), 200.0)
+        known.record_duration(call("train"), 200.0)
     assert ttl(call("train"), 8.0) == 0.0
 
 

@@ -140,12 +140,12 @@ def test_many_chunks_are_told_as_one() -> None:
     chunks = MAX_PHASES + 20
     rec = recorder_module._Recorded(_request(life_loop), 0.0)
     for at in range(chunks):
-        rec.begin("prefill", at, 10).end = at + 1
+        rec.begin_phase("prefill", at, 10).end = at + 1
     assert len(rec.phases) == MAX_PHASES
     assert sum(phase.tokens for phase in rec.phases) == 10 * chunks
     assert (rec.phases[0].begin, rec.phases[-1].end) == (0, chunks)
     for at in range(chunks, 2 * chunks):
-        rec.begin("retracted" if at % 2 else "prefill", at, 10)
+        rec.begin_phase("retracted" if at % 2 else "prefill", at, 10)
     assert len(rec.phases) == MAX_PHASES
 
 

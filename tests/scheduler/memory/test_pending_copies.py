@@ -42,7 +42,7 @@ def test_copies_of_a_sequence_go_with_the_next_step_and_once(book: Book) -> None
     book.copies.add_copies(first, int32(50, 51), int32(12, 13))
     book.copies.add_copies(second, int32(52), int32(23))
     assert book.take() == [(50, 12), (51, 13), (52, 23)]
-    assert book.take() == [] and not book.copies.has(first)
+    assert book.take() == [] and not book.copies.has_copies(first)
 
 
 def test_copies_of_a_search_wait_for_a_step_that_computes_it(book: Book) -> None:
@@ -52,7 +52,7 @@ def test_copies_of_a_search_wait_for_a_step_that_computes_it(book: Book) -> None
     book.copies.add_copies(plain, int32(50), int32(33))
     assert book.take() == [(50, 33)]
     assert book.take(other) == [(23, 61)]
-    assert book.copies.has(search) and not book.copies.has(other)
+    assert book.copies.has_copies(search) and not book.copies.has_copies(other)
     assert book.take(search, other) == [(13, 60)]
 
 
@@ -95,9 +95,9 @@ def test_the_next_owner_of_a_row_does_not_inherit_its_copies(book: Book) -> None
     before = book.sequence(0)
     book.copies.add_copies(before, int32(50), int32(13))
     after = book.sequence(0)
-    assert book.copies.has(before) and not book.copies.has(after)
+    assert book.copies.has_copies(before) and not book.copies.has_copies(after)
     book.copies.drop_copies(after)
-    assert book.copies.has(before)
+    assert book.copies.has_copies(before)
     book.copies.drop_copies(before)
     assert book.take() == []
 

@@ -9,34 +9,34 @@ from baton.scheduler.memory.transfer_rates import ENOUGH_TOKENS, HALF_LIFE_TOKEN
 
 def test_nothing_is_said_until_enough_is_measured() -> None:
     rate = CopyRate()
-    rate.note(ENOUGH_TOKENS - 1, 1.0)
+    rate.record_copy(ENOUGH_TOKENS - 1, 1.0)
     assert rate.tokens_per_s is None
-    rate.note(1, 1.0)
+    rate.record_copy(1, 1.0)
     assert rate.tokens_per_s == pytest.approx(ENOUGH_TOKENS / 2, rel=0.02)
     assert rate.seconds == 2.0
 
 
 def test_large_copies_count_for_more_than_small_ones() -> None:
     rate = CopyRate()
-    rate.note(10_000, 1.0)
+    rate.record_copy(10_000, 1.0)
     for _ in range(10):
-        rate.note(1, 0.001)  # a tenth of the speed
+        rate.record_copy(1, 0.001)  # a tenth of the speed
     assert rate.tokens_per_s == pytest.approx(10_010 / 1.01, rel=1e-3)
 
 
 def test_what_was_measured_long_ago_fades() -> None:
     rate = CopyRate()
-    rate.note(HALF_LIFE_TOKENS, 1.0)
-    rate.note(HALF_LIFE_TOKENS, 2.0)
+    rate.record_copy(HALF_LIFE_TOKENS, 1.0)
+    rate.record_copy(HALF_LIFE_TOKENS, 2.0)
     assert rate.tokens_per_s == pytest.approx(HALF_LIFE_TOKENS * 1.5 / 2.5)
     for _ in range(20):
-        rate.note(HALF_LIFE_TOKENS, 2.0)
+        rate.record_copy(HALF_LIFE_TOKENS, 2.0)
     assert rate.tokens_per_s == pytest.approx(HALF_LIFE_TOKENS / 2, rel=1e-4)
 
 
 def test_a_copy_without_a_time_says_nothing() -> None:
     rate = CopyRate()
-    rate.note(10 * ENOUGH_TOKENS, 0.0)
+    rate.record_copy(10 * ENOUGH_TOKENS, 0.0)
     assert rate.tokens_per_s is None
-    rate.note(ENOUGH_TOKENS, 0.5)
+    rate.record_copy(ENOUGH_TOKENS, 0.5)
     assert rate.tokens_per_s == pytest.approx(2 * ENOUGH_TOKENS)

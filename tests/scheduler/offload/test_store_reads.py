@@ -70,14 +70,14 @@ def test_a_store_is_asked_once() -> None:
 
 def test_a_store_that_is_slower_than_computing_is_tried_now_and_then() -> None:
     harness = Harness(host_tokens=512, block_tokens=16, blocks=(blocks_of_prompt(), FakeBlocks()))
-    harness.scheduler._fill_time.step_done(10_000, 0.0, 1.0)
+    harness.scheduler._fill_time.record_step(10_000, 0.0, 1.0)
     rate = harness.scheduler._offload._rates["disk"].loads
-    rate.note(9000, 1.0)
+    rate.record_copy(9000, 1.0)
     for number in range(TRY_AGAIN):
         harness.add(f"{number}", PROMPT, 1)
     reads = [request_of(harness, f"{number}").loading.reads for number in range(TRY_AGAIN)]
     assert reads == [0] * (TRY_AGAIN - 1) + [1]
-    rate.note(1_000_000, 1.0)
+    rate.record_copy(1_000_000, 1.0)
     harness.add("fast", PROMPT, 1)
     assert request_of(harness, "fast").loading.reads == 1
     harness.run()

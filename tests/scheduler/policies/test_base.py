@@ -58,7 +58,7 @@ class TestPassing:
         for number in range(first, first + times):
             child = returning_child(number)
             assert policy.order([head, child], 0.0) == [child, head]
-            policy.admitted(admit(child), 0.0)
+            policy.note_admission(admit(child), 0.0)
 
     def test_the_head_of_the_queue_is_passed_so_many_times_and_no_more(self) -> None:
         policy, head = fcfs(), waiting_request(0)
@@ -69,21 +69,21 @@ class TestPassing:
     def test_the_next_head_is_passed_as_often(self) -> None:
         policy, head = fcfs(), waiting_request(0)
         self.pass_head(policy, head, policy.max_passes)
-        policy.admitted(head, 0.0)
+        policy.note_admission(head, 0.0)
         self.pass_head(policy, waiting_request(600), policy.max_passes, first=601)
 
     def test_a_child_that_arrived_before_the_head_passes_nobody(self) -> None:
         policy, head = fcfs(), waiting_request(100)
         for number in range(2 * policy.max_passes):
             policy.order([returning_child(number), head], 0.0)
-            policy.admitted(admit(returning_child(number)), 0.0)
+            policy.note_admission(admit(returning_child(number)), 0.0)
         self.pass_head(policy, head, policy.max_passes, first=101)
 
     def test_requests_without_a_parent_are_not_counted(self) -> None:
         policy, head = fcfs(), waiting_request(0)
         policy.order([head, returning_child(1)], 0.0)
         for number in range(2, 2 + policy.max_passes):
-            policy.admitted(waiting_request(number), 0.0)
+            policy.note_admission(waiting_request(number), 0.0)
         self.pass_head(policy, head, policy.max_passes, first=200)
 
 
@@ -186,14 +186,14 @@ class TestOvertaking:
             urgent = waiting_request(number, priority=3)
             if policy.order([oldest, urgent], 0.0)[0] is not urgent:
                 return number - 1
-            policy.admitted(urgent, 0.0)
+            policy.note_admission(urgent, 0.0)
         return times
 
     def test_the_oldest_comes_first_after_so_many_of_a_higher_priority(self) -> None:
         policy, oldest = fcfs(), waiting_request(0)
         assert self.overtake(policy, oldest, 1000) == policy.max_overtakes
         assert policy.overdue is oldest
-        policy.admitted(oldest, 0.0)
+        policy.note_admission(oldest, 0.0)
         next_oldest = waiting_request(5000)
         assert policy.order([next_oldest], 0.0) == [next_oldest] and policy.overdue is None
 
@@ -203,10 +203,10 @@ class TestOvertaking:
         for number in range(2, 2 + policy.max_overtakes):
             if number % 50 == 0:
                 assert policy.order([again, oldest], 0.0) == [again, oldest]
-                policy.admitted(again, 0.0)
+                policy.note_admission(again, 0.0)
             urgent = waiting_request(number, priority=3)
             assert policy.order([oldest, urgent], 0.0)[0] is urgent
-            policy.admitted(urgent, 0.0)
+            policy.note_admission(urgent, 0.0)
         assert policy.order([oldest, waiting_request(9999, priority=3)], 0.0)[0] is policy.overdue is oldest
 
     def test_who_passes_the_one_that_came_back_passes_both(self) -> None:
@@ -215,9 +215,9 @@ class TestOvertaking:
         for number in range(2, 2 + policy.max_overtakes):
             urgent = waiting_request(number, priority=3)
             assert policy.order([again, oldest, urgent], 0.0)[0] is urgent
-            policy.admitted(urgent, 0.0)
+            policy.note_admission(urgent, 0.0)
         assert policy.order([again, oldest], 0.0)[0] is policy.overdue is again
-        policy.admitted(again, 0.0)
+        policy.note_admission(again, 0.0)
         assert policy.order([oldest, waiting_request(9999, priority=3)], 0.0)[0] is policy.overdue is oldest
 
     def test_an_order_of_the_policys_own_is_bound_too(self) -> None:
@@ -225,6 +225,6 @@ class TestOvertaking:
         for number in range(2, 2 + policy.max_overtakes):
             newest = waiting_request(number)
             assert policy.order([oldest, middle, newest], 0.0) == [newest, middle, oldest]
-            policy.admitted(newest, 0.0)
+            policy.note_admission(newest, 0.0)
         newest = waiting_request(9999)
         assert policy.order([oldest, middle, newest], 0.0) == [oldest, newest, middle]

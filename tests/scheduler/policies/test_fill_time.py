@@ -9,9 +9,9 @@ from baton.scheduler.policies.fill_time import ENOUGH_TOKENS, START_S, WINDOW_TO
 
 def test_a_start_value_until_enough_is_measured() -> None:
     fill = FillTime(10_000)
-    fill.step_done(ENOUGH_TOKENS - 1, 0.0, 5.0)
+    fill.record_step(ENOUGH_TOKENS - 1, 0.0, 5.0)
     assert fill.seconds == START_S and fill.tokens_per_s is None
-    fill.step_done(1, 5.0, 5.0)
+    fill.record_step(1, 5.0, 5.0)
     assert fill.seconds == pytest.approx(10_000 * 5.0 / ENOUGH_TOKENS)
     assert fill.tokens_per_s == pytest.approx(ENOUGH_TOKENS / 5.0)
 
@@ -19,16 +19,16 @@ def test_a_start_value_until_enough_is_measured() -> None:
 def test_overlapped_steps_are_timed_from_the_result_before_them() -> None:
     plain, overlapped = FillTime(1000), FillTime(1000)
     for number in range(4):
-        plain.step_done(1000, 2.0 * number, 2.0 * number + 2.0)
-        overlapped.step_done(1000, max(0.0, 2.0 * number - 1.9), 2.0 * number + 2.0)
+        plain.record_step(1000, 2.0 * number, 2.0 * number + 2.0)
+        overlapped.record_step(1000, max(0.0, 2.0 * number - 1.9), 2.0 * number + 2.0)
     assert plain.seconds == overlapped.seconds == pytest.approx(2.0)
 
 
 def test_decodes_and_idle_time_cost_prompts_nothing() -> None:
     fill = FillTime(1000)
-    fill.step_done(4000, 0.0, 1.0)
-    fill.step_done(0, 1.0, 50.0)
-    fill.step_done(4000, 100.0, 101.0)
+    fill.record_step(4000, 0.0, 1.0)
+    fill.record_step(0, 1.0, 50.0)
+    fill.record_step(4000, 100.0, 101.0)
     assert fill.seconds == pytest.approx(0.25)
 
 
@@ -37,21 +37,21 @@ def test_what_was_measured_long_ago_fades() -> None:
     now = 0.0
     for seconds in (1.0, 0.1):
         for _ in range(20):
-            fill.step_done(WINDOW_TOKENS // 2, now, now + seconds)
+            fill.record_step(WINDOW_TOKENS // 2, now, now + seconds)
             now += seconds
     assert fill.seconds == pytest.approx(1000 * 0.1 / (WINDOW_TOKENS // 2), rel=0.01)
 
 
 def test_counts_are_halved_once_they_pass_the_window() -> None:
     window, fill = WINDOW_TOKENS, FillTime(WINDOW_TOKENS)
-    fill.step_done(window, 0.0, 8.0)  # just full
-    fill.step_done(window // 2, 8.0, 9.0)
+    fill.record_step(window, 0.0, 8.0)  # just full
+    fill.record_step(window // 2, 8.0, 9.0)
     assert fill.seconds == pytest.approx(9.0 / 1.5)
-    fill.step_done(window // 4, 9.0, 9.5)  # the 9 s count half now
+    fill.record_step(window // 4, 9.0, 9.5)  # the 9 s count half now
     assert fill.seconds == pytest.approx((4.5 + 0.5) / (0.75 + 0.25))
 
 
 def test_a_flag_overrides_the_measurement() -> None:
     fill = FillTime(1000, fixed=3.0)
-    fill.step_done(1_000_000, 0.0, 99.0)
+    fill.record_step(1_000_000, 0.0, 99.0)
     assert fill.seconds == 3.0

@@ -37,7 +37,7 @@ class TestJobOrder:
             assert policy.order([old, child], 9.0) == [child, old]
             assert child.inheritance is not None
             child.inheritance.lease = None
-            policy.admitted(child, 9.0)
+            policy.note_admission(child, 9.0)
         last = returning_child(500)
         assert policy.order([old, last], 9.0) == [old, last]
 
@@ -46,7 +46,7 @@ class TestJobOrder:
         for number in range(1, 1 + policy.max_overtakes):
             step = step_of(old, number)
             assert policy.order([stranger, step], 9.0) == [step, stranger]
-            policy.admitted(step, 9.0)
+            policy.note_admission(step, 9.0)
         step = step_of(old, 9999)
         assert policy.order([stranger, step], 9.0) == [stranger, step]
 
@@ -79,8 +79,8 @@ def knowing(**more: Any) -> PolicyTools:
     """``quick`` takes 0.2 s, ``crawl`` 60 s."""
     found = tools(**more)
     for _ in range(40):
-        found.times.observe((ToolCall("quick"),), 0.2)
-        found.times.observe((ToolCall("crawl"),), 60.0)
+        found.times.record_duration((ToolCall("quick"),), 0.2)
+        found.times.record_duration((ToolCall("crawl"),), 60.0)
     return found
 
 

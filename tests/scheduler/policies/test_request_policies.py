@@ -99,7 +99,7 @@ class TestDepthFirstByWeight:
         while alone not in served:
             newcomers = [waiting_request(2 * len(served) + more, STEM) for more in (1, 2)]
             first = policy.order([alone, *newcomers], 0.0)[0]
-            policy.admitted(first, 0.0)
+            policy.note_admission(first, 0.0)
             served.append(first)
             assert len(served) <= policy.max_overtakes + 1
         assert len(served) == policy.max_overtakes + 1
@@ -134,7 +134,7 @@ class TestRandomOrder:
         while last not in served:
             newcomers = [waiting_request(1000 + 8 * len(served) + more) for more in range(8)]
             first = policy.order([last, *newcomers], 0.0)[0]
-            policy.admitted(first, 0.0)
+            policy.note_admission(first, 0.0)
             served.append(first)
             assert len(served) <= policy.max_overtakes + 1
         assert len(served) > 50, "it did wait"

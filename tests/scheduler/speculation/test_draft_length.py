@@ -23,7 +23,7 @@ def costing(first: float, each_more: float) -> StepCost:
     cost = StepCost()
     for tokens in (1, 2, 4, 8, 16, 64, 256):
         for _ in range(4):
-            cost.note(tokens, first + each_more * (tokens - 1))
+            cost.record_step(tokens, first + each_more * (tokens - 1))
     return cost
 
 
@@ -68,9 +68,9 @@ def test_room_is_kept() -> None:
 
 def test_a_rate_goes_by_the_tokens_whose_predecessors_were_right() -> None:
     rate = AcceptRate(1.0)
-    rate.note(3, 8)  # four were put to the test
+    rate.record_draft(3, 8)  # four were put to the test
     assert rate.estimate(0.5, 0.0) == 0.75
-    rate.note(4, 4)
+    rate.record_draft(4, 4)
     assert rate.estimate(0.5, 0.0) == 7 / 8
     assert rate.estimate(0.0, 8.0) == 7 / 16
 
@@ -78,9 +78,9 @@ def test_a_rate_goes_by_the_tokens_whose_predecessors_were_right() -> None:
 def test_a_rate_follows_what_was_seen_last() -> None:
     rate = AcceptRate(KEPT)
     for _ in range(30):
-        rate.note(8, 8)
+        rate.record_draft(8, 8)
     for _ in range(20):
-        rate.note(0, 8)
+        rate.record_draft(0, 8)
     assert rate.estimate(0.9, 2.0) < 0.35
 
 
@@ -96,38 +96,38 @@ class TestStepCost:
     def test_lines_between_what_was_measured(self) -> None:
         cost = StepCost()
         for _ in range(5):
-            cost.note(1, 0.010)
-            cost.note(9, 0.030)
+            cost.record_step(1, 0.010)
+            cost.record_step(9, 0.030)
         np.testing.assert_allclose(estimate(cost, 1, 5, 9), [0.010, 0.020, 0.030])
         np.testing.assert_allclose(estimate(cost, 19), [0.030 + 10 * GUESSED_SLOPE * 0.010])
 
     def test_a_mean_follows_what_is_measured_but_not_a_step_that_was_held_up(self) -> None:
         cost = StepCost()
         for _ in range(10):
-            cost.note(4, 0.010)
-        cost.note(4, 5.0)
+            cost.record_step(4, 0.010)
+        cost.record_step(4, 5.0)
         assert estimate(cost, 4)[0] < 0.012
         for _ in range(100):
-            cost.note(4, 0.020)
+            cost.record_step(4, 0.020)
         assert 0.0195 < estimate(cost, 4)[0] < 0.0205
 
     def test_more_tokens_never_cost_less(self) -> None:
         cost = StepCost()
         for tokens, seconds in ((1, 0.010), (2, 0.050), (8, 0.020)):
-            cost.note(tokens, seconds)
+            cost.record_step(tokens, seconds)
         assert estimate(cost, 1, 2, 8) == [0.010, 0.020, 0.020]
 
     def test_what_was_not_measured_for_long_is_forgotten(self) -> None:
         cost = StepCost()
-        cost.note(16, 1.0)
+        cost.record_step(16, 1.0)
         for _ in range(2 * MEMORY):
-            cost.note(1, 0.010)
+            cost.record_step(1, 0.010)
         assert estimate(cost, 16)[0] < 0.020
 
     def test_steps_without_a_time_and_huge_ones_do_not_count(self) -> None:
         cost = StepCost()
-        cost.note(1, 0.0)
-        cost.note(MAX_TOKENS + 1, 1.0)
+        cost.record_step(1, 0.0)
+        cost.record_step(MAX_TOKENS + 1, 1.0)
         assert estimate(cost, 1) == estimate(StepCost(), 1)
-        cost.note(MAX_TOKENS, 2.0)
+        cost.record_step(MAX_TOKENS, 2.0)
         assert estimate(cost, MAX_TOKENS) == [2.0]

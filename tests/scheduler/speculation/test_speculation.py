@@ -90,7 +90,7 @@ def test_where_steps_are_short_there_is_little_looking_up(step_s: float, looked_
     """With wrong drafts; a look-up takes a hundredth of a step, or is left out."""
     harness = Watched(wrong=True, context=1024, num_tokens=1024)
     for tokens in (1, 3):
-        harness.speculation._cost.note(tokens, step_s * tokens)
+        harness.speculation._cost.record_step(tokens, step_s * tokens)
     count, find = 0, harness.find
 
     def counted(*args):
@@ -120,7 +120,7 @@ def test_an_end_among_right_guesses_is_where_it_would_be(
     said = expected_output(prompt_of(20), 60)
     sampling = {name: (said[3],) if value == "fourth" else value for name, value in sampling.items()}
     harness = Watched(depth=depth, most=12)
-    harness.speculation._endings.end_ids = lambda request: frozenset()  # so that drafts go on behind the end
+    harness.speculation._stopping_criteria.end_ids = lambda request: frozenset()  # so that drafts go on behind the end
     harness.add("r", prompt_of(20), **sampling)
     harness.run()
     outcome = harness.outcomes["r", 0]

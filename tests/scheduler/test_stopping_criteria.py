@@ -7,15 +7,15 @@ import pytest
 
 from baton.scheduler.batch import StepResult, StopMatch
 from baton.scheduler.constraints.item_trie import ITEM, ItemConstraint, ItemTrie
-from baton.scheduler.endings import Ending, Endings
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request import Request
 from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.stopping_criteria import Ending, StoppingCriteria
 from tests.doubles.specs import make_spec
 
 EOS = 99
 TRIE = ItemTrie.build(np.array([[10, 11], [10, 7], [10, EOS]], dtype=np.int32))
-ENDINGS = Endings((EOS,))
+ENDINGS = StoppingCriteria((EOS,))
 
 
 def request(*, constrained: bool = False, **sampling) -> Request:

@@ -19,21 +19,21 @@ class Listener:
         self.slots: set[int] = set()
         self.gaps: list[int] = []
 
-    def stored(self, node: TreeNode) -> None:
+    def node_stored(self, node: TreeNode) -> None:
         new = set(node.value.tolist())
         assert len(new) == len(node) and not new & self.slots
         self.slots |= new
 
-    def used(self, node: TreeNode, tick: int) -> None:
+    def path_used(self, node: TreeNode, tick: int) -> None:
         self.gaps.append(tick - node.used)
 
-    def removed(self, nodes: Sequence[TreeNode]) -> None:
+    def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
         for node in nodes:
             gone = set(node.value.tolist())
             assert gone <= self.slots and node.parent is not None
             self.slots -= gone
 
-    def cleared(self) -> None:
+    def cache_cleared(self) -> None:
         self.slots.clear()
 
 

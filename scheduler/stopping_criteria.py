@@ -23,7 +23,7 @@ class Ending:
     kept_tokens: int | None = None
 
 
-class Endings:
+class StoppingCriteria:
     """The rules for one model."""
 
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
