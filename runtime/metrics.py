@@ -45,16 +45,16 @@ _WORKER_COUNTERS = {
     "leases_broken": ("leases_broken", "Leases ended early because memory was needed more."),
     "num_failed": ("failed_requests", "Requests ended because the server failed while handling them."),
     "num_nonfinite": ("nonfinite_requests", "Requests ended because the model's logits were NaN or infinite."),
-    "leaked_tokens": ("leaked_tokens", "KV slots that nothing named and that were reclaimed."),
+    "leaked_tokens": ("leaked_tokens", "KV slots without an owner that the self-check reclaimed."),
     "pins": ("jobs.pins", "Steps of jobs with KV pinned for the job's next step."),
     "pin_hits": ("jobs.hits", "Pins that the job's next step took over."),
-    "pins_expired": ("jobs.expired", "Pins that ended before the job was back."),
+    "pins_expired": ("jobs.expired", "Pins that expired before the job returned."),
     "pins_broken": ("jobs.broken", "Pins ended early because memory was needed more."),
-    "pins_released": ("jobs.released", "Pins given up because their job was over, or had other steps."),
+    "pins_released": ("jobs.released", "Pins released because their job had ended or continued with other steps."),
     "pins_demoted": ("jobs.demoted", "Expired or broken pins with a copy on a tier below the device."),
     "pin_slot_seconds": ("jobs.slot_seconds", "Tokens × seconds that pins held."),
-    "pin_saved_tokens": ("jobs.saved_tokens", "Tokens of pins that were taken over, and not computed again."),
-    "pin_returned_tokens": ("jobs.returned_tokens", "Tokens that were pinned when their job was back."),
+    "pin_saved_tokens": ("jobs.saved_tokens", "Tokens of pins that were taken over instead of being recomputed."),
+    "pin_returned_tokens": ("jobs.returned_tokens", "Tokens that were pinned when their job returned."),
     "pin_returned_hit_tokens": (
         "jobs.returned_hit_tokens",
         "Returned tokens found by the job's next step; fewer where a chat template drops the model's reasoning.",
@@ -67,12 +67,12 @@ _WORKER_GAUGES = {
     "kv_cache_free_tokens": ("free_tokens", "KV slots on the free list."),
     "kv_cache_evictable_tokens": ("evictable_tokens", "KV slots of cached prefixes that no request uses."),
     "kv_cache_protected_tokens": ("protected_tokens", "KV slots of cached prefixes that requests use."),
-    "jobs": ("jobs.jobs", "Jobs that are known."),
+    "jobs": ("jobs.jobs", "Jobs on record."),
     "leased_tokens": ("leased_tokens", "KV slots that leases keep for continuations."),
     "kv_cache_private_tokens": ("private_tokens", "KV slots that belong to one request."),
     "kv_cache_quarantined_tokens": (
         "quarantined_tokens",
-        "KV slots that were given back while a step or a copy still touches them.",
+        "KV slots that were freed while a step or a copy still uses them.",
     ),
     "open_fences": ("open_fences", "Steps, and copies between tiers, that have not ended."),
     "longest_token_gap_steps": ("longest_gap", "Most steps from one token of a running request to its next, so far."),
@@ -80,21 +80,24 @@ _WORKER_GAUGES = {
 
 # The same for the tiers below the device, by the fields of TierStats and of its CopyStats.
 _TIER_GAUGES = {
-    "tier_total_tokens": ("total_tokens", "Tokens that the tier has room for."),
-    "tier_used_tokens": ("used_tokens", "Tokens of prefixes that have a copy there, or are being stored."),
-    "tier_free_tokens": ("free_tokens", "Unused room, in tokens."),
-    "tier_total_bytes": ("total_bytes", "Bytes that the disk may take; of the disk only."),
-    "tier_used_bytes": ("used_bytes", "Bytes that blocks take there, with headers; of the disk only."),
-    "tier_quarantined_tokens": ("quarantined_tokens", "Tokens given up there while a copy still touches them."),
-    "tier_copies_under_way": ("copies_under_way", "Copies from and to the tier that have not ended."),
+    "tier_total_tokens": ("total_tokens", "Capacity of the tier, in tokens."),
+    "tier_used_tokens": ("used_tokens", "Tokens of prefixes that the tier holds or is storing."),
+    "tier_free_tokens": ("free_tokens", "Unused capacity, in tokens."),
+    "tier_total_bytes": ("total_bytes", "Bytes that the disk tier may use; disk only."),
+    "tier_used_bytes": ("used_bytes", "Bytes that its blocks use, headers included; disk only."),
+    "tier_quarantined_tokens": ("quarantined_tokens", "Tokens that the tier has freed while a copy still uses them."),
+    "tier_copies_under_way": ("copies_under_way", "Copies to and from the tier in progress."),
 }
 _TIER_COUNTERS = {
-    "tier_evicted_tokens": ("evicted_tokens", "Tokens that the tier gave up to make room."),
-    "tier_no_room_tokens": ("no_room_tokens", "Tokens that were not stored because nothing there could give way."),
+    "tier_evicted_tokens": ("evicted_tokens", "Tokens that the tier evicted."),
+    "tier_no_room_tokens": (
+        "no_room_tokens",
+        "Tokens that were not stored because nothing in the tier could be evicted.",
+    ),
 }
 _COPY_COUNTERS = {
     "tier_copied_tokens": ("tokens", "Tokens copied to the tier (store) and from it (load)."),
-    "tier_copy_seconds": ("seconds", "Seconds that these copies took themselves."),
+    "tier_copy_seconds": ("seconds", "Duration of these copies, in seconds."),
     "tier_failed_tokens": ("failed_tokens", "Tokens of failed copies."),
 }
 _DIRECTIONS = {"store": "stores", "load": "loads"}
@@ -228,7 +231,7 @@ class CacheMetrics(Collector):
     def _hit_rates(self) -> Metric:
         rates = GaugeMetricFamily(
             "baton:prefix_cache_hit_rate",
-            "Share of the prompt tokens that were found in the prefix cache in the last so many seconds.",
+            "Share of prompt tokens found in the prefix cache; window: over how many seconds.",
             labels=["model_name", "window"],
         )
         for window in self.stats.windows:
@@ -270,7 +273,7 @@ class ServerMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens accepted.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens of finished outputs that came from the cache.")
-        self.num_aborted_requests = counter("num_aborted_requests", "Calls given up before their end.")
+        self.num_aborted_requests = counter("num_aborted_requests", "Requests aborted before their end.")
         self.recorded_requests = counter("recorded_requests", "Requests written to the log of --record-requests.")
         self.unrecorded_requests = counter(
             "unrecorded_requests", "Requests that this log lacks: it could not be written, or not fast enough."

@@ -256,7 +256,7 @@ class HitRateAlert:
                 self.active = True
                 logger.warning(
                     "the prefix cache had %.3f of %d prompt tokens in the last %d s, less than --hit-rate-alert %g; "
-                    "/cache/statistics says what was not found",
+                    "see /cache/statistics for the hits by kind",
                     rate, window.query_tokens, window.seconds, self.threshold,
                 )  # fmt: skip
             elif self.active and rate >= self.threshold + RECOVERY * (1 - self.threshold):

@@ -155,16 +155,16 @@ def timed_out(limit: float) -> RequestRefused:
 
 def token_not_allowed() -> RequestRefused:
     return RequestRefused(
-        "a token was drawn that this request does not allow, so the output is given up; this is a fault of the server "
-        "or of the model's numbers. Send it again; if it fails again, leave out unusual sampling parameters",
+        "the sampler chose a token that this request does not allow, so the request was ended; this is a fault of the "
+        "server or of the model's numbers. Send it again; if it fails again, leave out unusual sampling parameters",
         code="token_not_allowed",
     )
 
 
 def stop_check_failed() -> RequestRefused:
     return RequestRefused(
-        "looking for the stop strings or the stop regex of this request failed inside the server, so the output is "
-        "given up. Send it again without them, and report it",
+        "the search for the stop strings or the stop regex of this request failed inside the server, so the request "
+        "was ended. Send it again without them, and report it",
         code="stop_check_failed",
     )
 

@@ -284,10 +284,10 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
              "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers xtc_threshold dynatemp_exponent "
              "dynatemp_low dynatemp_high smoothing_curve", "it belongs to a sampler that is off"),
     *_listed("no effect", "llama.cpp, LM Studio, MLX", ENDPOINTS, "draft_model num_draft_tokens speculative.n_max "
-             "speculative.n_min speculative.p_min", "guesses are a setting of the server"),
+             "speculative.n_min speculative.p_min", "speculation is configured on the server"),
     *_listed("no effect", "OpenRouter", OPENAI + MESSAGES, "provider models route transforms plugins "
              "allow_fallbacks", "this server is the one provider, of one model"),
-    *_listed("no effect", "OpenAI", TEXTS, "prediction", "guesses are a setting of the server"),
+    *_listed("no effect", "OpenAI", TEXTS, "prediction", "speculation is configured on the server"),
     *_listed("no effect", "OpenAI", TEXTS, "verbosity", "the model is not told", off=("medium",)),
     *_listed("no effect", "OpenRouter, vLLM", CHAT + RESPONSES, "include_reasoning", "thoughts come as "
              "reasoning_content", off=(True,)),
@@ -417,7 +417,7 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("refused", "llama.cpp, Ollama", GENERATE, "n_predict num_predict", "use sampling_params.max_new_tokens"),
     *_listed("refused", "llama.cpp, Ollama", GENERATE, "repeat_penalty", "use sampling_params.repetition_penalty"),
     *_listed("refused", "SGLang", GENERATE, "background", "use /v1/responses", off=(False,)),
-    *_listed("refused", "vLLM", SAMPLING, "use_beam_search", "use beam_width: how many beams the search has",
+    *_listed("refused", "vLLM", SAMPLING, "use_beam_search", "use beam_width, the number of beams",
              off=(False,)),
     # -- fields of Baton's that belong to other endpoints --------------------------------------------------------------
     *_listed("refused", "Baton", CHAT, "continuation_of continuation_suffix continuation_ids continuation_at "

@@ -193,7 +193,7 @@ class CpuThreads:
         self._quiet_windows = self._quiet_windows + windows if self._others < QUIET_OTHERS else 0
         if not self.crowded and delay > CROWDED_DELAY and self._others > CROWDED_OTHERS:
             self.crowded = True
-            self._use(self._all, f"others hold {self._others:.1f} cores (run delay {delay:.0%})")
+            self._use(self._all, f"other processes use {self._others:.1f} cores (run delay {delay:.0%})")
         elif self.crowded and self._quiet_windows >= QUIET_WINDOWS:
             self.crowded = False
             self._times.clear()

@@ -359,7 +359,7 @@ class ModelRunner:
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "capture", self._settings) from error
         except Exception as error:  # kernels that work one by one may fail in a graph on some cards
-            logger.warning("no %s, every kernel is launched by itself: %s", recorder.name, error, exc_info=error)
+            logger.warning("no %s; each kernel is launched separately: %s", recorder.name, error, exc_info=error)
             return None
         taken = max(0, before - available_memory(self.device)) / 2**30  # other processes may have freed some meanwhile
         logger.info("captured %d %s in %.2f GiB", len(shapes.largest_first), recorder.name, taken)

@@ -170,4 +170,4 @@ def test_a_recording_that_computes_wrong_is_not_used(
 
     monkeypatch.setattr(Program, "run", skips_the_last)
     assert not make_runner(folder).has_graphs
-    assert "no recorded steps, every kernel is launched by itself: a recorded step of 1 tokens gives" in caplog.text
+    assert "no recorded steps; each kernel is launched separately: a recorded step of 1 tokens gives" in caplog.text
