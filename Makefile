@@ -82,7 +82,7 @@ test-equality: $(TESTING)
 test-avx2: export BATON_CPU_FEATURES = avx2
 test-avx2: test         ## `make test` as on a processor with AVX2 and nothing newer
 
-test-slow: $(TESTING)   ## slow: soak runs of the simulation and of the tree, on seeds that the ordinary runs leave out
+test-slow: $(TESTING)   ## slow: soak runs, the tests that run benchmarks, and further seeds and variants of the other tests
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real and not gateways and not clients" \
 	    $(call marked,slow)
 
