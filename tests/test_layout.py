@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 MAX_COLUMNS = 120
 
 
-def test_lines_of_docs() -> None:
+def test_doc_lines_are_short_enough() -> None:
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
     assert listed.returncode == 0, listed.stderr
     long = [

@@ -32,7 +32,7 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_every_folder_with_code_is_found_as_a_package() -> None:
+def test_every_code_folder_is_a_package() -> None:
     """setup.py goes by the `__init__.py` of a folder; without one it would be missing in an installation."""
     marked = {
         f"baton.{'.'.join(f.parent.relative_to(ROOT).parts)}"
@@ -43,7 +43,7 @@ def test_every_folder_with_code_is_found_as_a_package() -> None:
     assert set(pyproject()["tool"]["setuptools"]["package-dir"].values()) == set(LAYERS)
 
 
-def test_typing_links_lead_to_the_layers() -> None:
+def test_typing_links_point_to_the_layers() -> None:
     links = {link.name: link.resolve() for link in (ROOT / ".typing" / "baton").iterdir()}
     assert links == {layer: ROOT / layer for layer in LAYERS}
 
@@ -112,14 +112,14 @@ def declared(*extras: str) -> set[str]:
     return {canonical(line) for line in [*project["dependencies"], *optional]}
 
 
-def test_the_layers_import_only_what_serving_or_their_extras_declare() -> None:
+def test_layers_import_only_declared_distributions() -> None:
     modules = imported_modules(*LAYERS)
     assert {"starlette", "llvmlite", "torch"} <= modules
     serving = declared("cuda", "cpu", "tiers", "remote", "learned", "bench")
     assert not {distribution_of(module) for module in modules} - serving
 
 
-def test_helper_folders_import_only_what_is_declared() -> None:
+def test_helper_folders_import_only_declared_distributions() -> None:
     assert not {distribution_of(module) for module in imported_modules(*HELPER_FOLDERS)} - declared(*EXTRAS)
 
 
@@ -156,7 +156,7 @@ def test_serving_needs_neither_test_tools_nor_triton() -> None:
     assert re.findall(r"-e '\.\[(.*)\]'", recipe) == ["cpu,tiers"]
 
 
-def test_newest_section_of_the_changelog_is_the_version() -> None:
+def test_newest_changelog_section_matches_the_version() -> None:
     sections = re.findall(r"^## (\S+)(?: - (\d{4}-\d\d-\d\d))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     released = [(name, date) for name, date in sections if name != "Unreleased"]
     assert released[0][0] == pyproject()["project"]["version"]
@@ -164,7 +164,7 @@ def test_newest_section_of_the_changelog_is_the_version() -> None:
     assert released == sorted(released, key=lambda entry: entry[1], reverse=True)
 
 
-def test_the_cuda_extra_brings_the_torch_that_its_kernels_were_built_for() -> None:
+def test_cuda_extra_pins_the_torch_of_its_kernels() -> None:
     """sglang-kernel 0.4.4 loads into torch 2.11 alone; constraints.txt, which has the torch of CPUs, must not keep pip
     from it."""
     extra = pyproject()["project"]["optional-dependencies"]["cuda"]
@@ -180,11 +180,11 @@ def make_targets(file: str) -> list[str]:
     return re.findall(r"^\s*(?:- run: )?(make \S+)$", (ROOT / file).read_text(), re.MULTILINE)
 
 
-def test_hosted_ci_runs_the_targets_of_the_local_one() -> None:
+def test_hosted_ci_runs_the_local_ci_targets() -> None:
     assert make_targets(".github/workflows/ci.yml") == make_targets(".ci/run") == ["make check", "make test"]
 
 
-def test_pre_commit_runs_what_make_check_runs() -> None:
+def test_pre_commit_hooks_match_make_check() -> None:
     recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
     checked = re.findall(r"\$\(BIN\)/([^&\n]*[^&\s])", recipe[1])

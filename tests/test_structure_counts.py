@@ -25,23 +25,23 @@ def files() -> list[Source]:
     return sources()
 
 
-def test_runtime_and_entrypoints_call_methods_of_the_scheduler_only(files: list[Source]) -> None:
+def test_only_public_scheduler_methods_are_called(files: list[Source]) -> None:
     assert not reaches_through_the_scheduler(files)
 
 
-def test_method_names_carry_their_object(files: list[Source]) -> None:
+def test_frequent_method_names_carry_their_object(files: list[Source]) -> None:
     counts = methods_by_name(files)
     frequent = {name: count for name, count in counts.items() if count > 10 and name not in FREE_NAMES}
     assert not {name: count for name, count in frequent.items() if name != "add" or count > 15}
 
 
-def test_the_tour_lists_the_way_of_a_request() -> None:
+def test_tour_reading_list_names_existing_files() -> None:
     way = reading_list()
     assert way and len(set(way)) == len(way)
     assert not [path for path in way if not (ROOT / path).is_file()]
 
 
-def test_the_counts_find_what_they_count() -> None:
+def test_structure_counts_match_a_known_file() -> None:
     """On a file of which every count is known."""
     text = '''
 class Part:

@@ -34,7 +34,7 @@ MAX_CHARS = 2**25
 """Limit for the texts of all turns; their ids take about as much again."""
 
 MAX_TEMPLATES_ASKED = 2
-"""Prompts of one chat whose answers are rendered for comparison: rendering takes milliseconds."""
+"""Most prompts of one chat with answers that are rendered for comparison: rendering takes milliseconds."""
 
 MAX_TURNS_READ = 8
 """Latest answers to one prompt that are compared with the template's words."""

@@ -24,7 +24,7 @@ def make_batch(lengths: list[tuple[int, int]], shared: tuple[SharedPrefix, ...] 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64])
 @pytest.mark.parametrize("window", [None, 1, 7, 64, 1000])
-def test_whole(page_size, window):
+def test_whole_sequences_are_paged(page_size, window):
     rng = np.random.default_rng(page_size)
     lengths = [(int(rng.integers(0, 200)), int(rng.integers(1, 30))) for _ in range(50)]
     found = paging.whole(make_batch(lengths), window, page_size)
@@ -50,7 +50,7 @@ def test_padding_reads_one_position_of_the_padding_row():
     assert padded.padded(5, pad_row=9) is padded
 
 
-def test_prefixes_and_tails_make_up_the_whole():
+def test_prefixes_and_tails_cover_whole_sequences():
     groups = [SharedPrefix(4, 2, 32), SharedPrefix(1, 2, 16)]
     batch = make_batch([(9, 1), (20, 1), (20, 1), (3, 1), (40, 1), (40, 1), (1, 1)], tuple(groups))
     prefix, grouped = paging.prefixes(batch, groups, 16)
@@ -69,12 +69,12 @@ def test_prefixes_and_tails_make_up_the_whole():
     assert paging.saved_keys(groups) == 48
 
 
-def test_without_groups_all_rows_are_padding_of_the_prefix_part():
+def test_ungrouped_rows_are_padding_in_prefix_part():
     prefix, grouped = paging.prefixes(make_batch([(9, 1), (20, 1)]), [], 1)
     assert prefix.queries.tolist() == [2] and not grouped.any()
 
 
-def test_useful_groups():
+def test_useful_groups_are_whole_pages_within_window():
     batch = make_batch([(40, 1)] * 4, (SharedPrefix(0, 2, 40), SharedPrefix(2, 2, 15)))
     assert paging.useful_groups(batch, None, 16) == [SharedPrefix(0, 2, 32)], "whole pages"
     assert paging.useful_groups(batch, 41, 1) == batch.shared and paging.useful_groups(batch, 40, 1) == []

@@ -42,7 +42,7 @@ def has(monkeypatch: pytest.MonkeyPatch, machine: str, features: Any) -> None:
     ("level", "left"),
     [("", FULL), ("avx512", FULL - {"avx512_bf16", "avx_vnni", "amx_bf16", "amx_tile"}), ("avx2", AVX2)],
 )
-def test_a_level_takes_features_away(monkeypatch: pytest.MonkeyPatch, level: str, left: frozenset[str]) -> None:
+def test_cpu_level_removes_features(monkeypatch: pytest.MonkeyPatch, level: str, left: frozenset[str]) -> None:
     monkeypatch.setenv(processor.VARIABLE, level)
     has(monkeypatch, "x86_64", FULL)
     assert processor.features() == left
@@ -50,14 +50,14 @@ def test_a_level_takes_features_away(monkeypatch: pytest.MonkeyPatch, level: str
     assert processor.features() == {"avx"}, "and adds none"
 
 
-def test_an_unknown_level_is_an_error_that_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_cpu_level_error_lists_known_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(processor.VARIABLE, "haswell")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     with pytest.raises(processor.UnknownLevelError, match=r"BATON_CPU_FEATURES=haswell .* avx2 or avx512"):
         processor.lower_libraries({})
 
 
-def test_libraries_are_lowered_too_but_for_those_that_are_already(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_variables_are_lowered_unless_already_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     environment: dict[str, str] = {"NUMBA_CPU_NAME": "x86-64-v2"}
     processor.lower_libraries(environment)
@@ -79,7 +79,7 @@ def test_libraries_are_lowered_too_but_for_those_that_are_already(monkeypatch: p
         (AVX2 | {"avx_ne_convert"}, set(KINDS), set(KINDS)),
     ],
 )
-def test_what_is_packed_and_multiplied(
+def test_packed_and_multiplied_dtypes_follow_features(
     monkeypatch: pytest.MonkeyPatch, features: frozenset[str], packed: set[Any], multiplied: set[Any]
 ) -> None:
     has(monkeypatch, "x86_64", features)
@@ -118,14 +118,14 @@ def test_a_torch_without_a_feature_list_is_asked_for_each_feature(monkeypatch: p
     assert processor.multiplies(torch.bfloat16) and "avx2" in processor.features()
 
 
-def test_a_lowered_processor_packs_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lowered_cpu_packs_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     lower_to_avx2(monkeypatch)
     assert not processor.packs(torch.bfloat16) and not processor.multiplies(torch.bfloat16)
     assert processor.packs(torch.float32)
 
 
 @pytest.mark.skipif(not processor.is_x86(), reason="levels are of x86")
-def test_a_process_is_lowered_as_a_whole() -> None:
+def test_cpu_level_applies_to_whole_process() -> None:
     """In one of its own: libraries read their variables once."""
     script = """
 import json, torch, torch.nn.functional as F

@@ -54,7 +54,7 @@ def test_slot_layouts(page_size, layout):
 
 @pytest.mark.parametrize("lengths", [[(12, 1)], [(12, 5)], [(12, 40)]], ids=["decode", "short extend", "long extend"])
 @pytest.mark.parametrize("layout", ["ascending", "descending"])
-def test_a_run_of_slots_is_viewed_only_where_its_order_is_right(lengths, layout):
+def test_contiguous_slots_are_viewed_only_in_order(lengths, layout):
     """A decode may read a shuffled run as it lies; several queries may not."""
     Scene(lengths, layout=layout).check()
 
@@ -94,18 +94,18 @@ def test_beams_over_one_prefix(attended, heads, kv_heads, layout):
     assert attended == [7, 2]
 
 
-def test_a_prefix_is_shared_beside_extends(attended):
+def test_prefix_is_shared_in_batch_with_extends(attended):
     Scene([(0, 33), *[(40, 1)] * 4, (12, 5)], shared=(SharedPrefix(1, 4, 32),)).check()
     assert attended == [4]
 
 
 @pytest.mark.parametrize(("window", "expected"), [(60, [3]), (51, [3]), (50, []), (7, [])])
-def test_where_a_window_cuts_the_prefix_each_reads_its_own(attended, window, expected):
+def test_window_cutting_prefix_disables_sharing(attended, window, expected):
     Scene([(50, 1)] * 3 + [(9, 1)], window=window, shared=(SharedPrefix(0, 3, 40),)).check()
     assert attended == expected
 
 
-def test_a_prefix_too_short_to_be_worth_it(attended, monkeypatch):
+def test_short_prefix_is_not_shared(attended, monkeypatch):
     monkeypatch.setattr(torch_native, "MIN_SAVED_KEYS", 81)
     scene = Scene([(50, 1)] * 3, shared=(SharedPrefix(0, 3, 40),))
     scene.check()
@@ -130,7 +130,7 @@ def test_random_batches_with_searches(seed):
     Scene(lengths, seed=seed, window=window, shared=tuple(groups), **options).check()
 
 
-def test_half_precision_beams_are_as_exact_as_the_plain_path():
+def test_half_precision_prefix_sharing_is_as_exact_as_plain_path():
     scene = Scene([(300, 1)] * 4, shared=(SharedPrefix(0, 4, 290),))
     expected = scene.expected()
     pool = MHAKVPool(
@@ -153,7 +153,7 @@ def test_half_precision_beams_are_as_exact_as_the_plain_path():
     assert (shared - expected).abs().max() <= 1.5 * (plain - expected).abs().max()
 
 
-def test_masks_are_kept_between_steps_and_grow():
+def test_masks_are_reused_between_steps_and_grow():
     scene = Scene([(0, 40)])
     backend = TorchNativeBackend(scene.pool)
     for lengths in ([(0, 40)], [(500, 40)], [(3, 17), (2, 1)]):
@@ -163,7 +163,7 @@ def test_masks_are_kept_between_steps_and_grow():
             torch.testing.assert_close(scene.run(backend), scene.expected(), atol=2e-6, rtol=1e-5)
 
 
-def test_a_long_prefill_needs_no_mask_of_its_size(monkeypatch):
+def test_long_prefill_masks_are_banded(monkeypatch):
     """Of n x n scores only a band of BLOCK_ROWS x n is ever a mask."""
     monkeypatch.setattr(torch_native, "BLOCK_ROWS", 256)
     scene = Scene([(0, 600)])

@@ -20,7 +20,7 @@ def test_every_module_imports_under_its_own_name(name: str) -> None:
     assert importlib.import_module(name).__name__ == name
 
 
-def test_git_ignores_the_results() -> None:
+def test_git_ignores_benchmark_results() -> None:
     assert RESULTS == ROOT / "benchmarks" / "results"
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")

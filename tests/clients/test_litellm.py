@@ -57,14 +57,14 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[s
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
 @pytest.mark.parametrize("stream", ["", " streamed"])
-def test_what_each_call_ends_with(calls: dict[str, dict[str, Any]], provider: str, stream: str) -> None:
+def test_litellm_raises_the_expected_exceptions(calls: dict[str, dict[str, Any]], provider: str, stream: str) -> None:
     text = calls[f"{provider} answers{stream}"].get("text")
     assert text and calls[f"{provider} dropped{stream}"].get("text"), calls
     found = {name: calls[f"{provider} {name}{stream}"] for name in ENDED}
     assert {name: call.get("error") for name, call in found.items()} == ENDED, found
 
 
-def test_texts_and_responses(calls: dict[str, dict[str, Any]]) -> None:
+def test_litellm_text_and_responses_calls(calls: dict[str, dict[str, Any]]) -> None:
     assert calls["text answers"].get("text") and calls["responses answers"].get("text") == "message", calls
     for name in ("text overflow", "responses overflow"):
         assert calls[name].get("error") == "ContextWindowExceededError", calls[name]

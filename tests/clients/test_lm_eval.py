@@ -62,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tokenized", [True, False])
-def test_a_server_scores_as_transformers_do(
+def test_lm_eval_scores_match_transformers(
     server: ServerUnderTest, by_transformers: Found, tokenized: bool, tmp_path: Path
 ) -> None:
     """tokenized: prompts are sent as token ids, or as text."""

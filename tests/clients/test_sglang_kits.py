@@ -37,20 +37,20 @@ def sglang_run(*arguments: str) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_kits_on_the_toy_model(server: ServerUnderTest) -> None:
+def test_sglang_kits_pass_on_the_toy_model(server: ServerUnderTest) -> None:
     assert "Ran 38 tests" in sglang_run(str(HERE / "sglang_kits.py"), server.url, "toy")
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not REAL_MODEL.is_dir(), reason=f"{REAL_MODEL} is missing; make real-model makes it")
-def test_kits_on_a_real_model(tmp_path: Path) -> None:
+def test_sglang_kits_pass_on_a_real_model(tmp_path: Path) -> None:
     with ServerUnderTest(REAL_MODEL, tmp_path, *FLAGS, behaviour=None) as running:
         running.wait_ready()
         assert "Ran 9 tests" in sglang_run(str(HERE / "sglang_kits.py"), running.url, "real")
 
 
 @pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat", "vllm"])
-def test_bench_serving(server: ServerUnderTest, backend: str, tmp_path: Path) -> None:
+def test_sglang_bench_serving_completes_all_requests(server: ServerUnderTest, backend: str, tmp_path: Path) -> None:
     start = "import sglang_stand_ins; sglang_stand_ins.install(); import sglang.benchmark.serving as it; it.cli_main()"
     options = ["--backend", backend, "--base-url", server.url, "--model", "default", "--tokenizer", str(TOY_MODEL)]
     options += ["--dataset-name", "random-ids", "--num-prompts", "8", "--random-input-len", "100"]
@@ -60,7 +60,7 @@ def test_bench_serving(server: ServerUnderTest, backend: str, tmp_path: Path) ->
     assert results["completed"] == 8 and results["total_output_tokens"] == 68  # as asked for; drawn with the seed
 
 
-def test_the_frontend_language(server: ServerUnderTest) -> None:
+def test_sglang_frontend_language_matches_generate(server: ServerUnderTest) -> None:
     found = json.loads(sglang_run(str(HERE / "sglang_frontend.py"), server.url).splitlines()[-1])
     sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
     prompts = [f"How many lines are in {name}?\n" for name in ("manual.md", "notes.txt")]

@@ -20,18 +20,18 @@ def entries() -> list[tuple[str, str, str]]:
     return re.findall(r"^\| ([a-z ]+) \| (.+) \| `(\S+)` \|$", page, re.MULTILINE)
 
 
-def test_every_line_of_the_table_is_an_entry() -> None:
+def test_every_glossary_line_is_parsed_as_an_entry() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text()
     assert len(entries()) == page.count("\n| ") - 1
 
 
-def test_words_are_in_alphabetical_order_and_explained_once() -> None:
+def test_glossary_words_are_sorted_and_unique() -> None:
     words = [word for word, _, _ in entries()]
     assert words == sorted(set(words))
     assert set(WORDS) <= set(words)
 
 
-def test_each_word_lives_where_the_glossary_says() -> None:
+def test_glossary_words_occur_in_their_files() -> None:
     for word, _, file in entries():
         text = (ROOT / file).read_text().lower().replace("_", " ")
         stem = word[: max(3, len(word) - 2)]  # also its plural, and what one does

@@ -40,7 +40,7 @@ def calls() -> Iterator[ast.Call]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_are_up_to_date(name: str) -> None:
+def test_operations_tables_are_up_to_date(name: str) -> None:
     assert between(PAGE.read_text(), name) == TABLES[name](), "run: python -m docs.operations_tables"
 
 
@@ -67,7 +67,7 @@ def test_every_metric_is_listed_with_its_type() -> None:
     assert listed == rendered and len(listed) > 20
 
 
-def test_every_metric_that_is_explained_exists() -> None:
+def test_every_explained_metric_exists() -> None:
     names = {name.removeprefix("baton:") for name in re.findall(r"`(baton:\w+)`", between(PAGE.read_text(), "metrics"))}
     explained = set(re.findall(r"`(?:baton:)?(\w+_(?:total|reqs|perc))`", PAGE.read_text()))
     assert explained and explained <= names
@@ -80,7 +80,7 @@ def test_every_error_code_is_listed_with_its_status() -> None:
     assert listed == {code: str(status) for code, status in STATUSES.items()} | other
 
 
-def test_codes_of_the_language_are_explained() -> None:
+def test_language_error_codes_are_explained() -> None:
     sources = [file.read_text() for file in (ROOT / "entrypoints" / "lang").rglob("*.py")]
     assert {code for source in sources for code in re.findall(r'\bcode\s*=\s*"(\w+)"', source)} == OF_THE_LANGUAGE
     assert all(f"`{code}`" in section("Errors") for code in OF_THE_LANGUAGE)

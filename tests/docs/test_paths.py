@@ -25,7 +25,7 @@ def files() -> list[Path]:
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
-def test_files(page: Path, files: list[Path]) -> None:
+def test_files_named_in_docs_exist(page: Path, files: list[Path]) -> None:
     """A path counts from the root, from the page, or from the folder that its section is about (then its end must be
     that of a real file)."""
     named = {name for name in FILE.findall(page.read_text()) if "NAME" not in name}  # NAME is the reader's
@@ -34,14 +34,14 @@ def test_files(page: Path, files: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
-def test_modules(page: Path) -> None:
+def test_modules_named_in_docs_exist(page: Path) -> None:
     for module in set(MODULE.findall(page.read_text())):
         path = ROOT / module.removeprefix("baton.").replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"no module {module}"
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
-def test_links(page: Path) -> None:
+def test_links_in_docs_resolve(page: Path) -> None:
     for target, anchor in LINK.findall(prose(page.read_text())):
         file = page if not target else (page.parent / target).resolve()
         assert file.exists(), f"{name_of(page)} links to {target}, which is not there"

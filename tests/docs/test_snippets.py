@@ -142,7 +142,7 @@ def differences(shown: Any, real: Any, path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_marks_give_a_reason_and_stand_above_a_snippet(page: Path) -> None:
+def test_not_run_marks_give_a_reason_above_a_snippet(page: Path) -> None:
     marked = [fence for fence in read_fences(page.read_text()) if fence.not_run is not None]
     assert len(marked) == count_marks(page.read_text()), "a mark has to stand on the line above its block"
     for fence in marked:
@@ -151,13 +151,13 @@ def test_marks_give_a_reason_and_stand_above_a_snippet(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_command_hides_in_a_block_that_is_not_run(page: Path) -> None:
+def test_unexecuted_blocks_contain_no_commands(page: Path) -> None:
     for fence in read_fences(page.read_text()):
         if fence.language not in RUN:
             assert not COMMANDS.search(fence.text), f"line {fence.line}: make it a bash block"
 
 
-def test_the_comparison_sees_differences() -> None:
+def test_output_comparison_detects_differences() -> None:
     real = {"id": "cmpl-7", "n": 3, "e2e_latency": 0.5, "items": [{"score": -0.25}]}
     assert not differences({"id": "cmpl-…", "n": 3, "e2e_latency": 9, "items": [{"score": -0.251}]}, real, "answer")
     assert not differences({"n": 3, "…": 0}, real, "answer")
@@ -168,7 +168,7 @@ def test_the_comparison_sees_differences() -> None:
     assert matches("a … c", "a b c") and not matches("a … c", "a b d")
 
 
-def test_marks_and_blocks_are_read() -> None:
+def test_fences_and_marks_are_parsed() -> None:
     page = "<!-- not run: it needs a GPU -->\n```bash\nfalse\n```\n\n"
     page += "```text\nno\n```\n<!-- not run -->\n```python\n1\n```\n"
     shell, text, python = read_fences(page)

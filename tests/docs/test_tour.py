@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tour.md"
 
 
-def test_the_figures_of_the_page_are_those_of_the_script() -> None:
+def test_tour_page_figures_match_the_script() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "tour.py")],
         capture_output=True,

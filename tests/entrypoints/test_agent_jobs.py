@@ -78,7 +78,9 @@ def counted(server: ServerUnderTest, name: str) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_two_jobs_of_five_turns(server: ServerUnderTest, client: openai.OpenAI, stream: bool) -> None:
+def test_two_agent_jobs_keep_their_kv_pinned_between_turns(
+    server: ServerUnderTest, client: openai.OpenAI, stream: bool
+) -> None:
     ids = {name: f"{name} {stream}" for name in TASKS}
     agents = {name: Agent(client, ids[name]) for name in TASKS}
     pinned = dict.fromkeys(TASKS, 0)
@@ -113,7 +115,7 @@ def test_two_jobs_of_five_turns(server: ServerUnderTest, client: openai.OpenAI, 
     assert server.metric("leased_tokens") == 0 and server.metric("kv_cache_usage_perc") == 0
 
 
-def test_pins_are_seen_in_the_metrics_and_go_with_their_job(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_pins_appear_in_metrics_and_end_with_their_job(server: ServerUnderTest, client: openai.OpenAI) -> None:
     first, second = (Agent(client, f"held {number}", HELD_S) for number in range(2))
     first.step("user", "How long is notes.txt?")
     alone = job(server, first.job_id)["pinned_tokens"]
@@ -134,7 +136,7 @@ def test_pins_are_seen_in_the_metrics_and_go_with_their_job(server: ServerUnderT
     assert server.metric("kv_cache_usage_perc") == 0
 
 
-def test_calls_are_read_behind_thoughts_and_without_a_template(server: ServerUnderTest) -> None:
+def test_calls_after_reasoning_are_read_without_chat_template(server: ServerUnderTest) -> None:
     system = "<|im_start|>system\nYou are a shell agent. Think first.<|im_end|>\n"
     task = f"{system}<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"
     fields = {"job_id": "native", "sampling_params": {"temperature": 0, "max_new_tokens": 60}, "retain_ttl": HELD_S}
@@ -144,7 +146,7 @@ def test_calls_are_read_behind_thoughts_and_without_a_template(server: ServerUnd
     assert server.client.delete("/jobs/native").status_code == 200
 
 
-def test_a_step_that_is_cut_off_calls_what_it_says(server: ServerUnderTest) -> None:
+def test_call_is_read_from_a_truncated_step(server: ServerUnderTest) -> None:
     task = "<|im_start|>user\nHow many lines are in manual.md?<|im_end|>\n<|im_start|>assistant\n"
     params = {"temperature": 0, "max_new_tokens": 60, "stop": "\n```"}
     text = server.generate(text=task, sampling_params=params, job_id="cut", retain_ttl=HELD_S).json()["text"]
@@ -153,7 +155,7 @@ def test_a_step_that_is_cut_off_calls_what_it_says(server: ServerUnderTest) -> N
     assert server.client.delete("/jobs/cut").status_code == 200
 
 
-def test_a_job_of_any_name_can_be_looked_up_and_ended(server: ServerUnderTest) -> None:
+def test_job_with_any_name_can_be_looked_up_and_ended(server: ServerUnderTest) -> None:
     params = {"temperature": 0, "max_new_tokens": 1}
     names = ["line", "line\n", "\n", "two\nlines", "a/../b", "//", "a?b#c%2F", "日本 \x00"]
     for name in names:

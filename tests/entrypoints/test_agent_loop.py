@@ -50,7 +50,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_two_tools_and_an_answer(server: ServerUnderTest, stream: bool) -> None:
+def test_openai_agents_loop_calls_two_tools_and_answers(server: ServerUnderTest, stream: bool) -> None:
     set_tracing_disabled(True)
     asked.clear()
 

@@ -76,7 +76,7 @@ both_ways = pytest.mark.parametrize("stream", [False, True])
 
 
 @both_ways
-def test_a_question(client: anthropic.Anthropic, stream: bool) -> None:
+def test_simple_question_is_answered(client: anthropic.Anthropic, stream: bool) -> None:
     message = ask(client, user("Hello"), stream=stream, extra_body={"rid": f"q{stream}"})
     assert shown(message) == [{"type": "text", "text": "Good day, 漢字 ü!"}]
     assert (message.stop_reason, message.stop_sequence, message.role) == ("end_turn", None, "assistant")
@@ -89,7 +89,7 @@ def test_a_question(client: anthropic.Anthropic, stream: bool) -> None:
     assert message.model_extra is not None and message.model_extra["baton"]["rid"] == f"q{stream}"
 
 
-def test_a_stream_brings_named_events_as_they_come(client: anthropic.Anthropic, server: ServerUnderTest) -> None:
+def test_stream_has_named_events(client: anthropic.Anthropic, server: ServerUnderTest) -> None:
     body = {"model": "x", "max_tokens": 99, "messages": [user("Hello")], "stream": True}
     answer = server.client.post("/v1/messages", json=body, headers={"x-api-key": "secret"})
     assert answer.headers["content-type"].startswith("text/event-stream") and "[DONE]" not in answer.text
@@ -106,7 +106,7 @@ def test_a_stream_brings_named_events_as_they_come(client: anthropic.Anthropic, 
 
 
 @both_ways
-def test_an_agent_asks_a_tool_and_answers(client: anthropic.Anthropic, stream: bool) -> None:
+def test_tool_call_round_trip(client: anthropic.Anthropic, stream: bool) -> None:
     """What the client got goes back as it is."""
     question = user("Weather?")
     message = ask(client, question, stream=stream, tools=[WEATHER])
@@ -126,7 +126,7 @@ def test_an_agent_asks_a_tool_and_answers(client: anthropic.Anthropic, stream: b
 
 
 @both_ways
-def test_calls_at_the_same_time(client: anthropic.Anthropic, stream: bool) -> None:
+def test_parallel_tool_calls(client: anthropic.Anthropic, stream: bool) -> None:
     message = ask(client, user("Both?"), stream=stream, tools=[WEATHER])
     assert [block["input"]["city"] for block in shown(message)] == ["Bern", "Rome"]
     assert message.content[0] != message.content[1]
@@ -137,20 +137,20 @@ def test_calls_at_the_same_time(client: anthropic.Anthropic, stream: bool) -> No
 
 @pytest.mark.parametrize(("choice", "city"), [({"type": "any"}, "Rome"), ({"type": "tool", "name": "weather"}, "Oslo")])
 @both_ways
-def test_a_call_that_must_be_made(client: anthropic.Anthropic, choice: Any, city: str, stream: bool) -> None:
+def test_required_tool_call_is_forced(client: anthropic.Anthropic, choice: Any, city: str, stream: bool) -> None:
     tools: Any = [WEATHER, {"name": "other", "input_schema": {}}]
     message = ask(client, user("Now"), stream=stream, tools=tools, tool_choice=choice)
     assert shown(message) == [{"type": "tool_use", "name": "weather", "input": {"city": city}}]
     assert message.stop_reason == "tool_use"
 
 
-def test_no_calls_are_read_where_none_may_be_made(client: anthropic.Anthropic) -> None:
+def test_tool_choice_none_disables_call_parsing(client: anthropic.Anthropic) -> None:
     message = ask(client, user("Both?"), tools=[WEATHER], tool_choice={"type": "none"})
     assert shown(message) == [{"type": "text", "text": SAYS[2][1]}] and message.stop_reason == "end_turn"
 
 
 @both_ways
-def test_how_an_answer_ends(client: anthropic.Anthropic, stream: bool) -> None:
+def test_stop_reasons_are_reported(client: anthropic.Anthropic, stream: bool) -> None:
     cut = ask(client, user("Hello"), stream=stream, max_tokens=4)
     assert (cut.stop_reason, shown(cut)[0]["text"], cut.usage.output_tokens) == ("max_tokens", "Good", 4)
     stopped = ask(client, user("Hello"), stream=stream, stop_sequences=["!", "day"])
@@ -161,7 +161,7 @@ def test_how_an_answer_ends(client: anthropic.Anthropic, stream: bool) -> None:
     assert shown(broken)[0]["input"] == ({"city": "Bern"} if stream else {}), "the client reads what it can"
 
 
-def test_an_answer_that_was_begun_and_thoughts_that_are_asked_for(client: anthropic.Anthropic) -> None:
+def test_prefill_is_continued_and_thinking_enabled(client: anthropic.Anthropic) -> None:
     message = ask(client, user("Sun?"), {"role": "assistant", "content": "The best is ("})
     assert shown(message) == [{"type": "text", "text": "B) Sol"}]
     thinking = {"type": "enabled", "budget_tokens": 1024}
@@ -171,7 +171,7 @@ def test_an_answer_that_was_begun_and_thoughts_that_are_asked_for(client: anthro
     assert thoughtful.model_extra["baton"]["unenforced"] == ["thinking.budget_tokens"]
 
 
-def test_tokens_are_counted_as_they_are_asked(client: anthropic.Anthropic) -> None:
+def test_count_tokens_matches_usage(client: anthropic.Anthropic) -> None:
     fields: Any = {"system": "Be kind.", "tools": [WEATHER], "thinking": {"type": "adaptive"}}
     more: Any
     for more in ({}, {"tool_choice": {"type": "any"}}):
@@ -180,7 +180,7 @@ def test_tokens_are_counted_as_they_are_asked(client: anthropic.Anthropic) -> No
         assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0) > len("Be kind.Hello")
 
 
-def test_prompts_beyond_the_context_are_counted(client: anthropic.Anthropic) -> None:
+def test_count_tokens_accepts_prompts_beyond_the_context(client: anthropic.Anthropic) -> None:
     """Clients count before they decide whether to compact a conversation."""
     long = [user("x" * 5000)]
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 5019 tokens > 4096 maximum"):
@@ -196,7 +196,7 @@ def test_prompts_beyond_the_context_are_counted(client: anthropic.Anthropic) -> 
         client.messages.count_tokens(model="x", messages=[user("x" * 2_000_001)])
 
 
-def test_errors_become_the_clients_exceptions(server: ServerUnderTest, client: anthropic.Anthropic) -> None:
+def test_errors_raise_client_exceptions(server: ServerUnderTest, client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="unknown field colour") as refused:
         ask(client, user("Hello"), extra_body={"colour": "red"})
     assert (refused.value.type, refused.value.error_code) == ("invalid_request_error", "unknown_field")
@@ -232,7 +232,7 @@ def test_keys(server: ServerUnderTest) -> None:
         assert server.client.post("/v1/messages", json=body, headers=headers).status_code == status
 
 
-def test_the_client_that_waits_for_nobody(server: ServerUnderTest) -> None:
+def test_async_client_is_served(server: ServerUnderTest) -> None:
     asked: Any = {"model": "x", "max_tokens": 200, "tools": [WEATHER]}
 
     async def ask_all() -> list[str]:
@@ -247,7 +247,7 @@ def test_the_client_that_waits_for_nobody(server: ServerUnderTest) -> None:
     assert asyncio.run(ask_all()) == ["Good day, 漢字 ü!"] * 8
 
 
-def test_an_aborted_stream_ends_with_an_error(server: ServerUnderTest) -> None:
+def test_aborted_stream_ends_with_an_error_event(server: ServerUnderTest) -> None:
     """The double repeats its prompt for as long as it may."""
     headers = {"x-api-key": "secret"}
     body: dict[str, Any] = {"model": "x", "max_tokens": 3000, "messages": [user("y" * 50)], "stream": True}
@@ -275,7 +275,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
 
 
 @both_ways
-def test_the_second_turn_goes_on_from_the_first(toy: ServerUnderTest, stream: bool) -> None:
+def test_second_turn_is_a_handoff_from_the_first(toy: ServerUnderTest, stream: bool) -> None:
     """Without a key, too."""
     question = user("How many lines are in manual.md?" if stream else "How many lines are in notes.md?")
     fields: dict[str, Any] = {"model": "toy", "temperature": 0.0}
@@ -291,7 +291,7 @@ def test_the_second_turn_goes_on_from_the_first(toy: ServerUnderTest, stream: bo
     assert 0 < second["usage"]["input_tokens"] < 20
 
 
-def test_a_chat_may_change_its_api_between_turns(toy: ServerUnderTest) -> None:
+def test_chat_continues_across_apis(toy: ServerUnderTest) -> None:
     messages: list[Any] = [user("How many lines are in todo.md?")]
     asked = {"model": "toy", "temperature": 0, "messages": messages}
     first = toy.client.post("/v1/chat/completions", json=asked).json()
@@ -318,7 +318,7 @@ def ask_toy(client: anthropic.Anthropic, *messages: Any, stream: bool, **fields:
     return message | {"baton": end["baton"], "usage": end["usage"]}
 
 
-def test_a_model_whose_template_has_no_place_for_tools(toy: ServerUnderTest) -> None:
+def test_bundled_tool_template_is_used_when_the_model_has_none(toy: ServerUnderTest) -> None:
     """It is told of them by a bundled template of its own form."""
     with anthropic.Anthropic(base_url=toy.url, api_key="any", max_retries=0) as client:
         plain = client.messages.count_tokens(model="toy", messages=[user("Hello")]).input_tokens
@@ -328,7 +328,7 @@ def test_a_model_whose_template_has_no_place_for_tools(toy: ServerUnderTest) -> 
     assert toy.log.count("chats with tools use the bundled chatml_tools.jinja") == 1
 
 
-def test_a_model_that_is_not_served(toy: ServerUnderTest) -> None:
+def test_unserved_model_is_404(toy: ServerUnderTest) -> None:
     with anthropic.Anthropic(base_url=toy.url, api_key="any", max_retries=0) as client:
         with pytest.raises(anthropic.NotFoundError, match="is not served here"):
             ask(client, user("Hello"), model="claude-5")

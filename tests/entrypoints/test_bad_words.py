@@ -55,7 +55,7 @@ def slow_generate(engine: Engine, prompt_ids: list[int], words: list[str], sampl
     [["manual"], ["wc"], ["wc -l"], ["manual.md"], ["ma", "manual.md\n```"], ["```", "bash", "l m", "-l man", "."]],
     ids=str,
 )
-def test_greedy_as_the_slow_twin(engine: Engine, words: list[str]) -> None:
+def test_greedy_bad_words_match_reference(engine: Engine, words: list[str]) -> None:
     plain = engine.generate(PROMPT, GREEDY)
     answer = engine.generate(PROMPT, {**GREEDY, "bad_words": words})
     assert answer["output_ids"] == slow_generate(engine, engine.encode(PROMPT), words, GREEDY)
@@ -64,7 +64,7 @@ def test_greedy_as_the_slow_twin(engine: Engine, words: list[str]) -> None:
     assert streamed["output_ids"] == answer["output_ids"]
 
 
-def test_each_sample_for_itself(engine: Engine) -> None:
+def test_bad_words_apply_to_each_sample_independently(engine: Engine) -> None:
     """Samples of one request side by side with others: each says what it says alone, and nothing that is banned."""
     words = ["a", "an", "in", "the ", "manual", "lines", "er", "wc -l", "bash\nwc"]
     banned = sequences(engine, words)
@@ -80,7 +80,7 @@ def test_each_sample_for_itself(engine: Engine) -> None:
         assert not any(ids[n] in bans(ids[:n], banned) for n in range(len(ids)))
 
 
-def test_a_word_that_begins_before_a_continuation_may_end_in_it(engine: Engine) -> None:
+def test_bad_word_started_in_the_parent_may_end_in_the_child(engine: Engine) -> None:
     """Only output counts, as in vLLM: what the parent said is the child's prompt."""
     rid, word = f"parent-{next(_names)}", "wc -l"
     whole = engine.generate(PROMPT, GREEDY)

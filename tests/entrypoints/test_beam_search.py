@@ -78,7 +78,9 @@ def scored(server: ServerUnderTest, prompt: list[int], output: list[int]) -> flo
 
 @pytest.mark.parametrize("length_penalty", [0, 1, 2])
 @pytest.mark.parametrize(("text", "params"), [(TASK, COMMANDS), (SHOP, ITEMS)], ids=["commands", "items"])
-def test_scores_are_those_of_the_model(server: ServerUnderTest, text: str, params: dict, length_penalty: float) -> None:
+def test_beam_scores_match_model_logprobs(
+    server: ServerUnderTest, text: str, params: dict, length_penalty: float
+) -> None:
     results = search(server, text, {**params, "length_penalty": length_penalty}, return_logprob=True)
     assert len(results) == params["n"] == len({tuple(result["output_ids"]) for result in results})
     prompt = ids_of(server, text)
@@ -97,7 +99,7 @@ def test_scores_are_those_of_the_model(server: ServerUnderTest, text: str, param
     assert scores == sorted(scores, reverse=True)
 
 
-def test_the_best_of_three_levels_is_the_best_there_is(server: ServerUnderTest) -> None:
+def test_wide_beam_finds_the_best_item(server: ServerUnderTest) -> None:
     """A search as wide as there are first tokens with a chance cannot lose the best item on its way."""
     wide = search(server, SHOP, {**ITEMS, "beam_width": 32, "n": 1, "length_penalty": 0})
     narrow = search(server, SHOP, {**ITEMS, "length_penalty": 0})
@@ -109,12 +111,12 @@ def test_the_best_of_three_levels_is_the_best_there_is(server: ServerUnderTest) 
     assert one["output_ids"] == greedy["output_ids"]
 
 
-def test_fewer_than_the_width_are_the_first_of_them(server: ServerUnderTest) -> None:
+def test_fewer_results_are_the_best_of_the_beam(server: ServerUnderTest) -> None:
     every, few = search(server, SHOP, ITEMS), search(server, SHOP, {**ITEMS, "n": 3})
     assert [result["text"] for result in few] == [result["text"] for result in every[:3]]
 
 
-def test_streams_and_completions_say_the_same(server: ServerUnderTest) -> None:
+def test_streams_and_completions_equal_native_beam_results(server: ServerUnderTest) -> None:
     results = search(server, TASK, COMMANDS)
     streamed = events(server.generate(text=TASK, sampling_params=COMMANDS, stream=True))
     assert [(event["index"], event["text"]) for event in streamed] == list(
@@ -140,7 +142,7 @@ def test_streams_and_completions_say_the_same(server: ServerUnderTest) -> None:
     assert last["usage"]["completion_tokens"] == total
 
 
-def test_a_batch_of_searches_and_samples_beside_others(server: ServerUnderTest) -> None:
+def test_concurrent_beam_searches_and_samples_match_sequential_ones(server: ServerUnderTest) -> None:
     alone = search(server, SHOP, ITEMS), search(server, TASK, COMMANDS)
     sample = search(server, TASK, {"temperature": 0, "max_new_tokens": 16})
 
@@ -161,7 +163,7 @@ def test_a_batch_of_searches_and_samples_beside_others(server: ServerUnderTest) 
     server.wait_until(lambda: server.metric("kv_cache_private_tokens") == 0, "nothing is left")
 
 
-def test_stop_strings_end_results(server: ServerUnderTest) -> None:
+def test_stop_strings_end_beam_results(server: ServerUnderTest) -> None:
     results = search(server, TASK, {**COMMANDS, "stop": ["manual", "\n```"]}, rid=(rid := name()))
     stopped = [result for result in results if result["meta_info"]["finish_reason"].get("matched") == "manual"]
     assert stopped
@@ -183,7 +185,7 @@ SUFFIX = "<|im_end|>\n<|im_start|>tool\n12 manual.md<|im_end|>\n<|im_start|>assi
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
 
 
-def test_each_result_can_be_continued(server: ServerUnderTest) -> None:
+def test_each_beam_result_can_be_continued(server: ServerUnderTest) -> None:
     rid = name()
     results = search(server, TASK, COMMANDS, rid=rid, retain_ttl=60)
     prompt, suffix = ids_of(server, TASK), ids_of(server, SUFFIX)
@@ -208,7 +210,7 @@ def test_each_result_can_be_continued(server: ServerUnderTest) -> None:
     server.wait_until(lambda: server.metric("leased_tokens") == 0, "every lease was handed off")
 
 
-def test_a_search_continues_a_request(server: ServerUnderTest) -> None:
+def test_beam_search_continues_a_request_by_handoff(server: ServerUnderTest) -> None:
     rid = name()
     parent = search(server, TASK, GREEDY, rid=rid, retain_ttl=60)
     results = post(server, "/generate", continuation_of=rid, continuation_suffix=SUFFIX, sampling_params=COMMANDS)
@@ -223,7 +225,7 @@ def test_a_search_continues_a_request(server: ServerUnderTest) -> None:
         assert came["path"] == "handoff" and came["recomputed_tokens"] <= 1
 
 
-def test_children_of_a_running_search(server: ServerUnderTest) -> None:
+def test_child_waits_for_a_running_beam_search(server: ServerUnderTest) -> None:
     rid, answers = name(), {}
     running = {**LONG, "max_new_tokens": 400}
 
@@ -271,7 +273,7 @@ def test_children_of_a_running_search(server: ServerUnderTest) -> None:
         ({"beam_width": 4, "item_trie": "unknown"}, 404, "sampling_params.item_trie", "unknown"),
     ],
 )
-def test_what_cannot_be_served_says_why(
+def test_unsupported_beam_parameters_are_refused(
     server: ServerUnderTest, params: dict, status: int, param: str | None, words: str, stream: bool
 ) -> None:
     response = server.generate(text=TASK, sampling_params=params, stream=stream)
@@ -280,7 +282,7 @@ def test_what_cannot_be_served_says_why(
     assert words in error["message"] and (param is None or error["param"] == param), error
 
 
-def test_fewer_items_than_results(server: ServerUnderTest) -> None:
+def test_beam_over_fewer_items_returns_all_items(server: ServerUnderTest) -> None:
     codes = [ids_of(server, f"<s_a_{a}><s_b_{b}><s_c_{c}>") for a, b, c in ((0, 1, 2), (0, 1, 3), (1, 4, 2))]
     assert {len(code) for code in codes} == {3}
     table = io.BytesIO()
@@ -306,7 +308,7 @@ def test_fewer_items_than_results(server: ServerUnderTest) -> None:
         server.client.delete("/item_tries/three")
 
 
-def test_an_aborted_search_ends_all_its_results(server: ServerUnderTest) -> None:
+def test_abort_ends_all_beam_results(server: ServerUnderTest) -> None:
     rid, answers = name(), []
     thread = threading.Thread(target=lambda: answers.append(search(server, TASK, LONG, rid=rid)))
     server.wait_until(lambda: server.running() == 0, "nothing runs")
@@ -321,7 +323,7 @@ def test_an_aborted_search_ends_all_its_results(server: ServerUnderTest) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_aborts_its_search(server: ServerUnderTest, stream: bool) -> None:
+def test_client_disconnect_aborts_beam_search(server: ServerUnderTest, stream: bool) -> None:
     server.wait_until(lambda: server.running() == 0, "nothing runs")
     body = json.dumps({"text": TASK, "rid": name(), "stream": stream, "sampling_params": LONG}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:

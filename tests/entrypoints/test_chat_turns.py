@@ -48,7 +48,7 @@ def test_every_turn_after_the_first_is_a_handoff(
     assert [turn.path for turn in play(forgetful, TRANSCRIPTS[name])] == [None] * 5
 
 
-def test_a_flood_between_the_turns_takes_nothing(server: ServerUnderTest) -> None:
+def test_leased_turn_survives_a_flood_of_requests(server: ServerUnderTest) -> None:
     """Others compute more than the pool holds; the lease stays."""
     transcript = TRANSCRIPTS["files"]
     messages = list(transcript[0])
@@ -64,7 +64,7 @@ def test_a_flood_between_the_turns_takes_nothing(server: ServerUnderTest) -> Non
     assert answer["choices"][0]["baton"]["continuation"]["path"] == "handoff"
 
 
-def test_a_stream_is_a_turn_too(server: ServerUnderTest) -> None:
+def test_streamed_turn_is_continued_by_handoff(server: ServerUnderTest) -> None:
     messages = [user("How many lines are in notes.txt?")]
     asked = {"messages": messages, "temperature": 0, "max_tokens": 24, "stream": True}
     events = server.client.post("/v1/chat/completions", json=asked).text.split("\n\n")
@@ -75,7 +75,7 @@ def test_a_stream_is_a_turn_too(server: ServerUnderTest) -> None:
     assert answer["choices"][0]["baton"]["continuation"]["path"] == "handoff"
 
 
-def test_an_answer_that_was_cut_off_is_gone_on_with(server: ServerUnderTest) -> None:
+def test_truncated_answer_is_continued_to_the_same_text(server: ServerUnderTest) -> None:
     messages = [user("How many lines are in paper.txt?")]
     whole = {"messages": messages, "temperature": 0, "max_tokens": 12}
     expected = server.client.post("/v1/chat/completions", json=whole).json()["choices"][0]["message"]["content"]
@@ -91,7 +91,7 @@ def test_an_answer_that_was_cut_off_is_gone_on_with(server: ServerUnderTest) -> 
     assert text == expected
 
 
-def test_the_last_turn_may_be_asked_again_and_by_several(server: ServerUnderTest) -> None:
+def test_concurrent_next_turns_use_one_handoff_and_matches(server: ServerUnderTest) -> None:
     """The first takes the lease, the others find the KV in the tree; all say the same."""
     messages = [user("How many lines are in draft.md?")]
     asked = {"messages": messages, "temperature": 0, "max_tokens": 24}
@@ -112,7 +112,7 @@ def test_the_last_turn_may_be_asked_again_and_by_several(server: ServerUnderTest
     assert sorted(path for _, path in found) == ["handoff", "match", "match", "match"]
 
 
-def test_samples_go_on_each_by_itself(server: ServerUnderTest) -> None:
+def test_each_sample_can_be_continued(server: ServerUnderTest) -> None:
     messages = TRANSCRIPTS["code"][0]
     asked = {"messages": messages, "temperature": 1, "seed": 3, "n": 3, "max_tokens": 24}
     choices = server.client.post("/v1/chat/completions", json=asked).json()["choices"]
@@ -125,7 +125,7 @@ def test_samples_go_on_each_by_itself(server: ServerUnderTest) -> None:
         assert answer["choices"][0]["baton"]["continuation"]["path"] in ("handoff", "match")
 
 
-def test_salts_never_meet(server: ServerUnderTest) -> None:
+def test_salted_chats_share_no_cache(server: ServerUnderTest) -> None:
     transcript = TRANSCRIPTS["files"][:2]
     play(server, transcript[:1], cache_salt="mine")
     theirs = play(server, transcript, cache_salt="theirs")

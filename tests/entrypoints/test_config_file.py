@@ -16,7 +16,7 @@ def parsed(folder: Path, text: str, *argv: str) -> ServerArgs:
     return parse_command_line(["--config", str(file), *argv])
 
 
-def test_a_file_says_what_flags_say(tmp_path: Path) -> None:
+def test_config_file_sets_flags(tmp_path: Path) -> None:
     text = """
 model-path: m
 page_size: 16           # dashes or underscores
@@ -38,7 +38,7 @@ disk-cache-gb: null
     )  # fmt: skip
 
 
-def test_the_command_line_wins(tmp_path: Path) -> None:
+def test_command_line_overrides_config_file(tmp_path: Path) -> None:
     text = "model: m\nport: 1\nitem-trie: [a=x.npy, b=y.npy]\nmax-model-len: 64\ndashboard: false\n"
     args = parsed(tmp_path, text, "--port", "2", "--item-trie", "c=z.npy", "--context-length", "32", "--dashboard")
     assert args == compose(
@@ -46,18 +46,18 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
     )
 
 
-def test_settings_that_belong_together_may_come_from_both(tmp_path: Path) -> None:
+def test_config_file_and_command_line_settings_combine(tmp_path: Path) -> None:
     args = parsed(tmp_path, "disk-cache-path: /d\nhost-cache-gb: 1\n", "m", "--disk-cache-gb", "3")
     assert (args.tiers.disk_cache_path, args.tiers.disk_cache_gb) == ("/d", 3.0)
 
 
-def test_flags_of_others_in_a_file(tmp_path: Path) -> None:
+def test_foreign_flags_in_config_file_are_translated(tmp_path: Path) -> None:
     args = parsed(tmp_path, "model: m\ntensor-parallel-size: 1\nmax_num_seqs: 4\n")
     assert args.scheduler.max_running_requests == 4
     assert "--max-num-seqs is --max-running-requests here" in args.notes
 
 
-def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+def test_empty_config_file_sets_nothing(tmp_path: Path) -> None:
     assert parsed(tmp_path, "# nothing yet\n", "m") == compose({"model_path": "m"})
 
 
@@ -79,11 +79,11 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
         ("config: other.yaml", r"names another config file"),
     ],
 )
-def test_mistakes_are_named_with_the_file(tmp_path: Path, text: str, message: str) -> None:
+def test_config_file_errors_name_the_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=rf"--config .*server\.yaml: {message}"):
         parsed(tmp_path, text, "--model-path", "m")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_config_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--config .*none\.yaml: cannot be read: No such file"):
         parse_command_line(["--config", str(tmp_path / "none.yaml"), "m"])

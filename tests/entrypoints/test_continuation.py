@@ -38,7 +38,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("form", ["text", "ids", "empty"])
-def test_a_handoff_after_eviction_says_what_a_replay_says(engine: Engine, sampling: dict, form: str) -> None:
+def test_handoff_after_eviction_equals_replay(engine: Engine, sampling: dict, form: str) -> None:
     rid, prompt_ids, parent = start(engine, sampling)
     retained = parent["meta_info"]["retained"]
     assert retained["tokens"] >= len(prompt_ids) and 0 < retained["ttl"] <= 60
@@ -54,7 +54,7 @@ def test_a_handoff_after_eviction_says_what_a_replay_says(engine: Engine, sampli
     assert_same(child, replay(engine, ids, sampling))
 
 
-def test_what_nobody_leased_is_gone_after_eviction(engine: Engine) -> None:
+def test_unleased_kv_is_evicted_and_recomputed(engine: Engine) -> None:
     rid, _, _ = start(engine, retain_ttl=0)
     evict_everything(engine)
     child = child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX)
@@ -62,7 +62,7 @@ def test_what_nobody_leased_is_gone_after_eviction(engine: Engine) -> None:
     assert got["path"] == "fallback" and got["recomputed_tokens"] == got["inherited_tokens"]
 
 
-def test_a_chain_of_stages(engine: Engine) -> None:
+def test_chained_continuations_equal_replay(engine: Engine) -> None:
     rid, ids, answer = start(engine)
     for stage in range(4):
         evict_everything(engine)
@@ -78,7 +78,7 @@ def test_a_chain_of_stages(engine: Engine) -> None:
     assert engine.release(rid) and stats(engine)["leased_tokens"] == 0
 
 
-def test_a_child_may_take_its_parents_name(engine: Engine) -> None:
+def test_child_may_reuse_its_parents_rid(engine: Engine) -> None:
     rid, ids, answer = start(engine)
     for _ in range(3):
         ids = inherited_ids(ids, answer) + suffix_ids(engine)
@@ -88,7 +88,7 @@ def test_a_child_may_take_its_parents_name(engine: Engine) -> None:
     assert engine.release(rid) and stats(engine)["leased_tokens"] == 0
 
 
-def test_a_streamed_child(engine: Engine) -> None:
+def test_streamed_continuation_equals_replay(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine)
     outputs = list(child_of(engine, rid, GREEDY, continuation_suffix=SUFFIX, stream=True))
     assert all("continuation" not in output["meta_info"] for output in outputs[:-1])
@@ -97,7 +97,7 @@ def test_a_streamed_child(engine: Engine) -> None:
     assert_same(outputs[-1], replay(engine, ids, GREEDY))
 
 
-def test_a_child_that_comes_while_its_parent_runs(engine: Engine) -> None:
+def test_child_of_a_running_parent_waits_or_forks(engine: Engine) -> None:
     rid = name("parent")
     long = {"temperature": 0, "max_new_tokens": 150, "ignore_eos": True}
     running = engine.generate(PROMPT, long, stream=True, rid=rid)
@@ -124,7 +124,7 @@ def test_a_child_that_comes_while_its_parent_runs(engine: Engine) -> None:
     assert "retained" not in parent["meta_info"], "nobody asked for it"
 
 
-def test_parent_and_child_sent_together(engine: Engine) -> None:
+def test_concurrently_sent_parent_and_child_hand_off(engine: Engine) -> None:
     rid = name("parent")
 
     async def run() -> tuple[Any, Any]:
@@ -136,7 +136,7 @@ def test_parent_and_child_sent_together(engine: Engine) -> None:
     assert_same(child, replay(engine, inherited_ids(engine.encode(PROMPT), parent), GREEDY))
 
 
-def test_several_children_of_one_parent(engine: Engine) -> None:
+def test_kept_parent_is_handed_off_to_several_children(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine)
     evict_everything(engine)
     suffixes = [SUFFIX, SUFFIX.replace("12", "7"), ""]
@@ -153,7 +153,7 @@ def test_several_children_of_one_parent(engine: Engine) -> None:
     assert_same(child, replay(engine, inherited_ids(prompt_ids, parent) + suffix_ids(engine), GREEDY))
 
 
-def test_samples_of_parent_and_child(engine: Engine) -> None:
+def test_child_continues_the_indexed_parent_sample(engine: Engine) -> None:
     rid = name("parent")
     sampling = {**SAMPLED, "temperature": 1.2, "n": 3}
     parents = engine.generate(PROMPT, sampling, rid=rid, retain_ttl=60)
@@ -175,7 +175,7 @@ def test_samples_of_parent_and_child(engine: Engine) -> None:
     assert (status_of(caught.value), caught.value.param) == (400, "continuation_index")
 
 
-def test_each_prompt_of_a_batch_is_a_parent(engine: Engine) -> None:
+def test_each_batch_prompt_can_be_a_parent(engine: Engine) -> None:
     prompts = [PROMPT, PROMPT.replace("manual.md", "notes.txt")]
     parents = engine.generate(prompts, GREEDY, rid=name("batch"), retain_ttl=60)
     rids = [parent["meta_info"]["id"] for parent in parents]
@@ -189,7 +189,7 @@ def test_each_prompt_of_a_batch_is_a_parent(engine: Engine) -> None:
         assert_same(child, replay(engine, inherited_ids(engine.encode(prompt), parent), GREEDY))
 
 
-def test_what_is_left_of_a_cut_token_goes_before_the_suffix(engine: Engine) -> None:
+def test_rest_of_a_split_token_precedes_the_suffix(engine: Engine) -> None:
     """The stop string begins inside a token: the child inherits the tokens before it, and the text up to it."""
     _, prompt_ids, whole = start(engine, retain_ttl=0)
     texts = [engine.tokenizer.token_text(token_id) for token_id in whole["output_ids"]]
@@ -211,7 +211,7 @@ def test_what_is_left_of_a_cut_token_goes_before_the_suffix(engine: Engine) -> N
         assert_same(child, replay(engine, prompt_ids + whole["output_ids"][:cut] + ids, GREEDY))
 
 
-def test_no_stop_trim_keeps_the_stop(engine: Engine) -> None:
+def test_no_stop_trim_keeps_the_stop_token(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine, no_stop_trim=True)
     assert isinstance(parent["meta_info"]["finish_reason"]["matched"], int)
     child = child_of(engine, rid, GREEDY, continuation_suffix="\n<|im_start|>assistant\n")
@@ -220,7 +220,7 @@ def test_no_stop_trim_keeps_the_stop(engine: Engine) -> None:
     assert_same(child, replay(engine, ids, GREEDY))
 
 
-def test_logprobs_of_inherited_tokens(engine: Engine) -> None:
+def test_logprobs_of_inherited_tokens_match_replay(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine)
     ids = inherited_ids(prompt_ids, parent) + suffix_ids(engine)
     start_len = len(prompt_ids)

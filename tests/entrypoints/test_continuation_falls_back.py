@@ -38,7 +38,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield running
 
 
-def test_a_salt_is_needed_again(engine: Engine) -> None:
+def test_continuation_requires_the_same_salt(engine: Engine) -> None:
     rid, prompt_ids, parent = start(engine, cache_salt="mine")
     messages = []
     for salt in (None, "theirs"):
@@ -54,7 +54,7 @@ def test_a_salt_is_needed_again(engine: Engine) -> None:
     assert_same(child, replay(engine, inherited_ids(prompt_ids, parent), GREEDY))
 
 
-def test_an_expired_lease_falls_back_to_the_tree(engine: Engine) -> None:
+def test_expired_lease_falls_back_to_match(engine: Engine) -> None:
     expired = stats(engine)["leases_expired"]
     rid, prompt_ids, parent = start(engine, retain_ttl=0.05)
     deadline = time.monotonic() + 60
@@ -67,7 +67,7 @@ def test_an_expired_lease_falls_back_to_the_tree(engine: Engine) -> None:
     assert_same(child, replay(engine, inherited_ids(prompt_ids, parent) + suffix_ids(engine), GREEDY))
 
 
-def test_a_lease_over_the_budget_is_refused_but_the_ids_are_known(engine: Engine) -> None:
+def test_lease_over_budget_is_refused_but_parent_stays_known(engine: Engine) -> None:
     rng = random.Random(3)
     ids = [rng.randrange(5, 1000) for _ in range(POOL // 2 + 20)]
     rid = name("large")
@@ -78,7 +78,7 @@ def test_a_lease_over_the_budget_is_refused_but_the_ids_are_known(engine: Engine
     assert child["meta_info"]["prompt_tokens"] == len(ids) + 1
 
 
-def test_an_aborted_parent_is_409_also_for_a_child_that_waits(engine: Engine) -> None:
+def test_child_of_an_aborted_parent_gets_409(engine: Engine) -> None:
     rid = name("parent")
     running = engine.generate(PROMPT, {"max_new_tokens": 1500, "ignore_eos": True}, stream=True, rid=rid)
     next(running)
@@ -119,7 +119,7 @@ def test_an_aborted_parent_is_409_also_for_a_child_that_waits(engine: Engine) ->
         ({"continuation_ids": [7] * 1900, "sampling_params": {"max_new_tokens": 140}}, "max_new_tokens"),
     ],
 )
-def test_a_suffix_over_the_context(engine: Engine, fields: dict, param: str, stream: bool) -> None:
+def test_suffix_beyond_the_context_is_refused(engine: Engine, fields: dict, param: str, stream: bool) -> None:
     """Only the worker knows how long parent and suffix are together."""
     rid, _, _ = start(engine)
     with pytest.raises(RequestRefused, match="context") as caught:
@@ -140,7 +140,7 @@ def test_async_release(engine: Engine) -> None:
     assert asyncio.run(run()) == [True, False]
 
 
-def test_forgotten_parents() -> None:
+def test_forgotten_parent_is_refused_or_falls_back() -> None:
     with Engine(
         model_path=TOY, device="cpu", dtype="float32", max_total_tokens=1024, max_finished_requests=2
     ) as engine:

@@ -38,7 +38,7 @@ def kill(server: ServerUnderTest) -> None:
     server.process.wait()
 
 
-def test_killed_while_it_writes_it_comes_back_warm(tmp_path: Path) -> None:
+def test_server_killed_while_writing_restarts_with_a_warm_disk_cache(tmp_path: Path) -> None:
     flags = ["--max-total-tokens", "1024", "--host-cache-gb", "0.02"]
     flags += ["--disk-cache-path", str(tmp_path / "kv"), "--disk-cache-gb", "0.1"]
     shared = prompts(1, 1)[0]

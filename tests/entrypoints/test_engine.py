@@ -77,7 +77,7 @@ def test_stream(engine: Engine) -> None:
     assert last == {0: "aaa", 1: "bbb"}
 
 
-def test_a_stream_that_is_dropped_is_aborted(engine: Engine) -> None:
+def test_dropped_stream_is_aborted(engine: Engine) -> None:
     stream = engine.generate("abc", LONG, stream=True, rid="dropped")
     next(stream)
     del stream
@@ -110,7 +110,7 @@ def test_abort_ends_with_what_was_generated(engine: Engine) -> None:
     assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-def test_the_rest_of_the_api(engine: Engine) -> None:
+def test_server_info_flush_encode_and_decode(engine: Engine) -> None:
     assert engine.get_server_info()["vocab_size"] == 257
     wait_until(lambda: engine.abort() == [], "something runs")
     engine.flush_cache()
@@ -160,7 +160,7 @@ SURROGATE = "\ud800"
         lambda engine: asyncio.run(engine.async_delete_item_trie(5)),
     ],
 )
-def test_what_no_message_can_hold_is_refused_and_the_engine_goes_on(
+def test_unserializable_values_are_refused_and_engine_survives(
     engine: Engine, call: Callable[[Engine], object]
 ) -> None:
     """The wrong type in a message would end the worker that reads it."""
@@ -170,12 +170,12 @@ def test_what_no_message_can_hold_is_refused_and_the_engine_goes_on(
     assert engine.generate("ab", {"max_new_tokens": 2})["text"] == "ab"
 
 
-def test_numbers_of_numpy_are_numbers(engine: Engine) -> None:
+def test_numpy_numbers_are_accepted(engine: Engine) -> None:
     sampling = {"max_new_tokens": np.int64(3), "temperature": np.float32(0.5), "stop_token_ids": np.array([1, 2])}
     assert engine.generate("ab", sampling | {"logit_bias": {np.int64(1): np.float32(1)}})["text"] == "aba"
 
 
-def test_two_engines_draw_different_seeds_unless_they_are_told_one(model: Path) -> None:
+def test_engines_draw_different_seeds_unless_given(model: Path) -> None:
     seeds: list[int | None] = []
 
     def worker(config: WorkerConfig, endpoints: Any, stop: threading.Event) -> None:
@@ -188,27 +188,27 @@ def test_two_engines_draw_different_seeds_unless_they_are_told_one(model: Path) 
     assert None not in seeds and len(set(seeds[:2])) == 2 and seeds[2:] == [5, 5]
 
 
-def test_a_wrong_setting(model: Path) -> None:
+def test_invalid_engine_settings_are_refused(model: Path) -> None:
     with pytest.raises(UsageError, match="did you mean page_size"):
         Engine(model_path=model, page_sise=1)
     with pytest.raises(ModelLoadError, match="no such folder"):
         Engine(model_path="/no/such/folder")
 
 
-def test_a_worker_that_cannot_start_raises_its_error(model: Path) -> None:
+def test_worker_start_error_is_raised(model: Path) -> None:
     threads = threading.active_count()
     with pytest.raises(ModelLoadError, match="weights are missing"):
         Engine(model_path=model, worker=fake(start_error="weights are missing"))
     assert threading.active_count() == threads
 
 
-def test_a_worker_that_is_not_ready_in_time(model: Path) -> None:
+def test_slow_worker_start_times_out(model: Path) -> None:
     with pytest.raises(EngineError, match=r"not ready within 0\.2 s"):
         Engine(model_path=model, worker=fake(start_hang=True), ready_timeout=0.2)
 
 
 @pytest.mark.parametrize("behaviour", [{"crash_after": 3}, {"exit_after": 3}])
-def test_a_worker_that_dies_fails_open_and_later_calls(model: Path, behaviour: dict) -> None:
+def test_worker_death_fails_open_and_later_calls(model: Path, behaviour: dict) -> None:
     with Engine(model_path=model, worker=fake(**behaviour)) as engine:
         reason = "caught fire" if "crash_after" in behaviour else "ended by itself"
         for _ in range(2):
@@ -240,7 +240,7 @@ def test_shutdown_fails_open_calls_and_leaves_no_thread(model: Path) -> None:
         engine.generate("abc")
 
 
-def test_an_engine_that_is_dropped_leaves_no_thread(model: Path) -> None:
+def test_dropped_engine_leaves_no_thread(model: Path) -> None:
     threads = set(threading.enumerate())
 
     def ours() -> set[threading.Thread]:
@@ -258,7 +258,7 @@ def test_an_engine_that_is_dropped_leaves_no_thread(model: Path) -> None:
     wait_until(lambda: not ours(), "the threads of a dropped engine go on")
 
 
-def test_a_forked_process_is_told_that_the_engine_is_not_its_own(model: Path) -> None:
+def test_engine_calls_in_a_forked_process_are_refused(model: Path) -> None:
     """In a process of its own: this one has threads of which a fork could copy a held lock."""
     script = """
         import asyncio, gc, os, sys
@@ -310,7 +310,7 @@ def test_a_forked_process_is_told_that_the_engine_is_not_its_own(model: Path) ->
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
-def test_calls_in_the_middle_of_a_shutdown_get_an_end(model: Path) -> None:
+def test_calls_during_shutdown_end(model: Path) -> None:
     """Threads and tasks that call on while the engine goes: answered, refused, or told that it is gone."""
     for _ in range(5):
         engine = Engine(model_path=model, worker=fake())
@@ -347,7 +347,7 @@ def test_calls_in_the_middle_of_a_shutdown_get_an_end(model: Path) -> None:
         assert len(ends) == 7 and all("shut down" in end for end in ends), ends
 
 
-def test_two_engines_beside_each_other(model: Path) -> None:
+def test_two_engines_run_in_one_process(model: Path) -> None:
     with Engine(model_path=model, worker=fake()) as one, Engine(model_path=model, worker=fake()) as two:
         assert one.generate("a", {"max_new_tokens": 2})["text"] == "aa"
         assert two.generate("b", {"max_new_tokens": 2})["text"] == "bb"

@@ -20,7 +20,7 @@ def engine(**settings) -> Engine:
     return Engine(model_path=TOY, device="cpu", max_total_tokens=4096, schedule_policy="handoff", **settings)
 
 
-def test_a_job_from_its_first_step_to_the_next_start(tmp_path: Path) -> None:
+def test_job_is_tracked_and_tool_history_survives_restart(tmp_path: Path) -> None:
     history, trace = tmp_path / "tools.json", tmp_path / "trace.jsonl"
     with engine(tool_history=str(history), scheduler_trace=str(trace)) as running:
         said = running.generate(TASK, GREEDY, job_id="one", cache_salt="mine")["text"]
@@ -41,7 +41,7 @@ def test_a_job_from_its_first_step_to_the_next_start(tmp_path: Path) -> None:
         assert job["returns_in_s"] is not None, "how long wc takes is known from before"
 
 
-def test_files_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
+def test_unusable_record_files_abort_startup(tmp_path: Path) -> None:
     broken = tmp_path / "tools.json"
     broken.write_text("[]")
     with pytest.raises((EngineError, RecordsError), match="holds no history of tools"):

@@ -22,7 +22,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     made.close()
 
 
-def test_results_and_errors_come_across(loop: asyncio.AbstractEventLoop) -> None:
+def test_results_and_errors_cross_event_loops(loop: asyncio.AbstractEventLoop) -> None:
     async def where() -> threading.Thread:
         await asyncio.sleep(0)
         return threading.current_thread()
@@ -70,7 +70,7 @@ def test_cancelling_the_caller_cancels_the_work(loop: asyncio.AbstractEventLoop,
     assert not wait or ended.wait(60)
 
 
-def test_an_error_after_the_caller_went_away_is_nobodys(
+def test_error_after_cancellation_is_not_logged(
     loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def stubborn() -> None:
@@ -91,7 +91,7 @@ def test_an_error_after_the_caller_went_away_is_nobodys(
     assert "never retrieved" not in caplog.text
 
 
-def test_a_closed_loop_is_an_error() -> None:
+def test_running_on_a_closed_loop_raises() -> None:
     closed = asyncio.new_event_loop()
     closed.close()
 

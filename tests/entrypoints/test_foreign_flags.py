@@ -24,7 +24,7 @@ def plain(args: ServerArgs) -> dict[str, Any]:
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 
-def test_the_tables_agree_with_each_other_and_with_batons_flags() -> None:
+def test_foreign_flag_tables_are_consistent() -> None:
     assert not FOREIGN.keys() & OWN and not (SGLANG_NAMES | VLLM_NAMES) & (OWN | FOREIGN.keys())
     assert len(SGLANG_NAMES) > 300 and len(VLLM_NAMES) > 150
     assert OTHER_VALUES.keys() <= OWN
@@ -38,7 +38,7 @@ def test_the_tables_agree_with_each_other_and_with_batons_flags() -> None:
             assert known.about if isinstance(known, NoEffect) else known.instead, name
 
 
-def test_flags_that_a_hint_names_exist() -> None:
+def test_flags_named_in_hints_exist() -> None:
     flags = {option for action in build_parser()._actions for option in action.option_strings}
     for name, known in FOREIGN.items():
         hint = known.instead if isinstance(known, Refused) else known.about
@@ -84,12 +84,12 @@ def test_flags_that_a_hint_names_exist() -> None:
         ("--device cpu --load-format auto", "--device cpu"),
     ],
 )  # fmt: skip
-def test_command_lines_of_others_mean_the_same_here(theirs: str, ours: str) -> None:
+def test_foreign_command_lines_are_translated(theirs: str, ours: str) -> None:
     args = parse_command_line([*MODEL, *theirs.split()])
     assert plain(args) | {"notes": ()} == plain(parse_command_line([*MODEL, *ours.split()]))
 
 
-def test_a_log_line_says_what_became_of_each() -> None:
+def test_each_foreign_flag_gets_a_log_line() -> None:
     argv = (
         "--max-model-len 64 --enforce-eager --enable-metrics --tp-size 1 --enable-hierarchical-cache --port 1 "
         "--schedule-policy=lmcache-like"
@@ -106,7 +106,7 @@ def test_a_log_line_says_what_became_of_each() -> None:
     assert parse_command_line([*MODEL, "--port", "1"]).notes == ()
 
 
-def test_the_model_by_its_place() -> None:
+def test_model_may_be_a_positional_argument() -> None:
     for argv in (["m"], ["-m", "m"], ["--port", "1", "m"], ["m", "--max-model-len", "64"], ["--model", "m"]):
         assert parse_command_line(argv).model.model_path == "m"
 
@@ -137,7 +137,7 @@ def test_the_model_by_its_place() -> None:
         ("--enable-hierarchical-cahce", r"unknown flag --enable-hierarchical-cahce"),
     ],
 )
-def test_refusals_say_what_to_do(argv: str, message: str) -> None:
+def test_refused_foreign_flags_name_the_remedy(argv: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_command_line([*MODEL, *argv.split()])
 
@@ -151,7 +151,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 # -- keywords of Engine and Runtime ------------------------------------------------------------------------------------
 
 
-def test_keywords_of_an_engine() -> None:
+def test_foreign_engine_keywords_are_translated() -> None:
     given = {
         "model": "m", "tp_size": 1, "seed": 5, "max_model_len": 64, "enable_metrics": False, "trust_remote_code": False,
         "gpu_memory_utilization": 0.5, "enforce_eager": True, "quantization": None, "skip_tokenizer_init": False,
@@ -166,7 +166,7 @@ def test_keywords_of_an_engine() -> None:
     assert parse_command_line(command_line(own_settings(given)[0])) == compose(ours), "as Runtime starts its server"
 
 
-def test_zero_asks_for_something() -> None:
+def test_zero_values_are_not_ignored() -> None:
     args = compose({"model": "m", "seed": 0, "hicache_size": 0, "shutdown_timeout": 0})
     assert (args.scheduler.random_seed, args.tiers.host_cache_gb, args.server.drain_timeout) == (0, 0.0, 0.0)
 
@@ -181,6 +181,6 @@ def test_zero_asks_for_something() -> None:
         ({"pagesize": 1}, "unknown setting 'pagesize'; did you mean page_size"),
     ],
 )
-def test_keywords_that_are_refused(given: dict[str, Any], message: str) -> None:
+def test_unsupported_foreign_keywords_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         compose({"model_path": "m", **given})

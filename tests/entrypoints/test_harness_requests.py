@@ -89,7 +89,7 @@ def result(size: int = 0, number: int = 1) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [output]}]
 
 
-def test_claude_code_gets_its_call_and_its_answer(server: ServerUnderTest) -> None:
+def test_claude_code_request_round_trip(server: ServerUnderTest) -> None:
     answer = claude(server)
     told = answer.headers[NO_EFFECT]
     assert all(name in told for name in ("tools[0].strict", "tools[1].defer_loading", "tools[2]: this server cannot"))
@@ -105,7 +105,7 @@ def test_claude_code_gets_its_call_and_its_answer(server: ServerUnderTest) -> No
     )
 
 
-def test_old_results_are_cleared_before_the_model_reads_them(server: ServerUnderTest) -> None:
+def test_old_tool_results_are_cleared_from_the_prompt(server: ServerUnderTest) -> None:
     edit = {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 4200},
             "keep": {"type": "tool_uses", "value": 1}}  # fmt: skip
     history = [message for number in range(4) for message in result(1000, number)]
@@ -124,20 +124,20 @@ def test_old_results_are_cleared_before_the_model_reads_them(server: ServerUnder
 
 
 @pytest.mark.parametrize("kind", ["enabled", "adaptive", "disabled"])
-def test_thinking_needs_no_parser(server: ServerUnderTest, kind: str) -> None:
+def test_thinking_is_accepted_without_reasoning_parser(server: ServerUnderTest, kind: str) -> None:
     thinking = {"type": kind} | ({"budget_tokens": 1024} if kind == "enabled" else {})
     answer = claude(server, thinking=thinking)
     assert events(answer)[-1]["type"] == "message_stop"
 
 
-def test_an_image_in_a_result_is_refused_by_name(server: ServerUnderTest) -> None:
+def test_image_in_tool_result_is_refused_by_name(server: ServerUnderTest) -> None:
     call, output = result()
     output["content"][0]["content"] = [{"type": "image", "source": {"type": "base64", "data": ""}}]
     error = claude(server, call, output)
     assert error.status_code == 400 and "image" in error.json()["error"]["message"]
 
 
-def test_only_a_tool_that_nobody_can_run(server: ServerUnderTest) -> None:
+def test_request_with_only_unrunnable_tools_is_refused(server: ServerUnderTest) -> None:
     error = claude(server, tools=CLAUDE["tools"][2:])
     assert error.status_code == 400 and "web_search_20250305" in error.json()["error"]["message"]
 
@@ -192,7 +192,7 @@ def codex(server: ServerUnderTest, words: str, *items: dict[str, Any]) -> httpx.
         ("Patch it", {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin"}),
     ],
 )  # fmt: skip
-def test_codex_gets_its_call_and_its_answer(server: ServerUnderTest, words: str, called: dict[str, Any]) -> None:
+def test_codex_request_round_trip(server: ServerUnderTest, words: str, called: dict[str, Any]) -> None:
     answer = codex(server, words)
     told = answer.headers[NO_EFFECT]
     assert all(name in told for name in ("tools[2].format", "tools[3]", "tools[4]")) and "client_metadata" not in told
@@ -206,7 +206,7 @@ def test_codex_gets_its_call_and_its_answer(server: ServerUnderTest, words: str,
     assert last["output"][0]["content"][0]["text"] == "There is a file."
 
 
-def test_what_is_passed_over_is_logged_once(server: ServerUnderTest) -> None:
+def test_ignored_tools_are_logged_once(server: ServerUnderTest) -> None:
     for _ in range(3):
         codex(server, "List it")
     assert server.log.count("tools[3] has no effect") + server.log.count("tools[2] has no effect") == 1
@@ -215,7 +215,7 @@ def test_what_is_passed_over_is_logged_once(server: ServerUnderTest) -> None:
 # -- opencode ----------------------------------------------------------------------------------------------------------
 
 
-def test_opencode_gets_its_call_and_its_answer(server: ServerUnderTest) -> None:
+def test_opencode_request_round_trip(server: ServerUnderTest) -> None:
     tool = {"type": "function", "function": {"name": "Bash", "description": "Runs", "parameters": {"type": "object"}}}
     body: dict[str, Any] = {
         "model": "a-model-of-its-own",
@@ -248,7 +248,7 @@ def test_opencode_gets_its_call_and_its_answer(server: ServerUnderTest) -> None:
 # -- all ---------------------------------------------------------------------------------------------------------------
 
 
-def test_any_model_name_is_served_beside_the_servers_own(server: ServerUnderTest) -> None:
+def test_any_model_name_is_accepted(server: ServerUnderTest) -> None:
     listed = server.client.get("/v1/models", headers=CLAUDE_HEADERS).json()
     assert [model["id"] for model in listed["data"]] == ["served"] and listed["data"][0]["type"] == "model"
     assert server.client.get("/v1/models/a-model-of-its-own").json()["id"] == "served"

@@ -28,7 +28,7 @@ def codes() -> Iterator[tuple[str, str]]:
                                 yield str(part.value), f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
-def test_each_code_has_a_status_and_each_status_a_code() -> None:
+def test_error_codes_and_statuses_correspond() -> None:
     found = dict(codes())
     assert len(found) > 50
     unknown = {code: place for code, place in found.items() if code not in STATUSES}

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 TOY_MODEL = Path(__file__).parents[2] / "examples" / "toy_model"
 
 
-def test_an_idle_server_takes_less_than_500_mb(tmp_path: Path) -> None:
+def test_idle_server_uses_less_than_500_mb(tmp_path: Path) -> None:
     with ServerUnderTest(TOY_MODEL, tmp_path, "--device", "cpu", behaviour=None) as server:
         server.wait_ready()
         processes = [psutil.Process(server.process.pid), *server.children().values()]

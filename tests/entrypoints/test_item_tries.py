@@ -72,7 +72,7 @@ def refusal(response: httpx.Response, status: int, code: str, param: str | None 
 
 
 @pytest.mark.process
-def test_a_trie_from_the_command_line_limits_what_is_sampled(server: ServerUnderTest, catalogue: np.ndarray) -> None:
+def test_item_trie_flag_constrains_samples(server: ServerUnderTest, catalogue: np.ndarray) -> None:
     assert [trie for trie in listed(server) if trie["name"] == "catalogue"] == [
         entry("catalogue", 320, 1 + sum(len(np.unique(catalogue[:, :depth], axis=0)) for depth in (1, 2, 3)))
     ]
@@ -88,7 +88,7 @@ def test_a_trie_from_the_command_line_limits_what_is_sampled(server: ServerUnder
 
 
 @pytest.mark.process
-def test_upload_list_delete(server: ServerUnderTest, catalogue: np.ndarray) -> None:
+def test_item_trie_is_uploaded_listed_and_deleted(server: ServerUnderTest, catalogue: np.ndarray) -> None:
     response = upload(server, "one", npy(catalogue[:1].astype(np.int64)))
     assert response.status_code == 200 and response.json() == entry("one", 1, 4)
     assert entry("one", 1, 4) in listed(server)
@@ -107,7 +107,7 @@ def test_upload_list_delete(server: ServerUnderTest, catalogue: np.ndarray) -> N
 
 
 @pytest.mark.process
-def test_a_swap_affects_new_requests_only(server: ServerUnderTest, catalogue: np.ndarray) -> None:
+def test_item_trie_swap_affects_only_new_requests(server: ServerUnderTest, catalogue: np.ndarray) -> None:
     """One row: two requests wait behind others, and between them the trie is swapped, and deleted at last."""
     answers: dict[str, Any] = {}
 
@@ -137,7 +137,7 @@ def test_a_swap_affects_new_requests_only(server: ServerUnderTest, catalogue: np
 
 
 @pytest.mark.process
-def test_uploads_that_are_refused(server: ServerUnderTest, catalogue: np.ndarray) -> None:
+def test_invalid_item_trie_uploads_are_refused(server: ServerUnderTest, catalogue: np.ndarray) -> None:
     before = listed(server)
     vocab = server.client.get("/model_info").json()["vocab_size"]
     message = refusal(upload(server, "t", npy(np.array([[1, 2], [3, vocab]]))), 400, "invalid_item_trie")
@@ -176,7 +176,7 @@ def test_uploads_that_are_refused(server: ServerUnderTest, catalogue: np.ndarray
         ),
     ],
 )
-def test_a_trie_that_cannot_be_loaded_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+def test_unloadable_item_trie_is_reported_in_one_line(tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / "items.npy"
     file.write_bytes(content)
     with ServerUnderTest(TOY_MODEL, tmp_path, *FLAGS, "--item-trie", f"shop={file}", behaviour=None) as server:
@@ -189,7 +189,7 @@ def test_a_trie_that_cannot_be_loaded_is_one_line(tmp_path: Path, content: bytes
 SETTINGS: dict[str, Any] = {"model_path": TOY_MODEL, "max_total_tokens": 8192, "dtype": "float32", "device": "cpu"}
 
 
-def test_the_engine_does_the_same(catalogue: np.ndarray, tmp_path: Path) -> None:
+def test_engine_loads_lists_and_deletes_item_tries(catalogue: np.ndarray, tmp_path: Path) -> None:
     np.save(tmp_path / "two.npy", catalogue[:2])
     with Engine(item_trie=f"two={tmp_path / 'two.npy'}", **SETTINGS) as engine:
         assert [trie["name"] for trie in engine.list_item_tries()] == ["two"]
@@ -217,6 +217,6 @@ def test_the_engine_does_the_same(catalogue: np.ndarray, tmp_path: Path) -> None
         asyncio.run(asyncio_too())
 
 
-def test_an_engine_does_not_start_with_a_trie_that_cannot_be_loaded(tmp_path: Path) -> None:
+def test_engine_with_unloadable_item_trie_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ItemTrieError, match=r"cannot read .*none.npy"):
         Engine(item_trie=[f"shop={tmp_path / 'none.npy'}"], **SETTINGS)

@@ -65,7 +65,7 @@ def prompt(seed: int, count: int = 50) -> list[int]:
     return np.random.default_rng(seed).integers(5, 1000, count).tolist()
 
 
-def test_what_a_request_computed_is_announced(served: Served, follower: Follower) -> None:
+def test_computed_blocks_are_announced(served: Served, follower: Follower) -> None:
     ids = prompt(1)
     answer = served.server.generate(input_ids=ids, sampling_params=GREEDY).json()
     sequence = [*ids, *answer["output_ids"]][:48]
@@ -89,7 +89,7 @@ def test_what_a_request_computed_is_announced(served: Served, follower: Follower
     follower.receive_until(lambda: {*blocks()} <= mirror.on.get("CPU_PINNED", set()))
 
 
-def test_a_salt_is_not_told(served: Served, follower: Follower) -> None:
+def test_salt_is_not_revealed_in_events(served: Served, follower: Follower) -> None:
     ids = prompt(2)
     follower.receive_until(lambda: not follower._socket.poll(100))
     served.server.generate(input_ids=ids, sampling_params=GREEDY, cache_salt="a secret")
@@ -103,7 +103,7 @@ def test_a_salt_is_not_told(served: Served, follower: Follower) -> None:
     assert all(b"secret" not in payload for _, payload in ask(served.replay, 0))
 
 
-def test_a_flush_is_told(served: Served, follower: Follower) -> None:
+def test_flush_is_announced(served: Served, follower: Follower) -> None:
     server = served.server
     server.generate(input_ids=prompt(3), sampling_params=GREEDY)
     cleared = follower.mirror.cleared
@@ -112,7 +112,7 @@ def test_a_flush_is_told(served: Served, follower: Follower) -> None:
     assert follower.mirror.on == {}
 
 
-def test_what_was_missed_comes_again(served: Served, follower: Follower) -> None:
+def test_missed_batches_are_replayed(served: Served, follower: Follower) -> None:
     for seed in range(10, 14):
         served.server.generate(input_ids=prompt(seed), sampling_params=GREEDY)
     follower.receive_until(lambda: not follower._socket.poll(500))
@@ -123,14 +123,14 @@ def test_what_was_missed_comes_again(served: Served, follower: Follower) -> None
     assert numbers[:3] == [follower.last - 2, follower.last - 1, follower.last]
 
 
-def test_the_first_batch_has_followers_forget_an_earlier_server(served: Served) -> None:
+def test_first_batch_clears_blocks_of_an_earlier_server(served: Served) -> None:
     with following(served.endpoint, served.replay, BLOCK) as late:
         number, payload = ask(served.replay, 0)[0]
         assert late.apply(number, payload)[0] == AllCleared()
         assert 0 <= time.time() * 1000 - number < 24 * 3600 * 1000, "numbers begin at the time of the start"
 
 
-def test_a_follower_that_never_reads_holds_nobody_up(served: Served) -> None:
+def test_stalled_follower_does_not_block_publishing(served: Served) -> None:
     with zmq.Context.instance().socket(zmq.SUB) as deaf:
         deaf.linger, deaf.rcvhwm = 0, 1
         deaf.setsockopt(zmq.SUBSCRIBE, b"")
@@ -140,21 +140,21 @@ def test_a_follower_that_never_reads_holds_nobody_up(served: Served) -> None:
             assert served.server.generate(input_ids=prompt(seed, 300), sampling_params=GREEDY).status_code == 200
 
 
-def test_a_router_finds_the_addresses(served: Served) -> None:
+def test_server_info_reports_kv_event_endpoints(served: Served) -> None:
     info = served.server.client.get("/server_info").json()
     told = {"endpoint": served.endpoint, "replay_endpoint": served.replay, "topic": "", "block_size": BLOCK}
     assert info["internal_states"][0]["kv_events"] == told | {"tiers": "all", "format": "maps"}
     assert info["kv_events_endpoint"] == served.endpoint
 
 
-def test_a_second_server_on_the_same_address_is_refused(served: Served, tmp_path: Path) -> None:
+def test_second_server_on_the_same_endpoint_is_refused(served: Served, tmp_path: Path) -> None:
     flags = ["--max-total-tokens", "1024", "--device", "cpu", *served.flags()]
     with ServerUnderTest(TOY_MODEL, tmp_path, *flags, behaviour=None) as second:
         assert second.process.wait(60) != 0
         assert f"--kv-events-endpoint {served.endpoint}: another process listens there" in second.log
 
 
-def test_the_example_says_what_a_prompt_would_find(served: Served) -> None:
+def test_kv_events_example_reports_cached_prefix(served: Served) -> None:
     ids = prompt(4, 70)
     answer = served.server.generate(input_ids=ids, sampling_params=GREEDY).json()
     assert answer["meta_info"]["cached_tokens"] == 0
@@ -172,7 +172,7 @@ def test_the_example_says_what_a_prompt_would_find(served: Served) -> None:
 
 @pytest.mark.parametrize("form", ["maps", "arrays"])
 @pytest.mark.parametrize("restarted", [1_700_000_010.0, 1_600_000_000.0])
-def test_the_example_goes_on_with_another_server(restarted: float, form: KVEventForm) -> None:
+def test_kv_events_example_follows_a_restarted_server(restarted: float, form: KVEventForm) -> None:
     """Also where the clock was set back meanwhile. What an answer had already is passed over."""
     config = KVEventConfig(
         kv_events_endpoint="tcp://127.0.0.1:0",

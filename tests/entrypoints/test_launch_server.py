@@ -81,7 +81,7 @@ def assert_all_gone(server: ServerUnderTest, children: list[psutil.Process]) -> 
     assert not list(server.tmp.iterdir()), "the run directory was left behind"
 
 
-def test_the_garbage_collector_does_not_visit_what_a_server_starts_with(start: Any) -> None:
+def test_startup_objects_are_frozen_from_garbage_collection(start: Any) -> None:
     """A full collection of all modules stops the loop for longer than an answer to /health takes."""
     server = start().wait_ready()
     server.process.send_signal(signal.SIGTERM)
@@ -91,7 +91,7 @@ def test_the_garbage_collector_does_not_visit_what_a_server_starts_with(start: A
 
 
 @pytest.mark.parametrize("victim", ["worker", "detokenizer"])
-def test_death_of_a_child_fails_open_requests_and_ends_the_server(start: Any, victim: str) -> None:
+def test_child_death_fails_open_requests_and_ends_the_server(start: Any, victim: str) -> None:
     server = start().wait_ready()
     children = server.children()
     assert set(children) == {"worker", "detokenizer"}
@@ -109,7 +109,7 @@ def test_death_of_a_child_fails_open_requests_and_ends_the_server(start: Any, vi
     assert_all_gone(server, list(children.values()))
 
 
-def test_nothing_outlives_a_killed_launcher(start: Any) -> None:
+def test_killed_launcher_leaves_no_process(start: Any) -> None:
     server = start().wait_ready()
     children = list(server.children().values())
     server.process.kill()
@@ -121,7 +121,7 @@ def folders(server: ServerUnderTest) -> list[Path]:
     return list(server.tmp.iterdir())
 
 
-def test_nothing_can_be_left_behind_by_a_server_that_is_ready(start: Any) -> None:
+def test_ready_server_has_no_run_directory(start: Any) -> None:
     server = start()
     server.wait_until(lambda: folders(server), "the run directory is there")
     server.wait_ready()
@@ -130,7 +130,7 @@ def test_nothing_can_be_left_behind_by_a_server_that_is_ready(start: Any) -> Non
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_a_launcher_killed_at_any_time_leaves_no_folder(start: Any, seed: int) -> None:
+def test_launcher_killed_at_any_time_leaves_no_run_directory(start: Any, seed: int) -> None:
     """From the moment the folder appears until well after it is gone."""
     server = start()
     while not folders(server) and server.process.poll() is None:
@@ -144,7 +144,7 @@ def test_a_launcher_killed_at_any_time_leaves_no_folder(start: Any, seed: int) -
     server.wait_until(lambda: not folders(server), "the folder is removed")
 
 
-def test_a_signal_to_everybody_lets_open_requests_finish(start: Any) -> None:
+def test_signal_to_all_processes_lets_open_requests_finish(start: Any) -> None:
     """As service managers and terminals send it."""
     server = start().wait_ready()
     plain = Caller(server, text="abc", sampling_params={"max_new_tokens": 120})
@@ -157,7 +157,7 @@ def test_a_signal_to_everybody_lets_open_requests_finish(start: Any) -> None:
     assert server.process.wait(60) == 0
 
 
-def test_children_have_process_groups_of_their_own(start: Any) -> None:
+def test_child_processes_have_their_own_process_groups(start: Any) -> None:
     """A signal to the launcher's group comes before a child can ignore it, while it still imports."""
     server = start()
     server.wait_until(lambda: len(server.children()) == 2, "the children are there")
@@ -165,14 +165,14 @@ def test_children_have_process_groups_of_their_own(start: Any) -> None:
     assert len(groups) == 2 and os.getpgid(server.process.pid) not in groups
 
 
-def test_stacks_of_every_process_can_be_had(running: ServerUnderTest) -> None:
+def test_sigusr1_dumps_stacks_of_every_process(running: ServerUnderTest) -> None:
     for number, pid in enumerate((running.process.pid, *(child.pid for child in running.children().values())), 1):
         os.kill(pid, signal.SIGUSR1)
         running.wait_until(lambda count=number: running.log.count("Current thread") == count, "the stacks are written")
     assert running.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
 
 
-def test_a_child_that_ends_with_status_0_is_a_failure(start: Any) -> None:
+def test_child_exit_with_status_0_is_a_failure(start: Any) -> None:
     server = start(behaviour={"exit_after": 3})
     # The warm-up is step 1.
     answer = Caller(server.wait_ready(), **LONG).answer()
@@ -181,7 +181,7 @@ def test_a_child_that_ends_with_status_0_is_a_failure(start: Any) -> None:
     assert "the worker ended: exit status 0" in server.log
 
 
-def test_a_crash_names_its_reason(start: Any) -> None:
+def test_worker_crash_names_its_reason(start: Any) -> None:
     server = start(behaviour={"crash_after": 3})
     answer = Caller(server.wait_ready(), **LONG).answer()
     assert answer.status_code == 503
@@ -190,7 +190,7 @@ def test_a_crash_names_its_reason(start: Any) -> None:
     assert server.log.splitlines()[-1] == "baton: the worker ended: RuntimeError: the fake device caught fire"
 
 
-def test_a_hung_worker_is_dumped_and_ends_the_server(start: Any) -> None:
+def test_hung_worker_is_dumped_and_ends_the_server(start: Any) -> None:
     server = start("--watchdog-timeout", "3", behaviour={"hang_after": 4})
     answer = Caller(server.wait_ready(), **LONG).answer()
     assert answer.status_code == 503
@@ -209,7 +209,7 @@ def first_answer(server: ServerUnderTest) -> httpx.Response:
     raise AssertionError(f"no answer within 20 s:\n{server.log}")
 
 
-def test_loading_is_told_from_serving(start: Any) -> None:
+def test_loading_server_answers_not_ready(start: Any) -> None:
     server = start("--ready-timeout", "4", behaviour={"start_hang": True})
     seen = first_answer(server)
     assert seen.status_code == 503
@@ -238,7 +238,7 @@ def test_sigterm_lets_open_requests_finish(start: Any) -> None:
     assert_all_gone(server, [])
 
 
-def test_uploads_end_quietly_in_a_drain(start: Any) -> None:
+def test_unfinished_uploads_get_503_during_drain(start: Any) -> None:
     server = start("--log-level", "debug").wait_ready()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as upload:
         upload.sendall(raw_post(b"x" * 1000)[:-500])
@@ -250,7 +250,7 @@ def test_uploads_end_quietly_in_a_drain(start: Any) -> None:
     assert "Traceback" not in server.log and " ERROR " not in server.log
 
 
-def test_uploads_hear_of_the_death_of_a_child(start: Any) -> None:
+def test_unfinished_uploads_get_503_after_child_death(start: Any) -> None:
     server = start().wait_ready()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as upload:
         upload.sendall(raw_post(b"x" * 1000)[:-500])
@@ -262,7 +262,7 @@ def test_uploads_hear_of_the_death_of_a_child(start: Any) -> None:
     assert "Traceback" not in server.log
 
 
-def test_the_limit_of_open_files_is_raised(model: Path, tmp_path: Path) -> None:
+def test_open_file_limit_is_raised(model: Path, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limit[1]))
     try:
@@ -276,7 +276,7 @@ def test_the_limit_of_open_files_is_raised(model: Path, tmp_path: Path) -> None:
         assert int(soft) == min(2048 + 1024, limit[1] if limit[1] > 0 else 2**31)
 
 
-def test_draining_has_a_deadline(start: Any) -> None:
+def test_drain_timeout_ends_open_requests(start: Any) -> None:
     server = start("--drain-timeout", "0.5").wait_ready()
     plain, streamed = Caller(server, **LONG), Caller(server, stream=True, **LONG)
     server.wait_until(lambda: server.running() == 2, "both requests run")
@@ -297,7 +297,7 @@ def test_a_second_signal_ends_draining(start: Any) -> None:
     assert server.process.wait(60) == 0
 
 
-def test_sigterm_while_loading_ends_at_once(start: Any) -> None:
+def test_sigterm_while_loading_exits_immediately(start: Any) -> None:
     server = start(behaviour={"start_hang": True})
     assert first_answer(server).status_code == 503
     children = list(server.children().values())
@@ -306,7 +306,7 @@ def test_sigterm_while_loading_ends_at_once(start: Any) -> None:
     assert_all_gone(server, children)
 
 
-def test_two_servers_on_one_port(start: Any, running: ServerUnderTest) -> None:
+def test_second_server_on_a_used_port_is_refused(start: Any, running: ServerUnderTest) -> None:
     second = start(port=running.port)
     assert second.process.wait(60) == 1
     assert second.log == (
@@ -315,7 +315,7 @@ def test_two_servers_on_one_port(start: Any, running: ServerUnderTest) -> None:
     assert running.generate(text="a", sampling_params={"max_new_tokens": 1}).status_code == 200
 
 
-def test_each_start_draws_its_seed_and_says_so(start: Any, running: ServerUnderTest) -> None:
+def test_each_start_draws_and_logs_its_seed(start: Any, running: ServerUnderTest) -> None:
     seeds = []
     for server in (running, start().wait_ready(), start("--random-seed", "5").wait_ready()):
         seeds.append(server.client.get("/server_info").json()["random_seed"])
@@ -323,7 +323,7 @@ def test_each_start_draws_its_seed_and_says_so(start: Any, running: ServerUnderT
     assert len(set(seeds)) == 3 and seeds[2] == 5
 
 
-def test_a_start_up_error_is_one_line(start: Any) -> None:
+def test_startup_error_is_one_line(start: Any) -> None:
     server = start(behaviour={"start_error": "the weights do not fit; download them again"})
     assert server.process.wait(60) == 1
     assert server.log == "baton: the worker ended: the weights do not fit; download them again\n"
@@ -345,7 +345,7 @@ for flags in json.loads(sys.argv[1]):
 """
 
 
-def test_mistakes_of_the_operator_are_one_line(tmp_path: Path) -> None:
+def test_operator_mistakes_are_reported_in_one_line(tmp_path: Path) -> None:
     """One process makes them all: to import what a server needs takes a second."""
     starts = [[flag.format(empty=tmp_path) for flag in flags] + ["--port", "0"] for flags, _, _ in MISTAKES]
     command = [sys.executable, "-c", START_EACH, json.dumps(starts)]
@@ -386,7 +386,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_https(start: Any, tmp_path: Path) -> None:
+def test_server_serves_https(start: Any, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     server = start("--ssl-certfile", str(cert), "--ssl-keyfile", str(key))
     server.client = httpx.Client(

@@ -27,7 +27,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running.wait_ready()
 
 
-def test_it_ends_with_500_and_what_it_shared_stays(server: ServerUnderTest) -> None:
+def test_nonfinite_logits_give_500_and_keep_shared_cache(server: ServerUnderTest) -> None:
     sound: dict[str, Any] = {"input_ids": PROMPT, "sampling_params": GREEDY}
     expected = server.generate(**sound).json()["output_ids"]
     assert server.generate(**sound).json()["meta_info"]["cached_tokens"] > 0
@@ -47,7 +47,7 @@ def test_it_ends_with_500_and_what_it_shared_stays(server: ServerUnderTest) -> N
     assert child.status_code == 409 and child.json()["error"]["code"] == "parent_failed"
 
 
-def test_a_batch_and_a_stream_say_so(server: ServerUnderTest) -> None:
+def test_nonfinite_logits_fail_batches_and_streams(server: ServerUnderTest) -> None:
     answer = server.generate(input_ids=[PROMPT, [BAD]], sampling_params=GREEDY)
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "logits_not_finite"
     answer = server.generate(input_ids=[BAD], sampling_params=GREEDY, stream=True)
@@ -55,7 +55,7 @@ def test_a_batch_and_a_stream_say_so(server: ServerUnderTest) -> None:
     assert answer.status_code == 500 or json.loads(lines[-1])["error"]["code"] == "logits_not_finite"
 
 
-def test_the_requests_are_counted(server: ServerUnderTest) -> None:
+def test_nonfinite_requests_are_counted(server: ServerUnderTest) -> None:
     """The worker's own report is up to date; /metrics follows within a second."""
 
     def counted() -> int:

@@ -54,7 +54,7 @@ def user(words: str) -> Any:
     return {"role": "user", "content": words}
 
 
-def test_a_question(client: openai.OpenAI) -> None:
+def test_simple_question_is_answered(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="any", messages=[user("Hello")])
     (choice,) = answer.choices
     assert choice.message.content == "Good day, 漢字 ü!" and choice.finish_reason == "stop"
@@ -64,7 +64,7 @@ def test_a_question(client: openai.OpenAI) -> None:
     assert answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
 
 
-def test_a_stream(client: openai.OpenAI) -> None:
+def test_stream_delivers_the_answer_in_chunks(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True}
     stream = client.chat.completions.create(
         model="any", messages=[user("Hello")], stream=True, n=2, stream_options=options
@@ -103,7 +103,7 @@ def calls_of(message: ChatCompletionMessage) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_agent_asks_a_tool_and_answers(client: openai.OpenAI, stream: bool) -> None:
+def test_tool_call_round_trip(client: openai.OpenAI, stream: bool) -> None:
     messages: list[Any] = [user("Weather?")]
     if stream:
         chunks = list(client.chat.completions.create(model="x", messages=messages, tools=[WEATHER], stream=True))
@@ -132,7 +132,7 @@ def test_an_agent_asks_a_tool_and_answers(client: openai.OpenAI, stream: bool) -
     assert choice.message.content == "It is sunny." and choice.finish_reason == "stop"
 
 
-def test_calls_at_the_same_time(client: openai.OpenAI) -> None:
+def test_parallel_tool_calls(client: openai.OpenAI) -> None:
     (choice,) = client.chat.completions.create(model="x", messages=[user("Both?")], tools=[WEATHER]).choices
     first, second = calls_of(choice.message)
     assert first["id"] != second["id"] and choice.message.content is None
@@ -151,7 +151,7 @@ def test_calls_at_the_same_time(client: openai.OpenAI) -> None:
     ("choice", "city"), [("required", "Rome"), ({"type": "function", "function": {"name": "weather"}}, "Oslo")]
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, city: str, stream: bool) -> None:
+def test_required_tool_call_is_forced(client: openai.OpenAI, choice: Any, city: str, stream: bool) -> None:
     """The answer is made to begin with it."""
     tools: Any = [WEATHER, {"type": "function", "function": {"name": "other"}}]
     asked: dict[str, Any] = {"model": "x", "messages": [user("Now")], "tools": tools, "tool_choice": choice}
@@ -167,7 +167,7 @@ def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, city: str,
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_call_that_must_be_made_without_a_token_to_make_it(client: openai.OpenAI, choice: Any) -> None:
+def test_forced_call_with_zero_max_tokens_is_empty(client: openai.OpenAI, choice: Any) -> None:
     """What the answer would have been made to begin with is no answer."""
     asked: dict[str, Any] = {"model": "x", "messages": [user("Now")], "tools": [WEATHER], "tool_choice": choice}
     (answer,) = client.chat.completions.create(**asked, max_tokens=0).choices
@@ -176,7 +176,7 @@ def test_a_call_that_must_be_made_without_a_token_to_make_it(client: openai.Open
     assert called(chunks) == ("", "", []) and chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_no_calls_are_read_where_none_may_be_made(client: openai.OpenAI) -> None:
+def test_tool_choice_none_disables_call_parsing(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "x", "messages": [user("Both?")]}
     for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
         (choice,) = client.chat.completions.create(**asked, **more).choices
@@ -184,18 +184,18 @@ def test_no_calls_are_read_where_none_may_be_made(client: openai.OpenAI) -> None
         assert choice.finish_reason == "stop"
 
 
-def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
+def test_unfinished_call_arguments_are_returned_as_generated(client: openai.OpenAI) -> None:
     (choice,) = client.chat.completions.create(model="x", messages=[user("Broken?")], tools=[WEATHER]).choices
     (call,) = calls_of(choice.message)
     assert call["arguments"] == '{"city": "Bern"'
 
 
-def test_what_looks_like_markup_is_text(client: openai.OpenAI) -> None:
+def test_text_resembling_markup_is_not_a_call(client: openai.OpenAI) -> None:
     (choice,) = client.chat.completions.create(model="x", messages=[user("Markup?")], tools=[WEATHER]).choices
     assert choice.message.content == SAYS[5][1] and choice.message.tool_calls is None
 
 
-def test_logprobs_have_texts_and_bytes(client: openai.OpenAI) -> None:
+def test_chat_logprobs_have_tokens_and_bytes(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "x", "messages": [user("Hello")], "logprobs": True, "top_logprobs": 2}
     (choice,) = client.chat.completions.create(**asked).choices
     assert choice.logprobs is not None and choice.logprobs.content is not None
@@ -211,7 +211,7 @@ def test_logprobs_have_texts_and_bytes(client: openai.OpenAI) -> None:
     assert streamed == choice.logprobs.content
 
 
-def test_errors_become_the_clients_exceptions(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_errors_raise_client_exceptions(server: ServerUnderTest, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="unknown field"):
         client.chat.completions.create(model="x", messages=[user("Hello")], extra_body={"colour": "red"})
     with pytest.raises(openai.BadRequestError, match="text only"):
@@ -228,7 +228,7 @@ def test_errors_become_the_clients_exceptions(server: ServerUnderTest, client: o
         stranger.chat.completions.create(model="x", messages=[user("Hello")])
 
 
-def test_the_client_that_waits_for_nobody(server: ServerUnderTest) -> None:
+def test_async_client_is_served(server: ServerUnderTest) -> None:
     async def ask() -> list[str | None]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret") as client:
             asked = [client.chat.completions.create(model="x", messages=[user("Hello")]) for _ in range(8)]
@@ -245,7 +245,7 @@ def test_the_client_that_waits_for_nobody(server: ServerUnderTest) -> None:
     assert asyncio.run(ask()) == ["Good day, 漢字 ü!"] * 8
 
 
-def test_a_server_without_a_template_says_so(tmp_path: Path, model: Path) -> None:
+def test_server_without_chat_template_refuses_chats(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
@@ -256,7 +256,7 @@ def test_a_server_without_a_template_says_so(tmp_path: Path, model: Path) -> Non
         assert "no chat template: chats are refused" in server.log
 
 
-def test_a_template_of_the_operators_own(tmp_path: Path, model: Path) -> None:
+def test_chat_template_flag_replaces_the_model_template(tmp_path: Path, model: Path) -> None:
     """Chats are rendered by it, and programs that write roles piece by piece learn of it."""
     file = tmp_path / "own.jinja"
     file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>")
@@ -276,12 +276,12 @@ def test_a_template_of_the_operators_own(tmp_path: Path, model: Path) -> None:
         (["--reasoning-parser", "dream"], "no reasoning parser 'dream'"),
     ],
 )
-def test_settings_that_cannot_be_used_end_the_start(tmp_path: Path, model: Path, flags: list[str], says: str) -> None:
+def test_unusable_chat_settings_abort_startup(tmp_path: Path, model: Path, flags: list[str], says: str) -> None:
     with ServerUnderTest(model, tmp_path, *flags, behaviour={}) as running:
         assert running.process.wait(30) == 1 and says in running.log
 
 
-def test_what_can_never_fit_is_refused_before_it_is_rendered(client: openai.OpenAI) -> None:
+def test_oversized_chats_are_refused_before_rendering(client: openai.OpenAI) -> None:
     for messages in ([user("x")] * 5000, [user("x" * 3_000_000)]):
         with pytest.raises(openai.BadRequestError, match=r"maximum context length is 4096 tokens") as error:
             client.chat.completions.create(model="x", messages=messages)

@@ -28,7 +28,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("path", ["handoff", "match", "fork"])
-def test_a_continuation_returns_the_whole_prompt(engine: Engine, path: str) -> None:
+def test_continuation_returns_all_prompt_token_ids(engine: Engine, path: str) -> None:
     rid = f"parent-{next(_names)}"
     fields: dict = {"continuation_of": rid, "continuation_suffix": SUFFIX, "return_prompt_token_ids": True}
     suffix = engine.encode(SUFFIX, add_special_tokens=False)
@@ -47,7 +47,7 @@ def test_a_continuation_returns_the_whole_prompt(engine: Engine, path: str) -> N
     assert child["meta_info"]["prompt_tokens"] == len(child["prompt_token_ids"])
 
 
-def test_each_result_of_a_search_returns_it(engine: Engine) -> None:
+def test_beam_results_return_prompt_token_ids(engine: Engine) -> None:
     params = {"beam_width": 4, "n": 3, "max_new_tokens": 4}
     for answer in engine.generate(PROMPT, params, return_prompt_token_ids=True):
         assert answer["prompt_token_ids"] == engine.encode(PROMPT)

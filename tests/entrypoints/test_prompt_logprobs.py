@@ -71,7 +71,7 @@ def test_completions(server: ServerUnderTest, client: openai.OpenAI, k: int) -> 
             assert prompts[choice["index"] // 2].endswith(words)
 
 
-def test_with_an_echo_and_logprobs_each_has_its_own_number(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_prompt_logprobs_and_echo_logprobs_have_separate_counts(server: ServerUnderTest, client: openai.OpenAI) -> None:
     extra: Any = {"prompt_logprobs": 1, "return_token_ids": True}
     both = client.completions.create(
         model="toy", prompt=TEXT, max_tokens=2, temperature=0, echo=True, logprobs=3, extra_body=extra
@@ -89,7 +89,7 @@ def test_with_an_echo_and_logprobs_each_has_its_own_number(server: ServerUnderTe
     assert len(plain["logprobs"]["tokens"]) == 2, "without an echo these are the output's alone"
 
 
-def test_the_prompt_alone(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_prompt_alone_with_zero_max_tokens(server: ServerUnderTest, client: openai.OpenAI) -> None:
     extra: Any = {"prompt_logprobs": 2, "return_token_ids": True}
     (choice,) = client.completions.create(model="toy", prompt=TEXT, max_tokens=0, extra_body=extra).model_dump()[
         "choices"
@@ -98,7 +98,7 @@ def test_the_prompt_alone(server: ServerUnderTest, client: openai.OpenAI) -> Non
     assert_scored(choice["prompt_logprobs"], server, choice["prompt_token_ids"], 2)
 
 
-def test_a_chat_that_goes_on(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_continued_chat_returns_prompt_logprobs(server: ServerUnderTest, client: openai.OpenAI) -> None:
     """The KV of the turn before is there, but who is asked for logprobs computes it again."""
     extra: Any = {"prompt_logprobs": 2, "return_token_ids": True}
     asked: Any = {"model": "toy", "temperature": 0, "max_tokens": 24, "n": 2}
@@ -114,7 +114,7 @@ def test_a_chat_that_goes_on(server: ServerUnderTest, client: openai.OpenAI) -> 
     assert [c.message.content for c in again.choices] == [c["message"]["content"] for c in answer["choices"]]
 
 
-def test_a_continuation(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_continuation_returns_prompt_logprobs(server: ServerUnderTest, client: openai.OpenAI) -> None:
     client.completions.create(
         model="toy", prompt=TEXT, max_tokens=24, temperature=0, extra_body={"rid": "parent", "retain_ttl": 60}
     )
@@ -126,7 +126,7 @@ def test_a_continuation(server: ServerUnderTest, client: openai.OpenAI) -> None:
     assert_scored(choice["prompt_logprobs"], server, choice["prompt_token_ids"], 2)
 
 
-def test_each_result_of_a_search_has_them(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_beam_results_have_prompt_logprobs(server: ServerUnderTest, client: openai.OpenAI) -> None:
     extra: Any = {"prompt_logprobs": 2, "return_token_ids": True, "use_beam_search": True}
     answer = client.completions.create(model="toy", prompt=TEXT, n=3, max_tokens=3, extra_body=extra).model_dump()
     assert len(answer["choices"]) == 3
@@ -134,7 +134,7 @@ def test_each_result_of_a_search_has_them(server: ServerUnderTest, client: opena
         assert_scored(choice["prompt_logprobs"], server, choice["prompt_token_ids"], 2)
 
 
-def test_more_than_the_server_gives(client: openai.OpenAI) -> None:
+def test_prompt_logprobs_above_the_limit_are_refused(client: openai.OpenAI) -> None:
     for k in (VOCAB + 1, 10**6):
         with pytest.raises(openai.BadRequestError, match=f"prompt_logprobs is {k}") as error:
             client.completions.create(model="toy", prompt="a", extra_body={"prompt_logprobs": k})

@@ -18,7 +18,7 @@ FLAGS = ("--max-total-tokens", "4096", "--dtype", "float32", "--device", "cpu", 
 SHORT = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 
 
-def test_a_server_records_and_ends_with_whole_lines(tmp_path: Path) -> None:
+def test_server_records_requests_as_complete_lines(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     with ServerUnderTest(TOY_MODEL, tmp_path, *FLAGS, "--record-requests", str(log), behaviour=None) as server:
         server.wait_ready()
@@ -43,7 +43,7 @@ def test_a_server_records_and_ends_with_whole_lines(tmp_path: Path) -> None:
     assert sorted(line["input_ids"] for line in lines[2:]) == [[9, 8, 6], [9, 8, 7]]
 
 
-def test_a_log_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+def test_unwritable_request_log_aborts_startup(tmp_path: Path) -> None:
     log = tmp_path / "no folder" / "log"
     with ServerUnderTest(TOY_MODEL, tmp_path, *FLAGS, "--record-requests", str(log), behaviour=None) as server:
         assert server.process.wait(30) == 1

@@ -83,7 +83,7 @@ def test_every_turn_after_the_first_is_a_handoff(server: ServerUnderTest, client
     assert [turn.output_text for turn in turns] == said_by_ids(server, TRANSCRIPTS[name], Tokenizer.load(TOY_MODEL))
 
 
-def test_a_stream_is_a_turn_and_goes_on_from_one(client: openai.OpenAI) -> None:
+def test_streamed_response_is_continued_by_handoff(client: openai.OpenAI) -> None:
     with client.responses.stream(model="any", input=QUESTION, temperature=0, max_output_tokens=24) as stream:
         first = stream.get_final_response()
     fields: Any = {"temperature": 0, "max_output_tokens": 24, "previous_response_id": first.id}
@@ -92,27 +92,27 @@ def test_a_stream_is_a_turn_and_goes_on_from_one(client: openai.OpenAI) -> None:
     assert path(second) == "handoff" and path(ask(client, "Thanks.", second)) == "handoff"
 
 
-def test_an_answer_that_was_cut_off_is_a_turn(client: openai.OpenAI) -> None:
+def test_incomplete_response_is_continued_by_handoff(client: openai.OpenAI) -> None:
     first = ask(client, QUESTION, max_output_tokens=3)
     assert first.status == "incomplete" and first.incomplete_details is not None
     assert first.incomplete_details.reason == "max_output_tokens"
     assert path(ask(client, RESULT, first)) == "handoff"
 
 
-def test_a_second_branch_finds_the_kv_in_the_tree(client: openai.OpenAI) -> None:
+def test_second_branch_matches_the_cached_prefix(client: openai.OpenAI) -> None:
     first = ask(client, QUESTION)
     one, other = ask(client, RESULT, first), ask(client, RESULT, first)
     assert (path(one), path(other)) == ("handoff", "match") and one.output_text == other.output_text
 
 
-def test_new_instructions_change_the_prompt_from_its_beginning(client: openai.OpenAI) -> None:
+def test_new_instructions_force_the_fallback_path(client: openai.OpenAI) -> None:
     first = ask(client, QUESTION, instructions="Be brief.")
     assert path(ask(client, RESULT, first, instructions="Be kind.")) == "fallback"
     again = ask(client, QUESTION, instructions="Be brief.")
     assert path(ask(client, RESULT, again, instructions="Be brief.")) == "handoff"
 
 
-def test_what_is_not_stored_is_not_leased_and_a_wish_is_granted(client: openai.OpenAI) -> None:
+def test_unstored_response_is_not_leased_and_retain_ttl_is_respected(client: openai.OpenAI) -> None:
     assert details(ask(client, QUESTION))["retained"]["ttl"] == 60
     assert "retained" not in details(ask(client, QUESTION, store=False))
     assert details(ask(client, QUESTION, extra_body={"retain_ttl": 5}))["retained"]["ttl"] == 5
@@ -120,14 +120,14 @@ def test_what_is_not_stored_is_not_leased_and_a_wish_is_granted(client: openai.O
     assert "retained" not in details(unleased) and path(ask(client, RESULT, unleased)) == "match"
 
 
-def test_delete_gives_the_lease_up(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_delete_releases_the_lease(server: ServerUnderTest, client: openai.OpenAI) -> None:
     kept, deleted = ask(client, QUESTION), ask(client, QUESTION)
     client.responses.delete(deleted.id)
     released = [server.client.post("/release", json={"rid": each.id}).json() for each in (kept, deleted)]
     assert released == [{"released": True}, {"released": False}]
 
 
-def test_in_the_background_it_is_a_turn_too(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_background_response_is_continued_by_handoff(server: ServerUnderTest, client: openai.OpenAI) -> None:
     first = ask(client, QUESTION, background=True)
 
     def done() -> bool:
@@ -137,7 +137,7 @@ def test_in_the_background_it_is_a_turn_too(server: ServerUnderTest, client: ope
     assert path(ask(client, RESULT, first)) == "handoff"
 
 
-def test_by_another_api_it_is_a_parent_like_any(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_response_can_be_continued_by_completions(server: ServerUnderTest, client: openai.OpenAI) -> None:
     first = ask(client, QUESTION)
     suffix = "<|im_end|>\n<|im_start|>tool\n12 manual.md<|im_end|>\n<|im_start|>assistant\n"
     fields = {"continuation_of": first.id, "continuation_suffix": suffix, "max_tokens": 24, "temperature": 0}

@@ -64,7 +64,7 @@ def raw(server: ServerUnderTest, **fields: Any) -> Any:
     return answer
 
 
-def test_a_question(client: openai.OpenAI, server: ServerUnderTest) -> None:
+def test_simple_question_is_answered(client: openai.OpenAI, server: ServerUnderTest) -> None:
     response = client.responses.create(model="any", input="Hello", metadata={"mine": "x"}, user="me")
     assert response.output_text == "Good day, 漢字 ü!" and response.status == "completed"
     assert response.id.startswith("resp_") and response.object == "response" and response.error is None
@@ -74,7 +74,7 @@ def test_a_question(client: openai.OpenAI, server: ServerUnderTest) -> None:
     Response.model_validate(raw(server, input="Hello").json(), strict=False)
 
 
-def test_without_the_key(server: ServerUnderTest, client: openai.OpenAI) -> None:
+def test_responses_require_the_api_key(server: ServerUnderTest, client: openai.OpenAI) -> None:
     known = client.responses.create(model="any", input="Hello").id
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger:
         for call in (stranger.responses.retrieve, stranger.responses.delete, stranger.responses.cancel):
@@ -85,7 +85,7 @@ def test_without_the_key(server: ServerUnderTest, client: openai.OpenAI) -> None
     assert client.responses.retrieve(known).output_text == "Good day, 漢字 ü!"
 
 
-def test_a_stream(client: openai.OpenAI, server: ServerUnderTest) -> None:
+def test_stream_delivers_the_answer_in_chunks(client: openai.OpenAI, server: ServerUnderTest) -> None:
     with client.responses.stream(model="any", input="Weather?", tools=[WEATHER]) as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -99,7 +99,7 @@ def test_a_stream(client: openai.OpenAI, server: ServerUnderTest) -> None:
     assert stored.output_text == final.output_text and stored.usage == final.usage
 
 
-def test_the_bytes_of_a_stream(server: ServerUnderTest) -> None:
+def test_raw_stream_events_are_valid_openai_events(server: ServerUnderTest) -> None:
     """Every event has the name of its type and is one of OpenAI's; no other end than the last one."""
     text = raw(server, input="Weather?", tools=[WEATHER], stream=True).text
     known: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -113,7 +113,7 @@ def test_the_bytes_of_a_stream(server: ServerUnderTest) -> None:
     assert types[-1] == "response.completed"
 
 
-def test_async(server: ServerUnderTest) -> None:
+def test_async_client_creates_streams_and_retrieves(server: ServerUnderTest) -> None:
     async def talk() -> tuple[str, str, str]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as client:
             first = await client.responses.create(model="any", input="Hello")
@@ -129,7 +129,7 @@ def test_async(server: ServerUnderTest) -> None:
     assert asyncio.run(talk()) == ("Good day, 漢字 ü!", "And so on.", "Good day, 漢字 ü!")
 
 
-def test_a_tool_by_previous_response_id(client: openai.OpenAI) -> None:
+def test_tool_output_with_previous_response_id(client: openai.OpenAI) -> None:
     first = client.responses.create(model="any", input="Weather?", tools=[WEATHER])
     (call,) = [item for item in first.output if isinstance(item, ResponseFunctionToolCall)]
     assert call.name == "weather" and json.loads(call.arguments) == {"city": "Bern"}
@@ -144,7 +144,7 @@ def test_a_tool_by_previous_response_id(client: openai.OpenAI) -> None:
     assert [item.id for item in newest] == [item.id for item in reversed(items)], "the client asks page by page"
 
 
-def test_a_tool_by_what_the_client_sends_back(client: openai.OpenAI) -> None:
+def test_tool_output_with_resent_items(client: openai.OpenAI) -> None:
     said: list[Any] = [{"role": "user", "content": "Weather?"}]
     first = client.responses.create(model="any", input=said, tools=[WEATHER], store=False)
     said += first.output
@@ -153,7 +153,7 @@ def test_a_tool_by_what_the_client_sends_back(client: openai.OpenAI) -> None:
     assert second.output_text == "It is sunny."
 
 
-def test_a_tool_that_must_be_called(client: openai.OpenAI) -> None:
+def test_required_tool_is_called(client: openai.OpenAI) -> None:
     tools: Any = [WEATHER, {"type": "function", "name": "other", "parameters": {}}]
     response = client.responses.create(model="any", input="Hi", tools=tools, tool_choice="required")
     (call,) = response.output
@@ -171,7 +171,7 @@ def test_instructions_are_not_inherited(client: openai.OpenAI) -> None:
     assert third.instructions == "Be brief." and second.instructions is None
 
 
-def test_what_is_not_stored_is_not_there(client: openai.OpenAI) -> None:
+def test_unstored_response_is_not_found(client: openai.OpenAI) -> None:
     response = client.responses.create(model="any", input="Hello", store=False)
     for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
         with pytest.raises(openai.NotFoundError, match="store: false"):
@@ -181,7 +181,7 @@ def test_what_is_not_stored_is_not_there(client: openai.OpenAI) -> None:
     assert caught.value.code == "response_not_found" and caught.value.param == "previous_response_id"
 
 
-def test_who_has_another_salt_finds_nothing(client: openai.OpenAI) -> None:
+def test_responses_of_another_salt_are_not_found(client: openai.OpenAI) -> None:
     mine: Any = {"cache_salt": "mine"}
     response = client.responses.create(model="any", input="Hello", extra_body=mine)
     for salt in ({}, {"cache_salt": "theirs"}):
@@ -198,14 +198,14 @@ def test_who_has_another_salt_finds_nothing(client: openai.OpenAI) -> None:
     client.responses.delete(response.id, extra_query=mine)
 
 
-def test_the_oldest_are_forgotten_and_say_so(client: openai.OpenAI) -> None:
+def test_oldest_response_is_forgotten_with_a_hint(client: openai.OpenAI) -> None:
     ids = [client.responses.create(model="any", input="Hello").id for _ in range(7)]
     assert client.responses.retrieve(ids[1]).status == "completed"
     with pytest.raises(openai.NotFoundError, match="--max-stored-responses"):
         client.responses.retrieve(ids[0])
 
 
-def test_delete(client: openai.OpenAI, server: ServerUnderTest) -> None:
+def test_deleted_response_is_not_found(client: openai.OpenAI, server: ServerUnderTest) -> None:
     response = client.responses.create(model="any", input="Hello")
     key = {"Authorization": "Bearer secret"}
     answer = server.client.delete(f"/v1/responses/{response.id}", headers=key)
@@ -224,7 +224,7 @@ def wait_for(client: openai.OpenAI, name: str, *statuses: str) -> Response:
     return response
 
 
-def test_in_the_background(client: openai.OpenAI) -> None:
+def test_background_response_completes_or_fails(client: openai.OpenAI) -> None:
     response = client.responses.create(model="any", input="Hello", background=True)
     assert response.status == "queued" and response.background and response.output == []
     done = wait_for(client, response.id, "completed")
@@ -237,7 +237,7 @@ def test_in_the_background(client: openai.OpenAI) -> None:
         client.responses.create(model="any", input="And?", previous_response_id=refused.id)
 
 
-def test_cancel_in_the_background(client: openai.OpenAI, server: ServerUnderTest) -> None:
+def test_background_response_can_be_cancelled(client: openai.OpenAI, server: ServerUnderTest) -> None:
     response = client.responses.create(model="any", background=True, **ENDLESS)
     wait_for(client, response.id, "in_progress")
     with pytest.raises(openai.ConflictError, match="in progress"):
@@ -251,7 +251,7 @@ def test_cancel_in_the_background(client: openai.OpenAI, server: ServerUnderTest
     server.wait_until(lambda: server.running() == 0, "the cancelled request's end")
 
 
-def test_delete_what_runs(client: openai.OpenAI, server: ServerUnderTest) -> None:
+def test_deleting_a_running_response_aborts_it(client: openai.OpenAI, server: ServerUnderTest) -> None:
     response = client.responses.create(model="any", background=True, **ENDLESS)
     client.responses.delete(response.id)
     server.wait_until(lambda: server.running() == 0, "the deleted request's end")
@@ -260,7 +260,7 @@ def test_delete_what_runs(client: openai.OpenAI, server: ServerUnderTest) -> Non
 
 
 @pytest.mark.parametrize("store", [True, False])
-def test_cancel_a_stream(client: openai.OpenAI, store: bool) -> None:
+def test_streamed_response_can_be_cancelled(client: openai.OpenAI, store: bool) -> None:
     stream = client.responses.create(model="any", stream=True, store=store, **ENDLESS)
     events: list[Any] = [next(iter(stream))]
     cancelling = threading.Thread(target=client.responses.cancel, args=(events[0].response.id,))
@@ -275,7 +275,7 @@ def test_cancel_a_stream(client: openai.OpenAI, store: bool) -> None:
             client.responses.cancel(last.response.id)
 
 
-def test_a_client_that_leaves_aborts(client: openai.OpenAI, server: ServerUnderTest) -> None:
+def test_client_disconnect_aborts_the_response(client: openai.OpenAI, server: ServerUnderTest) -> None:
     stream = client.responses.create(model="any", stream=True, **ENDLESS)
     name = next(iter(stream)).response.id  # type: ignore[union-attr]
     assert client.responses.retrieve(name).status == "in_progress"
@@ -293,7 +293,7 @@ def test_a_client_that_leaves_aborts(client: openai.OpenAI, server: ServerUnderT
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_worker_refuses_has_its_status(client: openai.OpenAI, stream: bool) -> None:
+def test_worker_refusal_keeps_its_status(client: openai.OpenAI, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError, match="never fit") as caught:
         client.responses.create(model="any", input="Hi", stream=stream, extra_body={"rid": "refused"})
     assert caught.value.param == "input"
@@ -312,13 +312,13 @@ def test_what_the_worker_refuses_has_its_status(client: openai.OpenAI, stream: b
         ({"input": "long " * 100_000}, "input"),
     ],
 )
-def test_errors_have_openais_names(client: openai.OpenAI, fields: Any, param: str) -> None:
+def test_errors_use_openai_field_names(client: openai.OpenAI, fields: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**{"model": "any", "input": "Hi", **fields})
     assert caught.value.param == param and "input_ids" not in caught.value.message
 
 
-def test_errors_of_what_is_read(client: openai.OpenAI) -> None:
+def test_invalid_retrieve_queries_are_refused(client: openai.OpenAI) -> None:
     name = client.responses.create(model="any", input="Hello").id
     for call, query, words in (
         (client.responses.retrieve, {"stream": "true"}, "stream"),

@@ -16,7 +16,7 @@ from baton.scheduler.config import SchedulerConfig
 MODEL = ["--model-path", "m"]
 
 
-def test_defaults_are_the_dataclasses() -> None:
+def test_flag_defaults_match_the_dataclasses() -> None:
     args = parse_command_line(MODEL)
     assert args.model == ModelArgs(model_path="m")
     assert args.scheduler == SchedulerConfig()
@@ -24,14 +24,14 @@ def test_defaults_are_the_dataclasses() -> None:
     assert args.tokenizer_path == args.served_model_name == "m"
 
 
-def test_which_model_name_requests_must_use() -> None:
+def test_required_model_name_follows_served_model_name() -> None:
     for flags, name in (([], ""), (["--served-model-name", "n"], "n"),
                         (["--served-model-name", "n", "--serve-any-model-name"], "")):  # fmt: skip
         args = parse_command_line([*MODEL, *flags])
         assert args.required_model_name == name and args.served_model_name == (flags[1] if flags else "m")
 
 
-def test_every_field_is_a_flag_that_reaches_it() -> None:
+def test_every_flag_sets_exactly_its_field() -> None:
     """Each flag is given a value other than its default; exactly its field changes."""
     other = {
         "int": lambda d: str(d + 32768),
@@ -70,7 +70,7 @@ def test_command_line_and_keywords_agree() -> None:
     assert parse_command_line(argv) == compose(keywords)
 
 
-def test_each_start_draws_a_seed_unless_one_is_given() -> None:
+def test_random_seed_is_drawn_unless_given() -> None:
     args = parse_command_line(MODEL)
     assert args.scheduler.random_seed is None and "default: None" not in build_parser().format_help()
     first, second = (with_seed(args).scheduler.random_seed for _ in range(2))
@@ -83,7 +83,7 @@ def test_each_start_draws_a_seed_unless_one_is_given() -> None:
             compose({"model_path": "m", "random_seed": wrong})
 
 
-def test_item_tries_add_up() -> None:
+def test_item_trie_flag_is_repeatable() -> None:
     args = parse_command_line([*MODEL, "--item-trie", "a=x.npy", "--item-trie", "b=/y=z.npy"])
     assert args.worker_config.item_tries == {"a": "x.npy", "b": "/y=z.npy"}
     assert args == compose({"model_path": "m", "item_trie": ["a=x.npy", "b=/y=z.npy"]})
@@ -144,7 +144,7 @@ def test_worker_config_holds_what_the_worker_needs() -> None:
         ([*MODEL, "--item-trie", "a=x", "--item-trie", "a=y"], "--item-trie names 'a' twice"),
     ],
 )
-def test_mistakes_on_the_command_line(argv: list[str], message: str) -> None:
+def test_command_line_mistakes_are_named(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_command_line(argv)
     assert message in str(caught.value)
@@ -163,7 +163,7 @@ def test_mistakes_on_the_command_line(argv: list[str], message: str) -> None:
         ({"item_trie": ["a=b", 3]}, "it takes a string or a list of strings"),
     ],
 )
-def test_mistakes_in_keywords(settings: dict[str, Any], message: str) -> None:
+def test_keyword_mistakes_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         compose({"model_path": "m", **settings})
     assert message in str(caught.value)
@@ -177,7 +177,7 @@ def test_help_lists_every_flag_with_its_default() -> None:
 
 
 @pytest.mark.parametrize("flags", [["--pin-time", "cdf"], ["--pin-seconds", "5"]])
-def test_pins_are_of_policies_that_pin(flags: list[str]) -> None:
+def test_pin_flags_require_a_pinning_policy(flags: list[str]) -> None:
     assert parse_command_line([*MODEL, *flags, "--schedule-policy", "continuum"])
     with pytest.raises(ValueError, match=f"{flags[0]} is .*, but --schedule-policy fcfs pins nothing; use handoff"):
         parse_command_line([*MODEL, *flags])

@@ -38,7 +38,7 @@ def until(drafted: Callable[[Any], bool], again: Callable[[], Any]) -> Any:
     raise AssertionError("nothing was drafted in 40 answers")
 
 
-def test_meta_info_says_what_was_accepted(engine: Engine) -> None:
+def test_meta_info_reports_accepted_drafts(engine: Engine) -> None:
     first = ask(engine)
     again = until(lambda answer: answer["meta_info"].get("spec_accept_token_num", 0) >= 8, lambda: ask(engine))
     assert again["text"] == first["text"] and again["output_ids"] == first["output_ids"]
@@ -49,7 +49,7 @@ def test_meta_info_says_what_was_accepted(engine: Engine) -> None:
     assert meta["spec_accept_rate"] == meta["spec_accept_token_num"] / meta["spec_draft_token_num"]
 
 
-def test_an_event_may_bring_several_tokens_with_their_logprobs(engine: Engine) -> None:
+def test_stream_event_may_carry_several_tokens_with_logprobs(engine: Engine) -> None:
     whole = ask(engine, return_logprob=True)
     events = until(
         lambda events: "spec_verify_ct" in events[-1]["meta_info"],
@@ -63,7 +63,7 @@ def test_an_event_may_bring_several_tokens_with_their_logprobs(engine: Engine) -
     assert [("spec_verify_ct" in event["meta_info"]) for event in events] == [False] * (len(events) - 1) + [True]
 
 
-def test_other_algorithms_are_refused_by_name() -> None:
+def test_unknown_speculative_algorithms_are_refused() -> None:
     with pytest.raises(UsageError, match="--speculative-algorithm is 'EAGLE'; use one of off, NGRAM"):
         Engine(model_path=TOY, speculative_algorithm="EAGLE")
     with pytest.raises(UsageError, match="--speculative-num-draft-tokens is 0"):

@@ -37,7 +37,7 @@ def cut(engine: Engine, whole: dict[str, Any], pattern: str) -> tuple[list[int],
     return whole["output_ids"][:count], "".join(texts[:count])
 
 
-def test_the_output_ends_with_the_token_that_completes_a_match(engine: Engine) -> None:
+def test_output_ends_at_the_token_completing_a_match(engine: Engine) -> None:
     whole = engine.generate(PROMPT, GREEDY)
     ids, text = cut(engine, whole, PATTERN)
     assert 2 < len(ids) < len(whole["output_ids"])
@@ -51,7 +51,7 @@ def test_the_output_ends_with_the_token_that_completes_a_match(engine: Engine) -
     assert engine.generate(PROMPT, {**GREEDY, "stop_regex": ""})["text"] == whole["text"]
 
 
-def test_samples_end_each_for_itself(engine: Engine) -> None:
+def test_stop_regex_ends_each_sample_independently(engine: Engine) -> None:
     pattern = "[aeiou][^ ]*[0-9_]|[u-z]{2}"
     wholes = engine.generate(PROMPT, {**SAMPLED, "n": 6})
     ended = engine.generate(PROMPT, {**SAMPLED, "n": 6, "stop_regex": pattern})
@@ -66,7 +66,7 @@ def test_samples_end_each_for_itself(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("at", ["finish", "now"])
-def test_a_child_goes_on_behind_the_match(engine: Engine, at: str) -> None:
+def test_child_continues_after_the_match(engine: Engine, at: str) -> None:
     rid, params = f"parent-{next(_names)}", {**GREEDY, "stop_regex": PATTERN}
     parent = engine.generate(PROMPT, params, rid=rid, retain_ttl=60)
     child = engine.generate(None, GREEDY, continuation_of=rid, continuation_at=at)
@@ -77,7 +77,7 @@ def test_a_child_goes_on_behind_the_match(engine: Engine, at: str) -> None:
     assert parent["output_ids"] + child["output_ids"] == whole["output_ids"]
 
 
-def test_what_the_parent_said_is_no_part_of_a_match(engine: Engine) -> None:
+def test_match_does_not_span_parent_output(engine: Engine) -> None:
     rid = f"parent-{next(_names)}"
     engine.generate(PROMPT, {**GREEDY, "stop_regex": PATTERN}, rid=rid, retain_ttl=60)
     child = engine.generate(None, {**GREEDY, "stop_regex": PATTERN}, continuation_of=rid)
@@ -93,7 +93,7 @@ def test_min_new_tokens(engine: Engine) -> None:
     assert engine.generate(PROMPT, {**GREEDY, **more})["output_ids"] == ids
 
 
-def test_a_program_goes_on_behind_the_match(engine: Engine) -> None:
+def test_program_continues_after_the_match(engine: Engine) -> None:
     @function
     def two(s, **options):
         s += PROMPT

@@ -31,7 +31,7 @@ def flood(engine: Engine, seed: int) -> None:
         engine.generate(input_ids=[rng.randrange(5, 1000) for _ in range(500)], sampling_params=ONE)
 
 
-def test_what_a_client_and_an_operator_see(engine: Engine) -> None:
+def test_host_tier_hits_appear_in_meta_info_and_tier_report(engine: Engine) -> None:
     rng = random.Random(1)
     prompt = [rng.randrange(5, 1000) for _ in range(400)]
     parent = engine.generate(input_ids=prompt, sampling_params=GREEDY, rid="parent", retain_ttl=60)
@@ -56,7 +56,7 @@ def test_what_a_client_and_an_operator_see(engine: Engine) -> None:
     assert seen["device"]["prefill_tokens_per_s"] > 0 and host["stores"]["failed_tokens"] == 0
 
 
-def test_a_folder_is_free_again_when_its_engine_has_ended(tmp_path: Path) -> None:
+def test_disk_folder_is_released_at_shutdown(tmp_path: Path) -> None:
     prompt = [random.Random(3).randrange(5, 1000) for _ in range(200)]
     answers = []
     for found in (0, 192):
@@ -67,7 +67,7 @@ def test_a_folder_is_free_again_when_its_engine_has_ended(tmp_path: Path) -> Non
     assert answers[0]["output_ids"] == answers[1]["output_ids"]
 
 
-def test_a_start_that_fails_leaves_the_folder_free(tmp_path: Path) -> None:
+def test_disk_folder_is_released_after_failed_start(tmp_path: Path) -> None:
     options = {"host_cache_gb": 0.02, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.1}
     with pytest.raises(ValueError, match="NO_SUCH_VARIABLE"):
         Engine(model_path=TOY, device="cpu", max_total_tokens=POOL, remote_cache_url="env:NO_SUCH_VARIABLE", **options)

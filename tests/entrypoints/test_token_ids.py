@@ -50,7 +50,7 @@ def said(text: str, shift: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("words", ANSWERS)
 @pytest.mark.parametrize("parallel", [True, False])
-def test_a_chat_and_its_stream(client: openai.OpenAI, words: str, parallel: bool) -> None:
+def test_chat_and_stream_return_equal_token_ids(client: openai.OpenAI, words: str, parallel: bool) -> None:
     asked: Any = {
         "model": "any", "messages": [{"role": "user", "content": words}], "tools": [WEATHER], "n": 2,
         "parallel_tool_calls": parallel, "extra_body": IDS,
@@ -72,7 +72,7 @@ def test_a_chat_and_its_stream(client: openai.OpenAI, words: str, parallel: bool
     assert got == want
 
 
-def test_ids_come_with_the_logprobs_of_the_same_tokens(client: openai.OpenAI) -> None:
+def test_streamed_token_ids_align_with_logprobs(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "Weather?"}], tools=[WEATHER], stream=True, logprobs=True,
         extra_body=IDS,
@@ -84,7 +84,7 @@ def test_ids_come_with_the_logprobs_of_the_same_tokens(client: openai.OpenAI) ->
 
 
 @pytest.mark.parametrize("prompt", [["ab", "né"], [[97, 98], [*"né".encode()]]])
-def test_completions_of_a_batch(client: openai.OpenAI, prompt: Any) -> None:
+def test_batch_completions_return_token_ids_per_choice(client: openai.OpenAI, prompt: Any) -> None:
     """Each choice has the ids of its own prompt; in a stream they come once."""
     asked: Any = {"model": "any", "prompt": prompt, "n": 2, "max_tokens": 5, "extra_body": IDS}
     prompts = [list(b"ab"), list("né".encode())]
@@ -107,7 +107,7 @@ def test_completions_of_a_batch(client: openai.OpenAI, prompt: Any) -> None:
     assert [told[i] for i in range(4)] == [[prompts[i]] for i in (0, 0, 1, 1)]
 
 
-def test_a_token_that_shows_no_text_yet_is_told_at_once(server: ServerUnderTest) -> None:
+def test_token_ids_are_streamed_before_their_text_is_complete(server: ServerUnderTest) -> None:
     """é has two bytes, which are two tokens here."""
     fields = {"prompt": "é", "max_tokens": 2, "stream": True, **IDS}
     chunks = events(server.client.post("/v1/completions", json=fields))
@@ -115,13 +115,13 @@ def test_a_token_that_shows_no_text_yet_is_told_at_once(server: ServerUnderTest)
     assert chunks[0]["choices"][0]["prompt_token_ids"] == list("é".encode())
 
 
-def test_a_stop_string_is_among_the_ids_though_not_in_the_text(client: openai.OpenAI) -> None:
+def test_token_ids_include_the_trimmed_stop_string(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="any", prompt="abcd", stop="cd", extra_body=IDS).model_dump()
     (choice,) = answer["choices"]
     assert (choice["text"], choice["token_ids"]) == ("ab", list(b"abcd"))
 
 
-def test_nobody_gets_ids_that_did_not_ask(client: openai.OpenAI) -> None:
+def test_token_ids_are_omitted_by_default(client: openai.OpenAI) -> None:
     bodies: tuple[Any, ...] = ({}, {"extra_body": {"return_token_ids": False}})
     for more in bodies:
         answer = client.completions.create(model="any", prompt="ab", **more)
@@ -129,14 +129,14 @@ def test_nobody_gets_ids_that_did_not_ask(client: openai.OpenAI) -> None:
         assert "token_ids" not in answer.model_dump_json() + chat.model_dump_json()
 
 
-def test_the_prompt_alone(client: openai.OpenAI) -> None:
+def test_prompt_alone_with_zero_max_tokens(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="any", prompt="ab", max_tokens=0, extra_body=IDS).model_dump()
     (choice,) = answer["choices"]
     assert choice["token_ids"] == [] and choice["prompt_token_ids"] == list(b"ab")
 
 
 @pytest.mark.parametrize("value", [1, "true", [True]])
-def test_only_true_and_false_are_taken(server: ServerUnderTest, value: Any) -> None:
+def test_return_token_ids_must_be_boolean(server: ServerUnderTest, value: Any) -> None:
     chat = {"messages": [{"role": "user", "content": "Hello"}]}
     for path, fields in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", chat)):
         answer = server.client.post(path, json=fields | {"return_token_ids": value})
@@ -154,7 +154,7 @@ def events(response: httpx.Response) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def test_generate_returns_its_prompts_ids(server: ServerUnderTest) -> None:
+def test_generate_returns_prompt_token_ids(server: ServerUnderTest) -> None:
     fields: dict[str, Any] = {"text": ["ab", "né"], "return_prompt_token_ids": True}
     fields["sampling_params"] = {"max_new_tokens": 3}
     prompts = [list(b"ab"), list("né".encode())]
@@ -164,7 +164,7 @@ def test_generate_returns_its_prompts_ids(server: ServerUnderTest) -> None:
     assert "prompt_token_ids" not in server.generate(text="ab").json()
 
 
-def test_a_large_answer_has_them_too(server: ServerUnderTest) -> None:
+def test_large_answer_has_prompt_token_ids(server: ServerUnderTest) -> None:
     """It is written in pieces, as it is read."""
     ids = [97, 98] * 1500
     fields: dict[str, Any] = {"return_prompt_token_ids": True, "sampling_params": {"max_new_tokens": 2, "n": 9}}

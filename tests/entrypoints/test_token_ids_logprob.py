@@ -58,7 +58,7 @@ def check(meta: dict[str, Any], ids: list[int]) -> int:
     return compared
 
 
-def test_prompt_and_output(engine: Engine) -> None:
+def test_token_ids_logprob_covers_prompt_and_output(engine: Engine) -> None:
     plain = engine.generate(PROMPT, GREEDY)
     ids = [*dict.fromkeys([*engine.encode(PROMPT)[:6], *plain["output_ids"][:6], 700]), 700]
     answer = ask(engine, ids)
@@ -75,7 +75,7 @@ def test_prompt_and_output(engine: Engine) -> None:
                 assert [entry[0] for entry in row] == pytest.approx([entry[0] for entry in twin], abs=1e-4)
 
 
-def test_texts_and_output_alone(engine: Engine) -> None:
+def test_token_ids_logprob_with_texts_for_output_only(engine: Engine) -> None:
     answer = ask(engine, [281, 311], logprob_start_len=-1, return_text_in_logprobs=True, top_logprobs_num=0)
     meta = answer["meta_info"]
     assert meta["input_token_ids_logprobs"] == [] and "input_top_logprobs" not in meta
@@ -85,7 +85,7 @@ def test_texts_and_output_alone(engine: Engine) -> None:
     )
 
 
-def test_a_batch_shares_one_list_or_has_one_each(engine: Engine) -> None:
+def test_batch_takes_one_shared_list_or_one_per_prompt(engine: Engine) -> None:
     prompts = [PROMPT, PROMPT + "```", "a"]
     for given, each in (([281, 75], [[281, 75]] * 3), ([[281], None, [75, 311, 5]], [[281], [], [75, 311, 5]])):
         for answer, ids in zip(ask(engine, given, prompts), each, strict=True):
@@ -98,7 +98,7 @@ def test_a_batch_shares_one_list_or_has_one_each(engine: Engine) -> None:
         check(answer["meta_info"], [281, 198])
 
 
-def test_of_a_continuation(engine: Engine) -> None:
+def test_token_ids_logprob_covers_inherited_tokens(engine: Engine) -> None:
     rid = f"parent-{next(_names)}"
     parent = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 5}, rid=rid, retain_ttl=60)
     ids = parent["output_ids"]

@@ -50,7 +50,7 @@ def test_streamed_and_whole_answers_are_equal(server: ServerUnderTest) -> None:
     assert 0 < cached < got[-1]["meta_info"]["prompt_tokens"], "the second call reused the first one's prefix"
 
 
-def test_a_stop_string_found_by_the_worker_is_trimmed(server: ServerUnderTest) -> None:
+def test_stop_string_found_by_the_worker_is_trimmed(server: ServerUnderTest) -> None:
     whole = server.generate(text=TASK, sampling_params=GREEDY).json()["text"]
     stop = whole[len(whole) // 2 :][:3]
     params = {**GREEDY, "stop": stop}
@@ -62,7 +62,7 @@ def test_a_stop_string_found_by_the_worker_is_trimmed(server: ServerUnderTest) -
         assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
 
 
-def test_a_waiting_request_can_be_aborted(server: ServerUnderTest) -> None:
+def test_waiting_request_can_be_aborted(server: ServerUnderTest) -> None:
     long = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
     answers: dict[str, dict] = {}
 
@@ -84,7 +84,7 @@ def test_a_waiting_request_can_be_aborted(server: ServerUnderTest) -> None:
     server.wait_until(lambda: server.client.post("/flush_cache").status_code == 200, "the worker is idle")
 
 
-def test_a_request_too_large_for_the_pool_is_refused(tmp_path: Path) -> None:
+def test_request_too_large_for_the_pool_is_refused(tmp_path: Path) -> None:
     with ServerUnderTest(TOY_MODEL, tmp_path, *FLAGS[2:], "--max-total-tokens", "256", behaviour=None) as server:
         server.wait_ready()
         response = server.generate(text=TASK, sampling_params={"max_new_tokens": 1000})
@@ -118,7 +118,7 @@ def foreign_architecture(folder: Path) -> None:
         *(pytest.param(d, marks=pytest.mark.slow) for d in (no_weights, broken_config)),
     ],
 )
-def test_a_damaged_model_is_one_line(tmp_path: Path, damage: Any) -> None:
+def test_damaged_model_is_reported_in_one_line(tmp_path: Path, damage: Any) -> None:
     folder = tmp_path / "model"
     shutil.copytree(TOY_MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     damage(folder)
@@ -127,7 +127,7 @@ def test_a_damaged_model_is_one_line(tmp_path: Path, damage: Any) -> None:
         assert server.log.startswith("baton: the worker ended: ") and server.log.count("\n") == 1, server.log
 
 
-def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
+def test_insufficient_memory_is_reported_in_one_line(tmp_path: Path) -> None:
     flags = ("--max-total-tokens", str(10**12), *FLAGS[2:])
     with ServerUnderTest(TOY_MODEL, tmp_path, *flags, behaviour=None) as server:
         assert server.process.wait(60) == 1

@@ -32,7 +32,7 @@ def completion(client: openai.OpenAI, prompt: Any, most: int, **fields: Any) -> 
     return client.completions.create(model="echo", prompt=prompt, extra_body=extra, **fields)
 
 
-def test_the_last_tokens_of_each_prompt(client: openai.OpenAI) -> None:
+def test_truncation_keeps_the_last_tokens_of_each_prompt(client: openai.OpenAI) -> None:
     for prompt in (["abcdef", "x", "ghij"], [[*b"abcdef"], [*b"x"], [*b"ghij"]]):
         answer = completion(client, prompt, 4, max_tokens=5, n=2).model_dump()
         texts = [choice["text"] for choice in answer["choices"]]
@@ -41,7 +41,7 @@ def test_the_last_tokens_of_each_prompt(client: openai.OpenAI) -> None:
         assert answer["usage"]["prompt_tokens"] == 4 + 1 + 4
 
 
-def test_an_echo_is_of_what_is_left(client: openai.OpenAI) -> None:
+def test_echo_shows_the_truncated_prompt(client: openai.OpenAI) -> None:
     for prompt in ("abcdef", [*b"abcdef"]):
         for most, left in ((2, "ef"), (6, "abcdef"), (9, "abcdef")):
             answer = completion(client, prompt, most, max_tokens=2, echo=True, logprobs=1)
@@ -53,20 +53,20 @@ def test_an_echo_is_of_what_is_left(client: openai.OpenAI) -> None:
     assert choice.text.startswith("\ufffd"), "half a character"
 
 
-def test_an_echo_alone_tells_no_ids(client: openai.OpenAI) -> None:
+def test_echo_alone_returns_no_token_ids(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="echo", prompt="abc", echo=True, max_tokens=1, extra_body={"truncate_prompt_tokens": 2}
     )
     assert answer.choices[0].text == "bcb" and "token_ids" not in answer.model_dump_json()
 
 
-def test_a_stream(client: openai.OpenAI) -> None:
+def test_stream_delivers_the_answer_in_chunks(client: openai.OpenAI) -> None:
     chunks = [c.model_dump()["choices"][0] for c in completion(client, "abcd", 2, max_tokens=4, echo=True, stream=True)]
     assert "".join(chunk["text"] for chunk in chunks) == "cdcdcd"
     assert bytes(chunks[0]["prompt_token_ids"]) == b"cd"
 
 
-def test_prompts_longer_than_the_context(client: openai.OpenAI) -> None:
+def test_prompts_beyond_the_context_are_truncated(client: openai.OpenAI) -> None:
     """Whether they come as a text, which is tokenised in pieces, or as ids."""
     words = "".join(f"{number} " for number in range(3_000))
     for prompt in (words, [*words.encode()]):
@@ -81,19 +81,19 @@ def test_prompts_longer_than_the_context(client: openai.OpenAI) -> None:
         assert error.value.code == "context_length_exceeded"
 
 
-def test_no_room_for_the_output_is_refused_as_ever(client: openai.OpenAI) -> None:
+def test_output_limit_without_room_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="4096 in the completion") as error:
         completion(client, "abc", -1, max_tokens=CONTEXT)
     assert error.value.param == "max_tokens"
 
 
-def test_a_text_has_an_end(client: openai.OpenAI) -> None:
+def test_oversized_text_is_refused_before_truncation(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=f"more than {MAX_TOKENS_OF_CALL} tokens") as error:
         completion(client, "ab " * (MAX_TOKENS_OF_CALL // 3 + 1), 10)
     assert error.value.param == "prompt"
 
 
-def test_a_chat_loses_its_beginning(client: openai.OpenAI) -> None:
+def test_truncated_chat_loses_its_beginning(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": f"Hello {number}"} for number in range(400)]
     asked: Any = {"model": "echo", "messages": messages, "max_tokens": 30}
     with pytest.raises(openai.BadRequestError):
@@ -108,14 +108,14 @@ def test_a_chat_loses_its_beginning(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -2, True, 1.5, "3", [3]])
-def test_refused_values(server: ServerUnderTest, value: Any) -> None:
+def test_invalid_values_are_refused(server: ServerUnderTest, value: Any) -> None:
     chat = {"messages": [{"role": "user", "content": "Hello"}]}
     for path, fields in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", chat)):
         answer = server.client.post(path, json=fields | {"truncate_prompt_tokens": value})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "truncate_prompt_tokens"
 
 
-def test_a_continuation_is_not_cut(server: ServerUnderTest) -> None:
+def test_truncation_of_continuations_is_refused(server: ServerUnderTest) -> None:
     for more in ({}, {"prompt": "ab"}, {"prompt": ["ab", "c"], "continuation_of": [None, "parent"]}):
         fields = {"continuation_of": "parent", "truncate_prompt_tokens": 3} | more
         answer = server.client.post("/v1/completions", json=fields)
@@ -147,7 +147,9 @@ def assert_said_from_these_ids(server: ServerUnderTest, answer: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("turns", [(None, 30, None), (20, 30, None), (20, None, 40), (500, 500, -1), (20, 40, 41)])
-def test_turns_truncated_or_not(toy: ServerUnderTest, turns: tuple[int | None, ...]) -> None:
+def test_truncated_turns_are_continued_only_from_true_prefixes(
+    toy: ServerUnderTest, turns: tuple[int | None, ...]
+) -> None:
     """A turn goes on from one before it where its prompt truly begins with that, and nowhere else."""
     said = [
         [{"role": "user", "content": f"How many lines are in manual.md? {turns}"}],

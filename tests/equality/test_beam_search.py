@@ -185,7 +185,9 @@ def tiny(request, subjects: Callable[[str], Subject]) -> Subject:
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
-def test_ends_and_penalties(subject: Subject, length_penalty: float, early_stopping: Any) -> None:
+def test_beam_ends_and_length_penalties_match_transformers(
+    subject: Subject, length_penalty: float, early_stopping: Any
+) -> None:
     """Sequences of several lengths compete, with one end id and with two."""
     worker = LocalWorker(subject.folder)
     for end_ids in (subject.end_ids[:1], subject.end_ids):
@@ -195,7 +197,7 @@ def test_ends_and_penalties(subject: Subject, length_penalty: float, early_stopp
 
 @pytest.mark.parametrize("num_ends", [20, 40])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
-def test_many_ends(tiny: Subject, length_penalty: float, num_ends: int) -> None:
+def test_frequent_end_tokens_match_transformers(tiny: Subject, length_penalty: float, num_ends: int) -> None:
     """Sequences end all the time, so that it matters when the search itself ends."""
     ends = tuple(np.random.default_rng(0).choice(131, num_ends, replace=False).tolist())
     worker = LocalWorker(tiny.folder)
@@ -210,7 +212,7 @@ def test_many_ends(tiny: Subject, length_penalty: float, num_ends: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 32])
-def test_widths(subject: Subject, width: int) -> None:
+def test_beam_widths_match_transformers(subject: Subject, width: int) -> None:
     worker = LocalWorker(subject.folder)
     subject.check(Search(width=width), worker)
     # early_stopping: transformers' greedy search, which width 1 is, ends at the first end.
@@ -240,7 +242,7 @@ def test_min_new_tokens(subject: Subject, min_new_tokens: int) -> None:
     ],
     ids=str,
 )
-def test_pages_chunks_and_cache(subject: Subject, options: dict[str, Any]) -> None:
+def test_beam_search_matches_across_pages_chunks_and_cache(subject: Subject, options: dict[str, Any]) -> None:
     """Twice: the second round finds the prompts in the cache, where there is one."""
     worker = LocalWorker(subject.folder, **{"max_total_tokens": 16384, **options})
     for search in (Search(width=32), Search(end_ids=subject.end_ids), Search(width=32)):
@@ -248,7 +250,7 @@ def test_pages_chunks_and_cache(subject: Subject, options: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_searches_of_all_kinds_beside_sampling(subject: Subject, page_size: int) -> None:
+def test_mixed_batch_of_searches_and_samples_matches_separate_runs(subject: Subject, page_size: int) -> None:
     """One batch of searches of several widths and of requests that sample: each says what it says alone."""
     searches = [Search(width=32), Search(end_ids=subject.end_ids), Search(width=2, max_new_tokens=5)]
     worker = LocalWorker(subject.folder, page_size=page_size, max_running_requests=200, max_total_tokens=16384)
@@ -267,7 +269,7 @@ def test_searches_of_all_kinds_beside_sampling(subject: Subject, page_size: int)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_trie_is_a_prefix_function(subject: Subject, page_size: int) -> None:
+def test_item_trie_equals_prefix_allowed_tokens_fn(subject: Subject, page_size: int) -> None:
     """Items of one length, so that both sides end by it. Some nodes have one child, some very many."""
     rng = np.random.default_rng(0)
     vocab_size = subject.reference.config.vocab_size
@@ -290,7 +292,7 @@ def test_a_trie_is_a_prefix_function(subject: Subject, page_size: int) -> None:
         assert {hypothesis.finish.matched for hypothesis in answer.beams.results} == {"item"}
 
 
-def test_logprobs_of_the_results(subject: Subject) -> None:
+def test_beam_result_logprobs_match_a_forward_pass(subject: Subject) -> None:
     """Every token's own and the likeliest ones, by a forward over each sequence."""
     worker = LocalWorker(subject.folder, chunked_prefill_size=20)
     params = Search(end_ids=subject.end_ids).sampling()
@@ -338,7 +340,7 @@ def test_retraction_changes_nothing(subject: Subject, page_size: int, disable_ra
         assert_same(found_by(answer), expected)
 
 
-def test_a_stop_string_of_one_character_is_a_set_of_end_ids(subjects: Callable[[str], Subject]) -> None:
+def test_one_character_stop_string_equals_a_set_of_end_ids(subjects: Callable[[str], Subject]) -> None:
     """Every token that holds it ends the sequence, in transformers by eos_token_id."""
     from baton.runtime.text.stop_strings import find_final_stop
     from baton.runtime.text.tokenizer import Tokenizer
@@ -366,7 +368,7 @@ def test_a_stop_string_of_one_character_is_a_set_of_end_ids(subjects: Callable[[
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_sampling_from_a_trie_says_items(subjects: Callable[[str], Subject], greedy: bool) -> None:
+def test_sampling_with_item_trie_yields_items(subjects: Callable[[str], Subject], greedy: bool) -> None:
     """Greedy, it takes the likeliest child at each node."""
     toy, worker = subjects("toy"), LocalWorker(TOY)
     rng = np.random.default_rng(1)

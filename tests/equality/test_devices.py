@@ -48,7 +48,7 @@ def tokens(answer: Answer) -> list[list[int]]:
 
 
 @DEVICES
-def test_the_overlapped_loop_says_what_the_plain_one_says(device: str) -> None:
+def test_overlapped_loop_equals_plain_loop_on_the_device(device: str) -> None:
     """In float32, so that nothing hangs on rounding; a GPU agrees with a CPU, but for a near tie here and there."""
     items = some_items(SEED)
     answers = []
@@ -63,7 +63,7 @@ def test_the_overlapped_loop_says_what_the_plain_one_says(device: str) -> None:
 
 @DEVICES
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_half_precision_with_all_that_the_device_has(device: str, page_size: int, tmp_path: Path) -> None:
+def test_half_precision_with_device_backends(device: str, page_size: int, tmp_path: Path) -> None:
     """FlashInfer and graphs on a GPU. Each request is continued by a search; the second time prompts are cached."""
     (tmp_path / "config.json").write_text(json.dumps(HALF))
     options: dict[str, Any] = {"device": device, "dtype": "bfloat16", "load_format": "dummy"}

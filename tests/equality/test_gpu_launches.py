@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("disable_cuda_graph", [False, True], ids=["graphs", "no graphs"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_no_launch_of_a_worker_waits(monkeypatch, model, device, disable_cuda_graph):
+def test_overlapped_launches_never_synchronise(monkeypatch, model, device, disable_cuda_graph):
     """The second of two equal runs is watched: in the first, kernels are compiled and memory is taken."""
     kind: dict[str, Any] = {"device": device, "dtype": "bfloat16" if device == "cuda" else "float32"}
     kind |= {"load_format": "dummy", "disable_cuda_graph": disable_cuda_graph}

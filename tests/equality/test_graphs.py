@@ -46,7 +46,7 @@ def small_scale(monkeypatch):
     ],
     ids=str,
 )
-def test_graphs_say_what_plain_steps_say(overlap: bool, options: dict[str, Any]) -> None:
+def test_graph_steps_equal_plain_steps(overlap: bool, options: dict[str, Any]) -> None:
     items = some_items(SEED)
     plain = LocalWorker(TOY, **{**options, "enable_mixed_chunk": False})
     worker = LocalWorker(TOY, overlap=overlap, backends=graph_backends(), model_options=GRAPHS, **options)
@@ -65,7 +65,7 @@ def test_graphs_say_what_plain_steps_say(overlap: bool, options: dict[str, Any])
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_without_graphs(page_size: int) -> None:
+def test_flashinfer_backend_without_graphs_equals_plain_steps(page_size: int) -> None:
     """FlashInfer's backend, every step launched by itself."""
     items = some_items(SEED)
     plain = LocalWorker(TOY, page_size=page_size)
@@ -75,7 +75,7 @@ def test_without_graphs(page_size: int) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_continuations_suffix_runs_as_a_graph(page_size: int) -> None:
+def test_continuation_suffix_runs_as_a_graph(page_size: int) -> None:
     """Also the beam search it ends in."""
     prompt, suffix = np.arange(100, 160, dtype=np.int32), np.array([5, 6, 7], dtype=np.int32)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=20, ignore_eos=True)

@@ -28,7 +28,7 @@ SEED = 7
     ],
     ids=str,
 )
-def test_both_loops_say_the_same(options: dict[str, Any]) -> None:
+def test_overlapped_loop_equals_plain_loop(options: dict[str, Any]) -> None:
     items = some_items(SEED)
     plain, overlapped = (LocalWorker(TOY, overlap=overlap, **options) for overlap in (False, True))
     for worker in (plain, overlapped):
@@ -39,7 +39,7 @@ def test_both_loops_say_the_same(options: dict[str, Any]) -> None:
         assert overlapped.scheduler.stats().retractions > 0, "the test needs pressure"
 
 
-def test_nothing_is_computed_in_vain_where_nothing_stops_early() -> None:
+def test_overlap_computes_no_extra_tokens_without_early_stops() -> None:
     """Each sequence costs prompt + output - 1 tokens: the step in flight is counted when the next one is formed."""
     worker = LocalWorker(TOY, overlap=True, disable_radix_cache=True)
     scheduled = 0

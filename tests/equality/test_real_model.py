@@ -97,12 +97,12 @@ def theirs() -> Any:
         ("½ ² Ⅷ", [16738, 216, 19133, 216, 173, 223, 117]),
     ],
 )
-def test_ids_of_the_published_tokenizer(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
+def test_tokenizer_ids_match_published_ids(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
     assert tokenizer.encode(text) == ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_texts_are_tokenised_as_by_transformers(tokenizer: Tokenizer, theirs: Any) -> None:
+def test_tokenization_matches_transformers(tokenizer: Tokenizer, theirs: Any) -> None:
     pages = [file.read_text() for file in sorted(Path(__file__).parents[2].glob("docs/**/*.md"))]
     assert len(pages) > 10
     contents = [message["content"] for chat in CHATS for message in chat]
@@ -114,7 +114,7 @@ def test_texts_are_tokenised_as_by_transformers(tokenizer: Tokenizer, theirs: An
 
 @pytest.mark.parametrize("chat", CHATS, ids=lambda chat: chat[-1]["content"][:12])
 @pytest.mark.parametrize("generate", [True, False])
-def test_chats_are_written_as_by_transformers(
+def test_chat_rendering_matches_transformers(
     tokenizer: Tokenizer, theirs: Any, chat: list[dict[str, str]], generate: bool
 ) -> None:
     ours = tokenizer.apply_chat_template(chat, add_generation_prompt=generate)
@@ -169,7 +169,7 @@ def assert_same(answer: dict, reference: Reference) -> int:
     return len(reference.tokens)
 
 
-def test_says_what_transformers_says(engine: Engine, prompts: list[str], references: list[Reference]) -> None:
+def test_generation_matches_transformers(engine: Engine, prompts: list[str], references: list[Reference]) -> None:
     """All at once; then one by one, with what the first round left in the cache."""
     options = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
     for answer, reference in zip(engine.generate(prompts, options, return_logprob=True), references, strict=True):
@@ -196,14 +196,16 @@ def test_says_what_transformers_says(engine: Engine, prompts: list[str], referen
         ("Which planet is known as the Red Planet?", "Mars"),
     ],
 )
-def test_knows(engine: Engine, tokenizer: Tokenizer, question: str, word: str) -> None:
+def test_model_answers_general_knowledge_questions(
+    engine: Engine, tokenizer: Tokenizer, question: str, word: str
+) -> None:
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": question}])
     answer = engine.generate(prompt, {"temperature": 0, "max_new_tokens": NEW_TOKENS})
     assert word in answer["text"]
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": 2}
 
 
-def test_finds_english_likely_and_its_reverse_not(engine: Engine) -> None:
+def test_english_has_lower_perplexity_than_its_reverse(engine: Engine) -> None:
     english, reverse = perplexity(engine, ENGLISH), perplexity(engine, " ".join(reversed(ENGLISH.split())))
     assert english < 15 and reverse > 20 * english
 

@@ -102,7 +102,7 @@ def toy_references() -> list[Reference]:
     ],
     ids=str,
 )
-def test_toy_model_says_what_transformers_says(toy_references: list[Reference], options: dict) -> None:
+def test_toy_model_generation_matches_transformers(toy_references: list[Reference], options: dict) -> None:
     worker = LocalWorker(TOY, **{"max_total_tokens": 16384, **options})
     if options.get("chunked_prefill_size") == 1:
         toy_references = [r for r in toy_references if len(r.prompt) < 150]
@@ -130,7 +130,7 @@ def test_retraction_changes_nothing(toy_references: list[Reference], page_size: 
         assert answer.tokens[: len(reference.tokens)] == reference.tokens
 
 
-def test_toy_logprobs(toy_references: list[Reference]) -> None:
+def test_toy_model_logprobs_match_transformers(toy_references: list[Reference]) -> None:
     worker = LocalWorker(TOY, max_total_tokens=16384, chunked_prefill_size=64)
     references = toy_references[:6]
     options = LogprobOptions(start_len=0, top_k=2)
@@ -143,7 +143,9 @@ def test_toy_logprobs(toy_references: list[Reference]) -> None:
 
 @pytest.mark.parametrize("options", [{"chunked_prefill_size": 64}, {"page_size": 16}], ids=str)
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
-def test_toy_logprobs_of_prompts_alone(toy_references: list[Reference], options: dict, overlap: bool) -> None:
+def test_toy_model_prompt_logprobs_match_transformers(
+    toy_references: list[Reference], options: dict, overlap: bool
+) -> None:
     worker = LocalWorker(TOY, max_total_tokens=16384, overlap=overlap, **options)
     references = toy_references[:6]
     sampling = SamplingParams(max_new_tokens=0)
@@ -155,7 +157,7 @@ def test_toy_logprobs_of_prompts_alone(toy_references: list[Reference], options:
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
-def test_toy_model_says_the_likeliest_of_few_tokens(overlap: bool) -> None:
+def test_greedy_picks_the_likeliest_allowed_token(overlap: bool) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(TOY, dtype=torch.float32).eval()
@@ -211,7 +213,9 @@ def random_model(request, tmp_path_factory) -> tuple[Path, list[Reference]]:
     ],
     ids=str,
 )
-def test_random_models_say_what_transformers_says(random_model: tuple[Path, list[Reference]], options: dict) -> None:
+def test_random_model_generation_matches_transformers(
+    random_model: tuple[Path, list[Reference]], options: dict
+) -> None:
     folder, references = random_model
     worker = LocalWorker(folder, **options)
     prompts = [reference.prompt for reference in references]
@@ -221,7 +225,7 @@ def test_random_models_say_what_transformers_says(random_model: tuple[Path, list
             assert_same_tokens(answer.tokens, reference, TIE)
 
 
-def test_random_models_logprobs(random_model: tuple[Path, list[Reference]]) -> None:
+def test_random_model_logprobs_match_transformers(random_model: tuple[Path, list[Reference]]) -> None:
     folder, references = random_model
     worker = LocalWorker(folder, chunked_prefill_size=25)
     answers = worker.generate(
@@ -247,7 +251,7 @@ def random_prefix_tree(rng: random.Random, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_400_prompts_of_a_tree_at_once_and_one_by_one(page_size: int) -> None:
+def test_batch_of_400_tree_prompts_equals_sequential_runs(page_size: int) -> None:
     prompts = random_prefix_tree(random.Random(1), 400)
     sampling = [SamplingParams(max_new_tokens=4, temperature=0.0)] * 400
     sampled = [SamplingParams(max_new_tokens=4, temperature=0.8, top_p=0.9, seed=i) for i in range(400)]

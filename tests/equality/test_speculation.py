@@ -53,7 +53,7 @@ def said(specs: list[RequestSpec], answers: list[Answer]) -> dict[str, list[int]
     ],
     ids=str,
 )
-def test_outputs_are_those_without_speculation(options: dict[str, Any]) -> None:
+def test_speculation_changes_no_output(options: dict[str, Any]) -> None:
     items, specs = some_items(SEED), mixed_requests(SEED)
     plain = LocalWorker(TOY, **{name: value for name, value in options.items() if name != "overlap"})
     expected = plain.run(specs, items=items)

@@ -39,7 +39,7 @@ def flood(worker: LocalWorker, tokens: int, first: int) -> None:
     ],
     ids=str,
 )
-def test_a_flood_between_turns_changes_no_answer(options: dict[str, Any], policy: Any) -> None:
+def test_kv_reloaded_from_host_gives_equal_outputs(options: dict[str, Any], policy: Any) -> None:
     items = some_items(SEED)
     selective = policy == "write_through_selective"
     if selective:  # what is not hit before it goes is not stored
@@ -73,7 +73,7 @@ def serve(tiers: TierConfig, **options: Any) -> tuple[list[list[int]], list[Foun
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_a_new_server_says_the_same_from_disk(page_size: int, tmp_path: Path) -> None:
+def test_kv_reloaded_from_disk_gives_equal_outputs(page_size: int, tmp_path: Path) -> None:
     """The second worker finds what the first has left; the third, with the dtype changed, must not."""
     tiers = TierConfig(host_cache_gb=0.05, disk_cache_path=str(tmp_path), disk_cache_gb=0.5)
     first, nothing = serve(tiers, page_size=page_size)
@@ -83,7 +83,7 @@ def test_a_new_server_says_the_same_from_disk(page_size: int, tmp_path: Path) ->
     assert nothing == other == [FoundTokens()] * 3
 
 
-def test_another_server_says_the_same_from_the_remote_store(tmp_path: Path) -> None:
+def test_kv_reloaded_from_remote_store_gives_equal_outputs(tmp_path: Path) -> None:
     """Two servers share one; what came from there is on the disk of the second then."""
     server = RedisServer()
     try:

@@ -18,7 +18,7 @@ FLAGS = ("--max-total-tokens", "8192", "--device", "cpu", "--dtype", "float32")
 
 
 @pytest.mark.slow
-def test_work_is_taken_and_handed_on(tmp_path: Path) -> None:
+def test_dashboard_work_runs_with_handoffs(tmp_path: Path) -> None:
     with ServerUnderTest(ROOT / "examples" / "toy_model", tmp_path, *FLAGS, behaviour=None) as server:
         server.wait_ready()
         work = Work(server.url).start()
@@ -27,7 +27,7 @@ def test_work_is_taken_and_handed_on(tmp_path: Path) -> None:
         assert work.errors == [] and work.answers > 5
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_unreachable_server_is_reported() -> None:
     command = [sys.executable, "-m", "examples.dashboard_work", "--url", f"http://127.0.0.1:{free_port()}"]
     done = subprocess.run([*command, "--seconds", "2"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout.endswith("0 answers\n")

@@ -25,7 +25,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_shows_answers_and_what_was_reused() -> None:
+def test_demo_shows_answers_and_cached_tokens() -> None:
     done = run_demo()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "I found the value of port 48 in ./src/core/app.conf." in done.stdout
@@ -44,7 +44,7 @@ def test_demo_shows_answers_and_what_was_reused() -> None:
     assert int(computed) <= 5 and int(prompt) > 100
 
 
-def test_demo_fails_with_the_servers_reason(tmp_path: Path) -> None:
+def test_demo_fails_with_the_server_error(tmp_path: Path) -> None:
     done = run_demo("--model-path", str(tmp_path / "nothing"))
     assert done.returncode == 1
     assert "DEMO FAILED" in done.stderr and "nothing" in done.stderr

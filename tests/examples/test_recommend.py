@@ -40,14 +40,14 @@ def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("k", "passed", "first", "recall"),
     [(1, 0.0, 0.0, 0.0), (2, 1.0, 0.0, 1 / 3), (3, 1.0, 0.0, 1 / 3), (4, 1.0, 1.0, 2 / 3), (9, 1.0, 1.0, 2 / 3)],
 )
-def test_metrics_of_one_list(k, passed, first, recall):
+def test_ranking_metrics_of_one_list(k, passed, first, recall):
     ranked, targets = ["x", "b", "y", "a"], ["a", "b", "c"]
     assert metrics.pass_at_k(ranked, targets, k) == passed
     assert metrics.position1_pass_at_k(ranked, targets, k) == first
     assert metrics.recall_at_k(ranked, targets, k) == pytest.approx(recall)
 
 
-def test_an_item_named_twice_counts_once():
+def test_repeated_items_count_once():
     assert metrics.recall_at_k(["a", "a"], ["a", "b"], 2) == 0.5
     assert metrics.recall_at_k(["a"], ["a", "a"], 1) == 1.0
 
@@ -64,7 +64,7 @@ def test_metrics_are_means_over_users():
 # --- users ------------------------------------------------------------------------------------------------------------
 
 
-def test_users_go_to_one_of_their_targets_mostly_to_the_first():
+def test_held_out_users_mostly_choose_their_first_target():
     users = held_out_users(300)
     answers = {}
     for index in range(2000):
@@ -84,7 +84,7 @@ def item(*tokens: str) -> Item:
     return Item("name", "category", "".join(tokens), tokens)
 
 
-def test_token_table():
+def test_items_become_a_padded_token_table():
     ids = {"<x>": 7, "<y>": 8, "<z>": 9}
 
     def tokenize(text: str) -> list[int]:
@@ -94,12 +94,12 @@ def test_token_table():
     assert table.dtype == np.int32 and table.tolist() == [[8, 7], [9, -1]]
 
 
-def test_a_code_must_be_one_token():
+def test_item_code_must_be_one_token():
     with pytest.raises(ValueError, match="'ab' is 2 tokens of this model; each code of an item must be one"):
         token_table([item("c"), item("ab")], lambda text: list(text.encode()))
 
 
-def test_the_catalogue_becomes_a_file_that_the_server_takes(tmp_path):
+def test_catalogue_file_loads_as_an_item_trie(tmp_path):
     done = run_module("examples.recommend.catalogue", "--output", str(tmp_path / "items"))
     assert done.returncode == 0, done.stderr
     trie = load_item_trie(tmp_path / "items")
@@ -117,7 +117,7 @@ def report_of(program: list[str], two: list[str], score: float = -1.0, thought: 
     return evaluate.compare([first], [second], [second], users, 0.0)
 
 
-def test_the_evaluation_sees_what_went_wrong():
+def test_evaluation_reports_failures():
     a, b = (entry.codes for entry in load_catalogue()[:2])
     good = report_of([a, b], [a, b])
     assert evaluate.failures(good) == [] and good.paths == {"handoff": 1} and good.computed == 3
@@ -133,7 +133,7 @@ def test_the_evaluation_sees_what_went_wrong():
 
 @pytest.mark.equality
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
-def test_continuation_changes_nothing_and_all_items_exist(temperature):
+def test_continuation_keeps_results_and_all_items_exist(temperature):
     report = evaluate.run(24, temperature=temperature, concurrency=4)
     assert evaluate.failures(report) == []
     assert report.paths == {"handoff": 24}
@@ -146,7 +146,7 @@ def test_continuation_changes_nothing_and_all_items_exist(temperature):
 
 
 @pytest.mark.equality
-def test_bfloat16_changes_little():
+def test_bfloat16_rounding_changes_few_results():
     """Logits that are rounded to it lose one thought in ten (docs/design/model_and_attention.md)."""
     done = run_module("examples.recommend.rounding", "--users", "40")
     assert done.returncode == 0, done.stderr
@@ -159,7 +159,7 @@ def test_bfloat16_changes_little():
 
 
 @pytest.mark.process
-def test_one_user_start_to_end():
+def test_recommend_example_runs_end_to_end():
     done = run_module("examples.recommend")
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"stage 2 \| (\d+) of (\d+) .*path (\w+): (\d+) inherited, (\d+) of them rec", done.stdout)

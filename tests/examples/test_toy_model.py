@@ -30,7 +30,7 @@ def read(name: str):
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def test_configs_are_what_the_training_script_writes(tokenizer):
+def test_configs_match_the_training_script(tokenizer):
     assert read("config.json") == train.model_config(tokenizer)
     assert read("generation_config.json") == train.generation_config(tokenizer)
 
@@ -47,11 +47,11 @@ def test_weights_fit_the_config_and_are_small(tokenizer):
     assert (FOLDER / "model.safetensors").stat().st_size < 6e6
 
 
-def test_committed_tokenizer_is_the_one_the_script_trains(tokenizer):
+def test_committed_tokenizer_matches_the_training_script(tokenizer):
     assert json.loads(train_tokenizer().to_str()) == json.loads(tokenizer.to_str())
 
 
-def test_every_added_token_is_one_id_and_special_ones_are_hidden(tokenizer):
+def test_added_tokens_are_single_ids_and_special_ones_are_hidden(tokenizer):
     for token in (*SPECIAL_TOKENS, *VISIBLE_TOKENS):
         assert len(tokenizer.encode(f"a{token}b").ids) == 3, token
     ids = tokenizer.encode("".join((*SPECIAL_TOKENS, *VISIBLE_TOKENS))).ids
@@ -70,7 +70,7 @@ def test_words_and_two_digit_numbers_are_single_tokens(tokenizer):
     assert len(tokenizer.encode(" 4096").ids) > 1
 
 
-def test_catalogue_file_is_the_catalogue():
+def test_catalogue_file_matches_the_catalogue():
     text = (FOLDER / "catalogue.json").read_text()
     assert text == catalogue_json()
     items = json.loads(text)
@@ -78,7 +78,7 @@ def test_catalogue_file_is_the_catalogue():
 
 
 @pytest.mark.equality
-def test_chat_template_renders_what_the_model_was_trained_on(tokenizer):
+def test_chat_template_matches_the_training_format(tokenizer):
     from transformers import AutoTokenizer
 
     hub = AutoTokenizer.from_pretrained(FOLDER)
@@ -95,14 +95,14 @@ def test_chat_template_renders_what_the_model_was_trained_on(tokenizer):
 # --- the languages ----------------------------------------------------------------------------------------------------
 
 
-def test_conversations_depend_on_seed_and_index_alone():
+def test_conversations_depend_only_on_seed_and_index():
     first = [conversation.render() for conversation in conversations(seed=5, count=40)]
     assert first == [conversation.render() for conversation in conversations(seed=5, count=40)]
     assert first[17:21] == [conversation.render() for conversation in conversations(seed=5, count=4, start=17)]
     assert not set(first) & {conversation.render() for conversation in conversations(seed=6, count=40)}
 
 
-def test_a_turn_is_a_prefix_of_the_next():
+def test_each_turn_is_a_prefix_of_the_next():
     for conversation in conversations(seed=8, count=40):
         text = conversation.render()
         for prompt, answer in conversation.prompts():
@@ -122,7 +122,7 @@ def test_encoding_by_message_equals_encoding_the_whole(tokenizer):
         assert weights.count(train.ASSISTANT_WEIGHT) == answers
 
 
-def test_the_truth_scores_full_marks():
+def test_evaluation_accepts_only_the_true_answer():
     """The judge accepts what the generator says, and nothing else."""
     for conversation in conversations(seed=11, count=80):
         if conversation.language == "recommendation":
@@ -132,7 +132,7 @@ def test_the_truth_scores_full_marks():
             assert evaluate._judge_item(conversation, prompt, broken)[1:] == (False, False, False)
 
 
-def test_thoughts_name_a_category():
+def test_category_is_extracted_from_thoughts():
     assert named_category("Next come tea blends.") == "tea blends"
     assert named_category("Next come trains.") is None
     assert len({item.category for ring in CATALOGUE for item in ring}) == 16
@@ -153,7 +153,7 @@ def test_same_seed_trains_the_same_weights(tokenizer):
 
 
 @pytest.mark.equality
-def test_model_speaks_both_languages():
+def test_model_passes_held_out_agent_and_recommendation_tasks():
     """Held-out conversations, greedy, through transformers. README.md has the figures of a larger run."""
     model, tokenizer = evaluate.load(FOLDER)
     scores = evaluate.evaluate(model, tokenizer, list(conversations(HELD_OUT_SEED + 1, 48)))

@@ -112,7 +112,7 @@ def known_tokens(publisher: KVEventPublisher, form: KVEventForm) -> dict[int, by
 
 
 @pytest.mark.parametrize("form", ["maps", "arrays"])
-def test_the_indexer_knows_the_tree(form: KVEventForm, tmp_path: Path) -> None:
+def test_dynamo_indexer_mirrors_the_radix_tree(form: KVEventForm, tmp_path: Path) -> None:
     rng = np.random.default_rng(30)
     config = KVEventConfig(
         kv_events_endpoint=f"tcp://127.0.0.1:{free_port()}",

@@ -54,7 +54,7 @@ def events(client: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_requests_pass(kind: str, servers: list[ServerUnderTest], tmp_path: Path) -> None:
+def test_requests_and_streams_pass_through_gateways(kind: str, servers: list[ServerUnderTest], tmp_path: Path) -> None:
     """Each answer is the one that a server gives by itself."""
     direct = servers[0].client
     with GatewayUnderTest(kind, servers, tmp_path, "--policy", "round_robin") as gateway:
@@ -105,7 +105,7 @@ def home(servers: Sequence[ServerUnderTest], send: Callable[[], httpx.Response])
 
 
 @pytest.mark.parametrize(("kind", "policy", "header"), KEYED)
-def test_one_key_has_one_server(
+def test_requests_with_one_key_reach_one_server(
     kind: str, policy: str, header: str, servers: list[ServerUnderTest], tmp_path: Path
 ) -> None:
     with GatewayUnderTest(kind, servers, tmp_path, "--policy", policy) as gateway:
@@ -132,7 +132,7 @@ PREFIXED = [
 
 
 @pytest.mark.parametrize(("kind", "policy", "path"), PREFIXED)
-def test_one_prefix_has_one_server(
+def test_requests_with_one_prefix_reach_one_server(
     kind: str, policy: str, path: str, servers: list[ServerUnderTest], tmp_path: Path
 ) -> None:
     """First turns come at once: with one after the other, idle servers are all the same to most policies."""
@@ -171,7 +171,9 @@ def cached_tokens(answer: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("path", ["/generate", CHATS])
-def test_a_prompt_goes_where_its_blocks_are(path: str, servers: list[ServerUnderTest], tmp_path: Path) -> None:
+def test_kv_aware_router_sends_prompts_to_their_cached_blocks(
+    path: str, servers: list[ServerUnderTest], tmp_path: Path
+) -> None:
     """vllm-router, by the events of the servers: each prompt is computed on one server alone, without the router."""
     flags = ["--policy", "kv_aware", "--kv-event-model", "toy", "--kv-event-block-size", "16"]
     for server in servers:
@@ -201,7 +203,7 @@ def test_a_prompt_goes_where_its_blocks_are(path: str, servers: list[ServerUnder
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_refused_request_takes_no_server_out(kind: str, servers: list[ServerUnderTest], tmp_path: Path) -> None:
+def test_refused_requests_do_not_eject_a_server(kind: str, servers: list[ServerUnderTest], tmp_path: Path) -> None:
     """sglang-router's circuit breaker counts each 4xx as a failure of the server, so it has to be switched off."""
     limits = ["--policy", "round_robin", "--health-failure-threshold", "1", "--health-check-interval-secs", "1"]
     limits += ["--disable-circuit-breaker"] if kind == "sglang-router" else ["--cb-failure-threshold", "2"]

@@ -180,7 +180,9 @@ def refusals(server: ServerUnderTest) -> list[str]:
 
 @pytest.mark.timeout(4 * SECONDS)
 @pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
-def test_a_session_with_a_tool(harness: Harness, server: ServerUnderTest, log: Path, tmp_path: Path) -> None:
+def test_harness_session_calls_a_tool_and_continues(
+    harness: Harness, server: ServerUnderTest, log: Path, tmp_path: Path
+) -> None:
     variables = harness.write_config(tmp_path, server.url)
     before, refused = len(recorded(log)), refusals(server)
     for number, command in ((1, harness.begin), (2, harness.go_on)):
@@ -198,7 +200,7 @@ def test_a_session_with_a_tool(harness: Harness, server: ServerUnderTest, log: P
 
 
 @pytest.mark.timeout(2 * SECONDS)
-def test_codex_takes_a_call_with_a_namespace(server: ServerUnderTest, model: Path, log: Path, tmp_path: Path) -> None:
+def test_codex_accepts_a_namespaced_call(server: ServerUnderTest, model: Path, log: Path, tmp_path: Path) -> None:
     codex = next(harness for harness in HARNESSES if harness.name == "Codex")
     printed = run(codex, codex.begin, IN_NAMESPACE, tmp_path, codex.write_config(tmp_path, server.url))
     assert "There is none." in printed

@@ -30,7 +30,7 @@ def slow_extend(
 
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
-def test_all_tokens_can_be_had_once_and_page_0_never(page: int) -> None:
+def test_all_tokens_are_allocated_once_and_page_0_never(page: int) -> None:
     allocator = Allocator(8 * page, page, check=True)
     assert allocator.total_tokens == allocator.free_tokens == 8 * page
     slots = allocator.alloc_extend(int32(0), int32(8 * page), int32(0))
@@ -43,7 +43,7 @@ def test_all_tokens_can_be_had_once_and_page_0_never(page: int) -> None:
     assert allocator.free_tokens == 8 * page
 
 
-def test_the_smallest_and_the_largest_pool() -> None:
+def test_smallest_and_largest_pool_sizes() -> None:
     assert (Allocator(1).page_size, Allocator(1).free_tokens) == (1, 1)
     assert Allocator(16, 16).free_tokens == 16
     page = 2**20
@@ -55,7 +55,7 @@ def test_the_smallest_and_the_largest_pool() -> None:
 
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
-def test_nothing_asked_gives_nothing(page: int) -> None:
+def test_empty_requests_allocate_nothing(page: int) -> None:
     allocator = Allocator(8 * page, page, check=True)
     for old, new in ((int32(), int32()), (int32(5, 0), int32(5, 0))):
         slots = allocator.alloc_extend(old, new, np.full(len(old), page, dtype=np.int32))
@@ -98,7 +98,7 @@ def test_alloc_extend_equals_token_by_token(page: int, lens: list[tuple[int, int
 
 @settings(max_examples=100, deadline=None)
 @given(page=st.sampled_from([2, 4, 16]), old_lens=st.lists(st.integers(0, 70), max_size=80), seed=st.integers(0, 99))
-def test_a_decode_step_equals_token_by_token(page: int, old_lens: list[int], seed: int) -> None:
+def test_decode_allocation_equals_token_by_token(page: int, old_lens: list[int], seed: int) -> None:
     rng = random.Random(seed)
     allocator = Allocator(20 * page, page, check=True)
     last_slots = [(1000 + rng.randrange(100)) * page + (old - 1) % page for old in old_lens]
@@ -118,7 +118,7 @@ def test_a_decode_step_equals_token_by_token(page: int, old_lens: list[int], see
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
 @pytest.mark.parametrize("count", [31, 32, 33, 100])
-def test_many_sequences_are_counted_as_few_are(page: int, count: int) -> None:
+def test_large_batches_are_allocated_like_small_ones(page: int, count: int) -> None:
     rng = random.Random(count)
     allocator = Allocator(512 * page, page, check=True)
     old_lens = [rng.randrange(3 * page) for _ in range(count)]
@@ -135,7 +135,7 @@ def test_many_sequences_are_counted_as_few_are(page: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("page", [1, 4])
-def test_pages_in_quarantine_are_int32_also_where_there_are_none(page: int) -> None:
+def test_quarantined_pages_are_int32_even_when_empty(page: int) -> None:
     allocator = Allocator(8 * page, page, check=True)
     assert allocator.quarantined_pages().dtype == np.int32 and len(allocator.quarantined_pages()) == 0
     slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
@@ -144,7 +144,7 @@ def test_pages_in_quarantine_are_int32_also_where_there_are_none(page: int) -> N
     assert allocator.quarantined_pages().dtype == np.int32 and sorted(allocator.quarantined_pages()) == [7, 8]
 
 
-def test_one_call_that_frees_a_page_twice_is_an_error() -> None:
+def test_double_free_error_names_pages() -> None:
     allocator = Allocator(8, check=True)
     slots = allocator.alloc_extend(int32(0), int32(4), int32(0))
     assert slots is not None
@@ -153,7 +153,7 @@ def test_one_call_that_frees_a_page_twice_is_an_error() -> None:
     assert allocator.free_tokens == 4
 
 
-def test_last_slots_are_ignored_at_page_borders() -> None:
+def test_last_slots_are_ignored_at_page_boundaries() -> None:
     allocator = Allocator(64, 16, check=True)
     slots = allocator.alloc_extend(int32(16, 0), int32(18, 3), int32(-5, -5))
     assert slots is not None
@@ -161,7 +161,7 @@ def test_last_slots_are_ignored_at_page_borders() -> None:
 
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
-def test_a_batch_fails_whole_or_not_at_all(page: int) -> None:
+def test_batch_allocation_is_all_or_nothing(page: int) -> None:
     allocator = Allocator(4 * page, page, check=True)
     before = allocator.free_pages().tolist()
     assert allocator.alloc_extend(int32(0, 0), int32(2 * page, 2 * page + 1), int32(0, 0)) is None
@@ -176,7 +176,7 @@ def test_shrinking_is_refused() -> None:
 
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
-def test_free_takes_every_page_that_is_touched(page: int) -> None:
+def test_free_releases_every_touched_page(page: int) -> None:
     allocator = Allocator(8 * page, page, check=True)
     length = 2 * page + 1
     slots = allocator.alloc_extend(int32(0), int32(length), int32(0))
@@ -187,7 +187,7 @@ def test_free_takes_every_page_that_is_touched(page: int) -> None:
 
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
-def test_what_was_freed_comes_back_in_order(page: int) -> None:
+def test_freed_pages_are_reused_in_order(page: int) -> None:
     allocator = Allocator(8 * page, page, check=True)
     first = allocator.alloc_extend(int32(0), int32(3 * page), int32(0))
     assert first is not None
@@ -197,7 +197,7 @@ def test_what_was_freed_comes_back_in_order(page: int) -> None:
     assert again.tolist() == first.tolist()
 
 
-def test_returned_slots_are_the_callers_own() -> None:
+def test_caller_may_modify_returned_slots() -> None:
     allocator = Allocator(8)
     slots = allocator.alloc_extend(int32(0), int32(3), int32(0))
     assert slots is not None
@@ -211,7 +211,7 @@ def test_returned_slots_are_the_callers_own() -> None:
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
 class TestQuarantine:
-    def test_pages_come_back_when_all_that_touches_them_has_ended(self, page: int) -> None:
+    def test_quarantined_pages_are_released_after_all_fences_close(self, page: int) -> None:
         allocator = Allocator(8 * page, page, check=True)
         fences = allocator.fences
         slots = allocator.alloc_extend(int32(0, 0, 0), int32(page, 2 * page, page), int32(0, 0, 0))
@@ -236,7 +236,7 @@ class TestQuarantine:
         assert allocator.free_tokens == 8 * page
         assert sorted(allocator.free_pages().tolist()) == list(range(1, 9))
 
-    def test_what_has_ended_holds_nothing(self, page: int) -> None:
+    def test_closed_fence_quarantines_nothing(self, page: int) -> None:
         allocator = Allocator(2 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(page), int32(0))
         assert slots is not None
@@ -256,7 +256,7 @@ class TestQuarantine:
         device.fences.close_fence(copy)
         assert device.release_quarantine() == host.release_quarantine() == page
 
-    def test_it_does_not_depend_on_the_callers_array(self, page: int) -> None:
+    def test_quarantine_copies_callers_array(self, page: int) -> None:
         allocator = Allocator(8 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(page), int32(0))
         assert slots is not None
@@ -267,7 +267,7 @@ class TestQuarantine:
         allocator.release_quarantine()
         assert sorted(allocator.free_pages().tolist()) == list(range(1, 9))
 
-    def test_what_is_quarantined_is_not_handed_out_or_freed_again(self, page: int) -> None:
+    def test_quarantined_pages_are_not_allocated_or_freed(self, page: int) -> None:
         allocator = Allocator(2 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
         assert slots is not None
@@ -276,7 +276,7 @@ class TestQuarantine:
         with pytest.raises(DoubleFreeError):
             allocator.free(slots[:page])
 
-    def test_reset_frees_it_too(self, page: int) -> None:
+    def test_reset_frees_quarantined_pages(self, page: int) -> None:
         allocator = Allocator(2 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
         assert slots is not None
@@ -291,7 +291,7 @@ class TestQuarantine:
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
 class TestDoubleFree:
-    def test_a_page_freed_twice_is_found(self, page: int) -> None:
+    def test_double_free_across_calls_is_refused(self, page: int) -> None:
         allocator = Allocator(4 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
         assert slots is not None
@@ -300,21 +300,21 @@ class TestDoubleFree:
             allocator.free(slots)
         assert allocator.free_tokens == 3 * page  # the wrong call changed nothing
 
-    def test_a_page_twice_in_one_call_is_found(self, page: int) -> None:
+    def test_double_free_in_one_call_is_refused(self, page: int) -> None:
         allocator = Allocator(4 * page, page, check=True)
         slots = allocator.alloc_extend(int32(0), int32(2 * page), int32(0))
         assert slots is not None
         with pytest.raises(DoubleFreeError, match="freed twice"):
             allocator.free(np.concatenate([slots, slots[:page]]))
 
-    def test_padding_and_foreign_pages_are_found(self, page: int) -> None:
+    def test_freeing_padding_or_foreign_page_is_refused(self, page: int) -> None:
         allocator = Allocator(4 * page, page, check=True)
         allocator.alloc_extend(int32(0), int32(4 * page), int32(0))
         for slot in (0, 5 * page):
             with pytest.raises(DoubleFreeError, match="outside"):
                 allocator.free(int32(slot))
 
-    def test_without_checks_the_free_list_still_never_overflows(self, page: int) -> None:
+    def test_free_list_overflow_is_refused_without_checks(self, page: int) -> None:
         allocator = Allocator(4 * page, page)
         with pytest.raises(DoubleFreeError, match="5 free of 4"):
             allocator.free(int32(page))
@@ -330,13 +330,13 @@ class TestDoubleFree:
         (2**31, 1, "does not fit int32"),
     ],
 )
-def test_impossible_pools_are_refused(tokens: int, page: int, message: str) -> None:
+def test_invalid_pool_sizes_are_refused(tokens: int, page: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Allocator(tokens, page)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_lives_of_sequences_never_share_a_page(seed: int) -> None:
+def test_random_sequences_never_share_a_page(seed: int) -> None:
     rng = random.Random(seed)
     page = rng.choice(PAGE_SIZES)
     allocator = Allocator(40 * page, page, check=True)

@@ -7,7 +7,7 @@ import pytest
 from baton.memory_pool.fences import Fences
 
 
-def test_operations_end_in_any_order() -> None:
+def test_fences_close_in_any_order() -> None:
     fences = Fences()
     first, second, third = (fences.open_fence() for _ in range(3))
     fences.close_fence(second)
@@ -15,7 +15,7 @@ def test_operations_end_in_any_order() -> None:
     assert len(fences) == 2 and len({first, second, third, fences.open_fence()}) == 4
 
 
-def test_an_operation_ends_once() -> None:
+def test_fence_closes_only_once() -> None:
     fences = Fences()
     fence = fences.open_fence()
     fences.close_fence(fence)

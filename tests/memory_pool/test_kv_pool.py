@@ -29,18 +29,18 @@ def fill(pool: MHAKVPool) -> None:
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + 1000 * layer)
 
 
-def test_the_padding_page_comes_on_top():
+def test_padding_page_is_added_to_pool_size():
     pool = make_pool()
     assert pool.num_slots == 48
     assert [tensor.shape for tensor in (*pool.k, *pool.v)] == [(48, 2, 4)] * 4
 
 
-def test_fresh_slots_are_zero_so_that_masked_reads_stay_finite():
+def test_fresh_slots_are_zero():
     pool = make_pool()
     assert all(bool((tensor == 0).all()) for tensor in (*pool.k, *pool.v))
 
 
-def test_memory_that_nobody_uses_is_not_taken():
+def test_untouched_pool_memory_is_not_resident():
     """256 MiB, of which one page is written."""
     before = psutil.Process().memory_info().rss
     pool = make_pool(num_tokens=2**21, page_size=1)
@@ -50,13 +50,13 @@ def test_memory_that_nobody_uses_is_not_taken():
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_pool_may_be_a_single_page(page_size: int):
+def test_kv_pool_of_a_single_page(page_size: int):
     pool = make_pool(num_tokens=page_size, page_size=page_size)
     assert (pool.num_tokens, pool.page_size, pool.num_slots) == (page_size, page_size, 2 * page_size)
     assert (pool.dtype, pool.device) == (torch.float32, CPU)
 
 
-def test_everything_is_where_it_was_asked_for():
+def test_kv_pool_tensors_are_on_requested_device():
     """The meta device has no memory, so that this runs anywhere."""
     meta = torch.device("meta")
     pool = MHAKVPool(
@@ -67,20 +67,20 @@ def test_everything_is_where_it_was_asked_for():
     assert pool.layers.k_pointers.device == pool.layers.v_pointers.device == meta
 
 
-def test_layers_of_pools_that_differ_in_number_are_not_copied():
+def test_copy_between_different_layer_counts_is_refused():
     pool = make_pool()
     slot = torch.tensor([1])
     with pytest.raises(ValueError, match="shorter"):
         copy_kv(pool.layers, pool.layers.part(0, 1), slot, slot)
 
 
-def test_zeros_begin_at_a_cache_line_wherever_the_memory_does():
+def test_untouched_zeros_are_cache_line_aligned():
     kept = [untouched_zeros((size,), torch.uint8, CPU) for size in (1, 5, 33, 100, 1000, 4001) for _ in range(5)]
     assert all(zeros.data_ptr() % 64 == 0 and not zeros.any() for zeros in kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
-def test_untouched_zeros_are_tensors_like_others(dtype):
+def test_untouched_zeros_behave_like_torch_zeros(dtype):
     zeros = untouched_zeros((5, 3, 7), dtype, CPU)
     assert torch.equal(zeros, torch.zeros(5, 3, 7, dtype=dtype)) and zeros.dtype == dtype
     assert zeros.is_contiguous() and zeros.data_ptr() % 64 == 0
@@ -88,7 +88,7 @@ def test_untouched_zeros_are_tensors_like_others(dtype):
     assert zeros.sum() == 21
 
 
-def test_bytes_per_token_and_the_log_line():
+def test_kv_pool_bytes_per_token_and_description():
     assert kv_bytes_per_token(num_layers=2, num_kv_heads=2, head_dim=4, dtype=torch.bfloat16) == 64
     pool = make_pool()
     assert pool.bytes_per_token == 128
@@ -99,17 +99,17 @@ def test_bytes_per_token_and_the_log_line():
 
 
 @pytest.mark.parametrize("num_tokens", [0, 8, 40])
-def test_a_size_that_is_no_multiple_of_the_page_is_refused(num_tokens):
+def test_kv_pool_size_must_be_multiple_of_page_size(num_tokens):
     with pytest.raises(ValueError, match="multiple of the page size"):
         make_pool(num_tokens=num_tokens)
 
 
-def test_a_pool_the_device_cannot_hold_names_the_flag():
+def test_kv_pool_beyond_device_memory_names_flag():
     with pytest.raises(MemoryError, match="--max-total-tokens"):
         make_pool(num_tokens=2**45, page_size=1)
 
 
-def test_copies_that_overlap_read_all_before_they_write():
+def test_overlapping_copies_read_before_writing():
     pool = make_pool()
     fill(pool)
     before = [tensor.clone() for tensor in (*pool.k, *pool.v)]
@@ -119,7 +119,7 @@ def test_copies_that_overlap_read_all_before_they_write():
         assert torch.equal(tensor, old)
 
 
-def test_slots_that_do_not_overlap_go_the_fast_way():
+def test_disjoint_copies_use_fast_path():
     calls = []
 
     def fast(*arguments) -> None:
@@ -135,7 +135,7 @@ def test_slots_that_do_not_overlap_go_the_fast_way():
     assert calls == [True]
 
 
-def test_overlap_is_told_on_the_host():
+def test_slot_overlap_is_detected_on_host():
     def slots(*numbers: int) -> np.ndarray:
         return np.array(numbers, dtype=np.int32)
 
@@ -143,7 +143,7 @@ def test_overlap_is_told_on_the_host():
     assert not are_disjoint(slots(5, 1, 2), slots(9, 2, 7))
 
 
-def test_layers_name_where_they_begin():
+def test_layers_hold_data_pointers():
     pool = make_pool()
     assert pool.layers.k_pointers.dtype == torch.uint64
     assert pool.layers.k_pointers.tolist() == [tensor.data_ptr() for tensor in pool.k]
@@ -163,7 +163,7 @@ def test_layers_are_copied_between_pools():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("part", ["k", "v"])
-def test_the_first_slot_that_is_not_finite_is_found(part: str, bad: float) -> None:
+def test_first_non_finite_slot_is_found(part: str, bad: float) -> None:
     pool = make_pool()
     slots = torch.tensor([9, 4, 30, 12, 7, 21], dtype=torch.int32)
     assert pool.first_not_finite(slots) is None

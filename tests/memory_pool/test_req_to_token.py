@@ -27,7 +27,7 @@ def apply(updates: RowUpdates, mirror: np.ndarray) -> None:
         mirror[target, :length] = before[source, :length]
 
 
-def test_rows_are_handed_out_once_and_come_back() -> None:
+def test_rows_are_allocated_once_and_reused() -> None:
     pool = ReqToTokenPool(3, 4)
     rows = [pool.alloc() for _ in range(3)]
     assert sorted(rows) == [0, 1, 2]  # type: ignore[type-var]
@@ -40,13 +40,13 @@ def test_rows_are_handed_out_once_and_come_back() -> None:
 
 
 @pytest.mark.parametrize("row", [0, -1, 3])
-def test_freeing_a_row_that_is_not_taken_is_an_error(row: int) -> None:
+def test_freeing_untaken_row_is_refused(row: int) -> None:
     pool = ReqToTokenPool(3, 4)
     with pytest.raises(ValueError, match=f"row {row} is not taken"):
         pool.free(row)
 
 
-def test_a_row_freed_twice_is_an_error() -> None:
+def test_double_free_of_row_is_refused() -> None:
     pool = ReqToTokenPool(3, 4)
     row = pool.alloc()
     assert row is not None
@@ -57,7 +57,7 @@ def test_a_row_freed_twice_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("start", [-1, 3])
-def test_a_write_outside_the_row_is_refused_and_changes_nothing(start: int) -> None:
+def test_write_outside_row_is_refused_and_changes_nothing(start: int) -> None:
     pool = ReqToTokenPool(2, 4)
     with pytest.raises(ValueError, match="outside the row of 4 tokens"):
         pool.write(0, start, int32(7, 8))
@@ -80,14 +80,14 @@ def test_no_change_gives_an_empty_update() -> None:
     apply(updates, np.zeros((2, 4), dtype=np.int32))
 
 
-def test_an_update_is_taken_once() -> None:
+def test_row_updates_are_taken_once() -> None:
     pool = ReqToTokenPool(2, 4)
     pool.write(1, 0, int32(5))
     assert len(pool.take_updates()) == 1
     assert len(pool.take_updates()) == 0
 
 
-def test_adjoining_writes_become_one_span() -> None:
+def test_adjacent_writes_become_one_span() -> None:
     pool = ReqToTokenPool(2, 8)
     pool.write(1, 0, int32(5, 6))
     pool.write(1, 2, int32(7))
@@ -99,7 +99,7 @@ def test_adjoining_writes_become_one_span() -> None:
     assert updates.values.tolist() == [5, 6, 7, 8]
 
 
-def test_later_writes_win_in_whatever_order_a_device_applies_them() -> None:
+def test_later_writes_win_in_any_application_order() -> None:
     pool = ReqToTokenPool(2, 8)
     pool.write(1, 0, int32(1, 2, 3, 4))
     pool.write_many(int32(1, 0), int32(2, 0), int32(9, 9))
@@ -122,7 +122,7 @@ def test_callers_may_reuse_their_arrays_after_write_many() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_mirror_that_applies_all_updates_equals_the_rows(seed: int) -> None:
+def test_mirror_with_all_updates_equals_rows(seed: int) -> None:
     rng = random.Random(seed)
     num_rows, context = rng.randrange(1, 6), rng.randrange(1, 30)
     pool = ReqToTokenPool(num_rows, context)
@@ -153,7 +153,7 @@ def test_a_mirror_that_applies_all_updates_equals_the_rows(seed: int) -> None:
             assert (mirror == pool.rows).all(), f"seed {seed}"
 
 
-def test_the_same_span_of_several_rows() -> None:
+def test_write_block_writes_one_span_of_several_rows() -> None:
     pool = ReqToTokenPool(3, 6)
     pool.write_block(int32(2, 0), 1, np.array([[1, 2], [3, 4]], dtype=np.int32))
     assert pool.rows.tolist() == [[0, 3, 4, 0, 0, 0], [0] * 6, [0, 1, 2, 0, 0, 0]]
@@ -178,7 +178,7 @@ def test_a_copied_row_is_not_uploaded() -> None:
     assert len(again.copies) == 0 and sorted(again.values.tolist()) == sorted([5, 6, 7, 8, 1, 5, 6, 7, 8, 2])
 
 
-def test_copies_that_hold_no_more_and_chains_of_them_are_uploaded() -> None:
+def test_outdated_and_chained_row_copies_are_uploaded() -> None:
     pool = ReqToTokenPool(4, 4)
     pool.write(0, 0, int32(5, 6))
     pool.take_updates()

@@ -13,22 +13,22 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_every_name_is_that_of_a_test(name: str) -> None:
+def test_every_kept_name_is_a_test(name: str) -> None:
     path, *_, function = name.split("::")
     assert re.search(rf"def {function}\(", (ROOT / path).read_text())
 
 
-def test_some_parameters_stay() -> None:
+def test_listed_parameters_are_kept() -> None:
     simulation = "tests/scheduler/test_simulation.py::test_simulation"
     assert is_kept(f"{simulation}[1-1-plain]")
     assert not is_kept(f"{simulation}[1-1-plain-more]")
     assert not is_kept(f"{simulation}[1-64-plain]")
 
 
-def test_without_parameters_a_test_is_left_out() -> None:
-    assert not is_kept("tests/radix/eviction/test_order.py::test_100_000_leaves_go_in_order")
+def test_name_listed_without_parameters_is_left_out() -> None:
+    assert not is_kept("tests/radix/eviction/test_order.py::test_100_000_leaves_are_popped_in_order")
 
 
-def test_all_others_stay() -> None:
+def test_unlisted_tests_are_kept() -> None:
     assert is_kept("tests/scheduler/test_simulation.py::test_another[3-3]")
     assert is_kept("tests/radix/eviction/test_order.py::test_eviction")

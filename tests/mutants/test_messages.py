@@ -20,11 +20,11 @@ messages = pytest.importorskip("tests.mutants.messages", reason="mutmut is in th
         ("count + 1", False),
     ],
 )
-def test_a_message_has_a_blank(code: str, expected: bool) -> None:
+def test_strings_with_spaces_are_messages(code: str, expected: bool) -> None:
     assert messages.is_message(cst.parse_expression(code)) is expected
 
 
-def test_a_call_keeps_its_message_and_nothing_else() -> None:
+def test_argument_mutants_keep_the_message() -> None:
     call = cst.parse_expression('Refused(f"{n} are too many", status, code="full")')
     found = {cst.Module([]).code_for_node(mutant) for mutant in messages.fewer_arguments(call)}
     assert found == {

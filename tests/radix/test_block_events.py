@@ -143,12 +143,12 @@ class Episode:
 
 @pytest.mark.parametrize("page", [1, 4, 16, 64])
 @pytest.mark.parametrize("offset", range(6))
-def test_a_follower_knows_what_is_where(offset: int, page: int) -> None:
+def test_event_follower_tracks_blocks_on_all_tiers(offset: int, page: int) -> None:
     print(f"BATON_RADIX_SEED={SEED + offset}")
     Episode(SEED + offset, page).run({1: 1500, 4: 800, 16: 400, 64: 150}[page])
 
 
-def test_the_simulation_does_what_it_is_for() -> None:
+def test_announcer_simulation_covers_all_paths() -> None:
     print(f"BATON_RADIX_SEED={SEED}")
     episodes = [Episode(SEED + offset, 1) for offset in range(3)]
     for episode in episodes:
@@ -198,7 +198,7 @@ def test_blocks_are_announced_when_their_last_page_arrives() -> None:
     assert announcer.take_events() == [BlocksRemoved(DEVICE, [second, first])]
 
 
-def test_namespaces_have_hashes_of_their_own() -> None:
+def test_namespaces_have_separate_block_hashes() -> None:
     rig = CacheRig()
     announcer = announced(rig, 4)
     for namespace in ("", "alice", "bob"):
@@ -214,7 +214,7 @@ def test_namespaces_have_hashes_of_their_own() -> None:
     assert isinstance(more, BlocksStored) and more.scope == "" and more.parent is not None
 
 
-def test_a_load_takes_the_hashes_from_the_host() -> None:
+def test_load_announces_hashes_of_host_copy() -> None:
     rig = DiskRig(4, page_size=4, num_tokens=64)
     announcer = BlockAnnouncer(rig.cache, 4, 512)
     rig.insert(tokens(16))
@@ -231,7 +231,7 @@ def test_a_load_takes_the_hashes_from_the_host() -> None:
     assert announcer.take_events() == []
 
 
-def test_tiers_below_the_device_may_be_left_out() -> None:
+def test_announcer_may_leave_out_lower_tiers() -> None:
     rig = DiskRig(4, page_size=4, num_tokens=64)
     announcer = announced(rig, 4)
     rig.insert(tokens(16))
@@ -241,7 +241,7 @@ def test_tiers_below_the_device_may_be_left_out() -> None:
     assert [event.tier for event in announcer.take_events() if not isinstance(event, AllCleared)] == [DEVICE, DEVICE]
 
 
-def test_what_is_over_is_not_told_any_more() -> None:
+def test_reset_replaces_pending_events() -> None:
     rig = CacheRig()
     announcer = announced(rig, 1)
     rig.insert(int32(1, 2, 3))
@@ -249,7 +249,7 @@ def test_what_is_over_is_not_told_any_more() -> None:
     assert announcer.take_events() == [AllCleared()]
 
 
-def test_what_goes_on_below_a_hidden_path_is_not_announced() -> None:
+def test_changes_below_hidden_path_are_not_announced() -> None:
     rig = CacheRig()
     announcer = announced(rig, 2)
     running = rig.start(tokens(12))
@@ -269,7 +269,7 @@ def test_what_goes_on_below_a_hidden_path_is_not_announced() -> None:
     assert all(isinstance(event, BlocksRemoved) for event in announcer.take_events())
 
 
-def test_blocks_are_whole_pages() -> None:
+def test_block_size_must_be_multiple_of_page_size() -> None:
     with pytest.raises(ValueError, match="a block of 24 tokens is no multiple of the page size 16"):
         BlockAnnouncer(CacheRig(page_size=16).cache, 24)
     assert root_hash("") != root_hash("a")

@@ -20,7 +20,7 @@ def whole(length: int, page: int) -> int:
 
 @pytest.mark.parametrize("page", PAGES)
 class TestLife:
-    def test_the_second_request_computes_only_what_is_new(self, page: int) -> None:
+    def test_second_request_reuses_cached_prefix(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         rig.insert(tokens(50))
         rig.verify()
@@ -34,7 +34,7 @@ class TestLife:
         assert account.request_private == account.protected == 0
         assert account.evictable == whole(70, page)
 
-    def test_a_finished_sequence_leaves_whole_pages_and_nothing_else(self, page: int) -> None:
+    def test_finished_sequence_leaves_only_whole_pages(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         running = rig.start(tokens(37))
         assert rig.extend(running, 45)  # slots beyond what was computed
@@ -47,7 +47,7 @@ class TestLife:
         assert rig.pool.num_free == rig.pool.num_rows
         assert running.kv == KVSequence("", row=-1, node=None, tree_len=0, length=0)
 
-    def test_publishing_shares_what_is_computed_while_the_owner_goes_on(self, page: int) -> None:
+    def test_publish_shares_computed_pages_of_running_sequence(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         first = rig.start(tokens(100))
         for length in (0, 3, 16, 33, 33, 90):
@@ -64,7 +64,7 @@ class TestLife:
         rig.release(second)
         assert rig.verify().evictable == whole(90, page)
 
-    def test_two_that_computed_the_same_end_with_one_copy(self, page: int) -> None:
+    def test_publishing_duplicates_keeps_one_copy(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         ids = tokens(41)
         first, second = rig.start(ids), rig.start(ids)
@@ -84,7 +84,7 @@ class TestLife:
         rig.finish(second)
         assert rig.verify().evictable == shared
 
-    def test_the_mirror_hears_of_a_rewritten_row(self, page: int) -> None:
+    def test_rewritten_row_is_sent_to_the_mirror(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         mirror = rig.pool.rows.copy()
         ids = tokens(48)
@@ -108,7 +108,7 @@ class TestLife:
         shared = whole(40, page)
         assert rig.verify().evictable == whole(60, page) + whole(70, page) - shared
 
-    def test_a_split_under_a_running_sequence_changes_nothing_for_it(self, page: int) -> None:
+    def test_split_below_running_sequence_leaves_it_intact(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         rig.insert(tokens(64))
         holder = rig.start(np.append(tokens(64), np.int32(7)))
@@ -124,7 +124,7 @@ class TestLife:
         rig.finish(holder)
         assert rig.verify().protected == 0
 
-    def test_release_keeps_nothing_new(self, page: int) -> None:
+    def test_release_caches_no_new_tokens(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         rig.insert(tokens(20))
         running = rig.start(tokens(50))
@@ -135,7 +135,7 @@ class TestLife:
         assert account.free == account.total - whole(20, page)
         assert rig.pool.num_free == rig.pool.num_rows
 
-    def test_nothing_committed_leaves_nothing(self, page: int) -> None:
+    def test_sequence_without_committed_tokens_leaves_nothing(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         running = rig.start(tokens(30))
         assert rig.extend(running, 30)
@@ -143,7 +143,7 @@ class TestLife:
         assert rig.verify().free == rig.allocator.total_tokens
         assert rig.cache.total_nodes == 0
 
-    def test_disabled_matches_and_keeps_nothing_but_frees_all(self, page: int) -> None:
+    def test_disabled_cache_matches_nothing_and_frees_all(self, page: int) -> None:
         rig = CacheRig(page_size=page, disabled=True)
         for _ in range(2):
             running = rig.start(tokens(40))
@@ -166,9 +166,7 @@ class TestLife:
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(("committed", "length"), [(32, 32), (33, 33), (32, 33), (33, 34), (33, 60), (16, 60), (0, 9)])
 class TestQuarantine:
-    def test_finish_quarantines_the_pages_beyond_the_committed_tokens(
-        self, page: int, committed: int, length: int
-    ) -> None:
+    def test_finish_quarantines_pages_beyond_committed_tokens(self, page: int, committed: int, length: int) -> None:
         rig = CacheRig(page_size=page)
         running = rig.start(tokens(64))
         assert rig.extend(running, length)
@@ -183,7 +181,7 @@ class TestQuarantine:
         assert rig.close(fence) == expected
         assert rig.verify().free == rig.allocator.total_tokens - whole(committed, page)
 
-    def test_release_quarantines_all_that_was_private(self, page: int, committed: int, length: int) -> None:
+    def test_release_quarantines_all_private_pages(self, page: int, committed: int, length: int) -> None:
         rig = CacheRig(page_size=page)
         rig.insert(tokens(9))
         running = rig.start(tokens(64))
@@ -201,7 +199,7 @@ class TestQuarantine:
 
 
 class TestLocks:
-    def test_locks_nest_and_count_tokens_once(self) -> None:
+    def test_nested_locks_count_tokens_once(self) -> None:
         rig = CacheRig()
         rig.insert(tokens(10))
         rig.insert(tokens(20))
@@ -217,7 +215,7 @@ class TestLocks:
             assert rig.cache.evictable_tokens == 20 - protected
         rig.verify()
 
-    def test_a_lock_held_by_two_children_takes_two_to_go(self) -> None:
+    def test_parent_stays_protected_until_both_children_unlock(self) -> None:
         rig = CacheRig()
         left = np.concatenate([tokens(5), tokens(5, 100)])
         right = np.concatenate([tokens(5), tokens(5, 200)])
@@ -233,7 +231,7 @@ class TestLocks:
         rig.cache.unlock(handles[1])
         assert rig.cache.evict(100) == 10
 
-    def test_locking_nothing_is_a_lock_too(self) -> None:
+    def test_lock_on_root_prevents_reset(self) -> None:
         rig = CacheRig()
         match = rig.cache.match_prefix("", tokens(5))
         assert match.device_len == 0
@@ -242,7 +240,7 @@ class TestLocks:
         rig.cache.unlock(match.handle)
         assert rig.cache.reset()
 
-    def test_an_unlock_too_many_is_an_error(self) -> None:
+    def test_surplus_unlock_is_an_error(self) -> None:
         rig = CacheRig()
         rig.insert(tokens(5))
         for handle in (rig.cache.match_prefix("", tokens(5)).handle, rig.cache.match_prefix("", tokens(0)).handle):
@@ -250,7 +248,7 @@ class TestLocks:
                 rig.cache.unlock(handle)
         rig.verify()
 
-    def test_a_handle_that_was_evicted_cannot_be_locked_or_opened(self) -> None:
+    def test_evicted_handle_cannot_be_locked_or_opened(self) -> None:
         rig = CacheRig()
         rig.insert(tokens(5))
         match = rig.cache.match_prefix("", tokens(5))
@@ -261,7 +259,7 @@ class TestLocks:
             rig.cache.open_sequence("", match, 0)
         rig.verify()
 
-    def test_a_handle_from_before_a_reset_is_dead(self) -> None:
+    def test_handle_from_before_reset_is_stale(self) -> None:
         rig = CacheRig()
         rig.insert(tokens(5))
         matches = [rig.cache.match_prefix("", tokens(5)), rig.cache.match_prefix("", tokens(0))]
@@ -272,29 +270,29 @@ class TestLocks:
 
 
 class TestMatch:
-    def test_bytes_and_arrays_are_the_same(self) -> None:
+    def test_match_prefix_accepts_int32_arrays(self) -> None:
         rig = CacheRig()
         rig.insert(tokens(30))
         assert rig.cache.match_prefix("", tokens(30)).device_len == 30
         assert rig.cache.match_len("", tokens(20)) == 20
 
-    def test_other_dtypes_are_refused(self) -> None:
+    def test_non_int32_token_ids_are_refused(self) -> None:
         with pytest.raises(TypeError, match="must be int32, not int64"):
             CacheRig().cache.match_prefix("", np.arange(3))
 
-    def test_empty_keys_match_nothing_and_leave_no_trace(self) -> None:
+    def test_empty_prompt_matches_nothing_and_adds_no_node(self) -> None:
         rig = CacheRig()
         assert rig.cache.match_prefix("", tokens(0)).device_len == 0
         assert rig.cache.match_len("", tokens(0)) == 0
         assert rig.cache.total_nodes == 0
 
-    def test_match_len_leaves_no_trace(self) -> None:
+    def test_match_len_splits_no_node(self) -> None:
         rig = CacheRig(page_size=4)
         rig.insert(tokens(32))
         assert rig.cache.match_len("", tokens(15)) == 12
         assert rig.cache.total_nodes == 1
 
-    def test_find_prefix_names_the_node_in_which_the_prefix_ends(self) -> None:
+    def test_find_prefix_returns_node_where_prefix_ends(self) -> None:
         rig = CacheRig(page_size=4)
         rig.insert(np.append(tokens(8), tokens(8, 100)))
         rig.insert(tokens(16))
@@ -314,7 +312,7 @@ class TestMatch:
             assert found == expected and isinstance(found[1], int)
         assert rig.cache.total_nodes == 3
 
-    def test_a_look_up_goes_on_after_what_is_known(self) -> None:
+    def test_lookup_resumes_after_known_node(self) -> None:
         rig = CacheRig(page_size=4)
         rig.insert(np.append(tokens(8), tokens(8, 100)))
         rig.insert(tokens(16))
@@ -326,7 +324,7 @@ class TestMatch:
         assert rig.cache.match_prefix("", tokens(16), after=match.handle).handle is leaf
         rig.verify()
 
-    def test_a_look_up_begins_at_the_root_after_what_is_evicted(self) -> None:
+    def test_lookup_after_evicted_node_restarts_at_root(self) -> None:
         rig = CacheRig()
         rig.insert(tokens(8))
         leaf = rig.cache.match_prefix("", tokens(8)).handle
@@ -335,7 +333,7 @@ class TestMatch:
         assert rig.cache.match_prefix("", tokens(8), after=leaf).device_len == 5
         assert rig.cache.find_prefix("", tokens(8), after=leaf)[1] == 5
 
-    def test_unknown_namespaces_leave_no_trace(self) -> None:
+    def test_evicted_namespaces_leave_no_trace(self) -> None:
         rig = CacheRig()
         for i in range(100):
             rig.cache.match_prefix(f"tenant-{i}", tokens(10))
@@ -353,7 +351,7 @@ class TestMatch:
         rig.insert(tokens(10), "b")
         assert rig.verify().evictable == 20
 
-    def test_a_sequence_stays_in_its_namespace(self) -> None:
+    def test_published_sequence_stays_in_its_namespace(self) -> None:
         rig = CacheRig()
         running = rig.start(tokens(30), "a")
         assert rig.compute(running, 10)
@@ -364,7 +362,7 @@ class TestMatch:
         assert rig.cache.match_len("", tokens(30)) == 0
 
     @pytest.mark.parametrize("page", [1, 64])
-    def test_128k_tokens(self, page: int) -> None:
+    def test_prompt_of_128k_tokens_is_cached(self, page: int) -> None:
         length = 131_072
         rig = CacheRig(num_tokens=2 * length, page_size=page, context=length, rows=2)
         ids = np.random.default_rng(0).integers(0, 32_000, length, dtype=np.int32)
@@ -379,7 +377,7 @@ class TestMatch:
         assert rig.verify().evictable == length
 
 
-def test_a_long_prompt_is_looked_up_where_its_beginning_ends() -> None:
+def test_long_prompt_lookup_finds_whole_cached_prefix() -> None:
     rig = CacheRig(num_tokens=16_384, context=8192)
     ids = np.arange(6000, dtype=np.int32)
     tree = rig.cache.tree

@@ -22,7 +22,7 @@ def whole(length: int, page: int) -> int:
 
 
 class TestReset:
-    def test_everything_is_free_again(self) -> None:
+    def test_reset_frees_everything(self) -> None:
         rig = CacheRig(page_size=4)
         for i in range(5):
             rig.insert(tokens(30, 100 * i))
@@ -33,7 +33,7 @@ class TestReset:
         rig.insert(tokens(30))
         assert rig.verify().evictable == 28
 
-    def test_it_is_refused_while_a_sequence_is_open(self) -> None:
+    def test_reset_is_refused_while_sequence_is_open(self) -> None:
         rig = CacheRig()
         rig.insert(tokens(10))
         running = rig.start(tokens(20))
@@ -44,7 +44,7 @@ class TestReset:
 
 
 class TestMisuse:
-    def test_a_closed_sequence_cannot_be_used(self) -> None:
+    def test_closed_sequence_cannot_be_used(self) -> None:
         rig = CacheRig()
         running = rig.start(tokens(5))
         rig.release(running)
@@ -69,9 +69,9 @@ class TestMisuse:
             rig.cache.cache_unfinished_req(running.kv, tokens(count))
         rig.verify()
 
-    def test_a_cache_is_enabled_unless_told_otherwise(self) -> None:
+    def test_cache_is_enabled_by_default(self) -> None:
         assert not RadixCache(ReqToTokenPool(2, 8), Allocator(64), page_size=1).disabled
 
-    def test_page_sizes_must_agree(self) -> None:
+    def test_cache_page_size_must_match_allocator(self) -> None:
         with pytest.raises(ValueError, match="differs from the allocator's 16"):
             RadixCache(ReqToTokenPool(2, 8), Allocator(64, 16), page_size=1)

@@ -22,7 +22,7 @@ def cached_tokens(rig: CacheRig, ids: np.ndarray) -> int:
 
 
 class TestRetire:
-    def test_it_goes_before_what_was_used_longer_ago(self) -> None:
+    def test_retired_node_is_evicted_before_older_ones(self) -> None:
         rig = CacheRig()
         old, new = int32(1, 2, 3, 4), int32(5, 6, 7, 8)
         rig.insert(old)
@@ -33,7 +33,7 @@ class TestRetire:
         assert (cached_tokens(rig, old), cached_tokens(rig, new)) == (4, 0)
         rig.verify()
 
-    def test_the_whole_chain_goes_but_not_what_was_there_before(self) -> None:
+    def test_retire_covers_whole_chain_beyond_kept_prefix(self) -> None:
         rig = CacheRig()
         turn = np.arange(1, 41, dtype=np.int32)
         rig.insert(turn[:10])  # somebody else's: the job found it
@@ -46,7 +46,7 @@ class TestRetire:
         assert (cached_tokens(rig, turn), cached_tokens(rig, other)) == (10, 3)
         rig.verify()
 
-    def test_it_stops_where_others_branch_off(self) -> None:
+    def test_retire_stops_at_branching_nodes(self) -> None:
         rig = CacheRig()
         rig.insert(int32(1, 2, 3, 4, 5))
         rig.insert(int32(1, 2, 3, 8, 9))
@@ -54,7 +54,7 @@ class TestRetire:
         assert retire(rig.cache, end_of(rig, int32(1, 2, 3))) == 0
         rig.verify()
 
-    def test_it_stops_where_others_branched_off_once(self) -> None:
+    def test_retire_stops_at_formerly_branching_nodes(self) -> None:
         """They have left, and such may come again."""
         rig = CacheRig()
         rig.insert(int32(1, 2, 3, 8, 9))
@@ -71,7 +71,7 @@ class TestRetire:
     @pytest.mark.parametrize(
         ("page", "kept", "left"), [(1, 5, 5), (1, 0, 0), (1, 12, 12), (4, 5, 8), (4, 8, 8), (4, 11, 12)]
     )
-    def test_it_begins_within_a_node(self, page: int, kept: int, left: int) -> None:
+    def test_retire_within_node_starts_at_next_whole_page(self, page: int, kept: int, left: int) -> None:
         """At the next whole page."""
         rig = CacheRig(page_size=page, num_tokens=64)
         ids, other = np.arange(1, 13, dtype=np.int32), np.arange(40, 52, dtype=np.int32)
@@ -83,7 +83,7 @@ class TestRetire:
         assert (cached_tokens(rig, ids), cached_tokens(rig, other)) == (left, 12)
         rig.verify()
 
-    def test_it_stops_where_somebody_holds_it(self) -> None:
+    def test_retire_stops_at_locked_nodes(self) -> None:
         rig = CacheRig()
         rig.insert(int32(1, 2, 3, 4))
         running = rig.start(int32(1, 2, 3, 4, 5, 6))
@@ -95,7 +95,7 @@ class TestRetire:
         assert cached_tokens(rig, int32(1, 2, 3, 4, 5, 6)) == 4, "it goes as the least recently used, from its end"
         rig.verify()
 
-    def test_who_comes_back_for_it_makes_it_young_again(self) -> None:
+    def test_match_revives_retired_node(self) -> None:
         rig = CacheRig()
         mine, other = int32(1, 2, 3), int32(5, 6, 7)
         rig.insert(mine)
@@ -107,7 +107,7 @@ class TestRetire:
         rig.verify()
         assert rig.cache.evict(100) == 3
 
-    def test_of_the_root_and_of_what_is_gone_nothing_happens(self) -> None:
+    def test_retiring_root_or_removed_node_does_nothing(self) -> None:
         rig = CacheRig()
         rig.insert(int32(1, 2, 3))
         gone = end_of(rig, int32(1, 2, 3))
@@ -117,7 +117,7 @@ class TestRetire:
 
     @pytest.mark.parametrize("page", [1, 4, 16])
     @pytest.mark.parametrize("seed", range(6))
-    def test_at_random_no_entry_is_lost(self, seed: int, page: int) -> None:
+    def test_random_retires_lose_no_eviction_entry(self, seed: int, page: int) -> None:
         """Retired nodes are used, locked, split and evicted like any others."""
         print(f"seed {seed}")
         rng = random.Random(seed)
@@ -149,7 +149,7 @@ def tokens(*values: int) -> np.ndarray:
 
 
 class TestDropPath:
-    def test_the_path_and_all_that_hangs_on_it_goes(self) -> None:
+    def test_drop_path_removes_path_and_its_subtrees(self) -> None:
         rig = CacheRig()
         rig.insert(tokens(1, 2, 3, 4))
         rig.insert(tokens(1, 2, 9, 9, 9))
@@ -167,7 +167,7 @@ class TestDropPath:
         assert rig.cache.evict(100) == 6
         rig.verify()
 
-    def test_what_others_lock_stays_for_them_alone(self) -> None:
+    def test_dropped_locked_nodes_stay_for_their_holders_only(self) -> None:
         rig = CacheRig(page_size=4)
         stem = np.arange(12, dtype=np.int32)
         rig.insert(np.append(stem, tokens(50, 50, 50, 50)))
@@ -190,7 +190,7 @@ class TestDropPath:
         assert rig.cache.evict(1000) == 2 * 16
         assert rig.verify().free == rig.allocator.total_tokens
 
-    def test_a_hidden_branch_can_be_dropped_again(self) -> None:
+    def test_hidden_branch_can_be_dropped_again(self) -> None:
         rig = CacheRig()
         running = rig.start(tokens(1, 2, 3, 4))
         assert rig.compute(running)
@@ -204,7 +204,7 @@ class TestDropPath:
         assert rig.verify().free == rig.allocator.total_tokens
 
     @pytest.mark.parametrize("page", [1, 4])
-    def test_the_sound_start_of_a_path_stays(self, page: int) -> None:
+    def test_drop_path_keeps_the_requested_prefix(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         stem = np.arange(12, dtype=np.int32)
         rig.insert(np.append(stem, np.full(8, 50, dtype=np.int32)))
@@ -219,7 +219,7 @@ class TestDropPath:
         assert rig.cache.evict(1000) == 8 + 8, "what has lost its children can be evicted"
         rig.verify()
 
-    def test_what_is_locked_below_the_sound_start_is_hidden(self) -> None:
+    def test_locked_nodes_below_kept_prefix_are_hidden(self) -> None:
         rig = CacheRig()
         running = rig.start(tokens(1, 2, 3, 4, 5))
         assert rig.compute(running)
@@ -239,7 +239,7 @@ class TestDropPath:
         assert rig.verify().free == rig.allocator.total_tokens
 
     @pytest.mark.parametrize("namespace", ["", "salt"])
-    def test_no_look_up_goes_on_in_a_hidden_branch(self, namespace: str) -> None:
+    def test_lookup_does_not_resume_in_hidden_branch(self, namespace: str) -> None:
         rig = CacheRig()
         running = rig.start(tokens(1, 2, 3, 4), namespace)
         assert rig.compute(running)
@@ -255,7 +255,7 @@ class TestDropPath:
 
     @pytest.mark.parametrize("page", [1, 4, 16])
     @pytest.mark.parametrize("seed", range(4))
-    def test_random_drops_lose_nothing(self, seed: int, page: int) -> None:
+    def test_random_drops_leak_no_slots(self, seed: int, page: int) -> None:
         rng = random.Random(seed)
         rig = CacheRig(num_tokens=40 * page, page_size=page, rows=6)
         for _ in range(150):

@@ -24,7 +24,7 @@ def followed(rig: CacheRig, ids: np.ndarray, most: int, namespace: str = "") -> 
 
 
 @PAGES
-def test_every_beginning_is_followed_by_the_rest(page_size: int) -> None:
+def test_each_cached_prefix_is_followed_by_its_rest(page_size: int) -> None:
     """Of the whole pages that are cached; a beginning shorter than a page says nothing yet."""
     rig = CacheRig(page_size=page_size)
     ids = np.arange(10, 10 + 3 * page_size + 20, dtype=np.int32)
@@ -39,7 +39,7 @@ def test_every_beginning_is_followed_by_the_rest(page_size: int) -> None:
 
 
 @PAGES
-def test_a_guess_follows_the_path_through_splits_to_what_was_used_last(page_size: int) -> None:
+def test_guess_follows_most_recently_used_branch(page_size: int) -> None:
     rig = CacheRig(page_size=page_size, num_tokens=2048)
     trunk = np.arange(2 * page_size, dtype=np.int32)
     first, second = (np.concatenate([trunk, np.full(page_size, value, dtype=np.int32)]) for value in (500, 600))
@@ -51,7 +51,7 @@ def test_a_guess_follows_the_path_through_splits_to_what_was_used_last(page_size
     assert followed(rig, start, 3 * page_size) == first[page_size:].tolist()
 
 
-def test_no_path() -> None:
+def test_uncached_prefixes_have_no_guess() -> None:
     rig = CacheRig()
     rig.insert(numbers(1, 2, 3, 4), "mine")
     assert followed(rig, numbers(1, 2), 9, "mine") == [3, 4]
@@ -60,7 +60,7 @@ def test_no_path() -> None:
     assert followed(rig, numbers(1, 2, 3, 4, 5), 9, "mine") is None
 
 
-def test_a_page_with_many_siblings_costs_no_more_than_some() -> None:
+def test_guess_examines_a_bounded_number_of_children() -> None:
     rig = CacheRig(page_size=2, num_tokens=2048)
     for value in range(MAX_CHILDREN + 5):
         rig.insert(numbers(1, 2, 3, 1000 + value))
@@ -68,7 +68,7 @@ def test_a_page_with_many_siblings_costs_no_more_than_some() -> None:
     assert found is not None and found[0] < 1000 + MAX_CHILDREN, "those behind are not looked at"
 
 
-def test_random_trees() -> None:
+def test_guesses_in_random_trees_are_cached_continuations() -> None:
     """A guess is what follows in some cached sequence that begins so."""
     rng = random.Random(3)
     for page_size in (1, 2, 4):

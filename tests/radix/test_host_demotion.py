@@ -24,7 +24,7 @@ def node_of(rig: TierRig, ids: np.ndarray) -> TreeNode:
 
 class TestPromise:
     @POLICIES
-    def test_it_is_kept_where_memory_is_needed_at_once(self, policy: HostPolicy) -> None:
+    def test_demoted_path_is_stored_under_memory_pressure(self, policy: HostPolicy) -> None:
         """The path and what hangs on it in the middle: only the path is promised."""
         rig = TierRig(page_size=4, policy=policy)
         rig.insert(tokens(32))
@@ -42,7 +42,7 @@ class TestPromise:
         other = rig.cache.match_len("", np.concatenate([tokens(32), tokens(16, 500)]))
         assert other == (48 if policy.write_back else 32)
 
-    def test_without_pressure_it_is_stored_in_the_background(self) -> None:
+    def test_demoted_path_is_stored_in_background_without_pressure(self) -> None:
         rig = TierRig(page_size=4, policy=SELECTIVE)
         rig.insert(tokens(64))
         rig.insert(tokens(64, 1000))
@@ -53,7 +53,7 @@ class TestPromise:
         rig.check()
         assert rig.tier.tokens == 64 and node_of(rig, tokens(64)).host is not None
 
-    def test_once_stored_it_is_not_stored_again(self) -> None:
+    def test_demoted_path_is_stored_only_once(self) -> None:
         """The host may have given it up: a promise is no pin."""
         rig = TierRig(page_size=4, policy=SELECTIVE)
         rig.insert(tokens(64))
@@ -64,7 +64,7 @@ class TestPromise:
         assert rig.cache.evict(64) == 64 and rig.cache.total_nodes == 0
         rig.check()
 
-    def test_not_more_than_the_host_can_hold(self) -> None:
+    def test_promised_tokens_are_limited_by_host_capacity(self) -> None:
         rig = TierRig(page_size=4, host_tokens=64)
         rig.insert(tokens(48))
         rig.store_all()
@@ -76,7 +76,7 @@ class TestPromise:
         assert rig.tier.promised_tokens(node_of(rig, tokens(64, 1000))) == 64
         assert rig.tier.promised_tokens(node_of(rig, tokens(68, 2000))) == 0
 
-    def test_nothing_that_cannot_be_trusted(self) -> None:
+    def test_dropped_path_is_not_demoted(self) -> None:
         rig = TierRig(page_size=4)
         running = rig.start(tokens(64))
         assert rig.compute(running)
@@ -93,7 +93,7 @@ class TestPromise:
 
 
 @pytest.mark.parametrize("end", ["broken", "expired", "released", "handed off"])
-def test_a_lease_that_ends_early_is_demoted(end: str) -> None:
+def test_only_broken_or_expired_leases_are_demoted(end: str) -> None:
     rig = TierRig(page_size=4, policy=SELECTIVE)
     budget = LeaseBudget(4, max_tokens=512, max_leases=4)
     leases = LeaseTable(rig.cache, budget, value=lambda lease, now: (0.0,))

@@ -29,14 +29,14 @@ def healthy() -> tuple[CacheRig, Running]:
     return rig, running
 
 
-def test_the_account_names_every_token() -> None:
+def test_account_covers_every_token() -> None:
     rig, _ = healthy()
     assert rig.verify() == Account(
         free=256 - 24 - 16, evictable=4, protected=20, request_private=16, beam_private=0, quarantined=0, total=256
     )
 
 
-def test_the_dump_shows_the_tree() -> None:
+def test_dump_shows_the_tree() -> None:
     rig, _ = healthy()
     rig.cache.match_prefix("salt", tokens(4))
     assert re.sub(r" last_access=\d+", "", dump(rig.cache)).splitlines() == [
@@ -49,7 +49,7 @@ def test_the_dump_shows_the_tree() -> None:
     assert "namespace='salt'" in dump(rig.cache).splitlines()[1]
 
 
-def test_the_dump_is_cut_off_where_it_would_be_long() -> None:
+def test_long_dump_is_truncated() -> None:
     rig, _ = healthy()
     assert len(dump(rig.cache, max_nodes=4).splitlines()) == 4
     cut = dump(rig.cache, max_nodes=2).splitlines()
@@ -223,7 +223,7 @@ def slot_twice_in_the_tree(rig: CacheRig, running: Running) -> None:
         (slot_twice_in_the_tree, "stands in the tree twice"),
     ],
 )
-def test_damage_to_the_tree_is_found(damage: Callable[[CacheRig, Running], None], message: str) -> None:
+def test_tree_damage_is_detected(damage: Callable[[CacheRig, Running], None], message: str) -> None:
     rig, running = healthy()
     damage(rig, running)
     with pytest.raises(InvariantError, match=message) as error:
@@ -231,7 +231,7 @@ def test_damage_to_the_tree_is_found(damage: Callable[[CacheRig, Running], None]
     assert "node #" in str(error.value)  # the dump
 
 
-def test_a_missing_lock_is_found_without_knowing_the_sequences() -> None:
+def test_missing_lock_is_detected_without_sequences() -> None:
     rig, running = healthy()
     node = running.kv.node
     assert node is not None
@@ -241,7 +241,7 @@ def test_a_missing_lock_is_found_without_knowing_the_sequences() -> None:
         check_tree(rig.cache)
 
 
-def test_a_sequence_on_a_node_that_is_gone_is_found() -> None:
+def test_sequence_on_removed_node_is_detected() -> None:
     rig, running = healthy()
     rig.release(running)
     stray = rig.cache.match_prefix("", tokens(20)).handle
@@ -306,27 +306,27 @@ def broken_length(rig: CacheRig, running: Running) -> None:
         (broken_length, "impossible lengths"),
     ],
 )
-def test_damage_to_a_sequence_is_found(damage: Callable[[CacheRig, Running], None], message: str) -> None:
+def test_sequence_damage_is_detected(damage: Callable[[CacheRig, Running], None], message: str) -> None:
     rig, running = healthy()
     damage(rig, running)
     with pytest.raises(InvariantError, match=message):
         conservation(rig.cache, rig.allocator, [running.kv])
 
 
-def test_a_row_with_two_owners_is_found() -> None:
+def test_row_with_two_owners_is_detected() -> None:
     rig, running = healthy()
     with pytest.raises(InvariantError, match="share a row"):
         conservation(rig.cache, rig.allocator, [running.kv, running.kv])
 
 
-def test_a_closed_sequence_is_found() -> None:
+def test_closed_sequence_is_detected() -> None:
     rig, running = healthy()
     rig.release(running)
     with pytest.raises(InvariantError, match="free"):
         conservation(rig.cache, rig.allocator, [running.kv])
 
 
-def test_a_leak_and_a_surplus_are_told_apart() -> None:
+def test_leaked_and_doubly_owned_tokens_are_distinguished() -> None:
     rig, running = healthy()
     account = conservation(rig.cache, rig.allocator, [])
     assert account.leaked == 16
@@ -337,14 +337,14 @@ def test_a_leak_and_a_surplus_are_told_apart() -> None:
         conservation(rig.cache, rig.allocator, [running.kv]).check()
 
 
-def test_a_single_token_can_leak() -> None:
+def test_leak_of_a_single_token_is_detected() -> None:
     account = Account(free=9, evictable=1, protected=1, request_private=1, beam_private=1, quarantined=1, total=14)
     account.check()
     with pytest.raises(InvariantError, match="1 tokens of the pool have no owner"):
         replace(account, total=15).check()
 
 
-def test_the_pages_of_beams_count_and_have_one_owner() -> None:
+def test_beam_pages_are_counted_and_have_one_owner() -> None:
     rig, running = healthy()
     slots = rig.allocator.alloc_extend(tokens(1), tokens(13)[-1:], tokens(1))
     assert slots is not None
@@ -355,7 +355,7 @@ def test_the_pages_of_beams_count_and_have_one_owner() -> None:
         conservation(rig.cache, rig.allocator, [running.kv], [pages, pages[2:]])
 
 
-def test_a_pool_may_leak_as_a_whole() -> None:
+def test_leak_of_the_whole_pool_is_counted() -> None:
     rig = CacheRig(num_tokens=16, page_size=4)
     assert rig.allocator.alloc_extend(tokens(1), tokens(17)[-1:], tokens(1)) is not None
     assert conservation(rig.cache, rig.allocator, []).leaked == 16

@@ -47,7 +47,7 @@ def test_lifetime_idle_time_and_reuse_gap() -> None:
     assert sum(lives.lifetime.counts) == sum(lives.idle_time.counts) == lives.evicted_tokens == 21
 
 
-def test_parts_of_a_split_node_are_as_old_as_it() -> None:
+def test_split_parts_keep_the_age_of_their_node() -> None:
     scene = Scene(CacheRig())
     scene.at(10.0).insert(tokens(20))
     scene.at(13.0).insert(np.concatenate([tokens(8), int32(99, 98)]))  # splits after 8, which were stored 3 s ago
@@ -57,7 +57,7 @@ def test_parts_of_a_split_node_are_as_old_as_it() -> None:
     assert scene.lives.idle_time.sum == 12 * 10 + 2 * 7 + 8 * 7
 
 
-def test_who_waits_does_not_count() -> None:
+def test_lookups_of_waiting_requests_are_no_reuse() -> None:
     scene = Scene(CacheRig())
     scene.at(1.0).insert(tokens(10))
     for second in range(2, 50):
@@ -68,14 +68,14 @@ def test_who_waits_does_not_count() -> None:
     assert scene.lives.idle_time.sum == 12 * 10
 
 
-def test_nothing_found_is_no_reuse() -> None:
+def test_miss_records_no_reuse_gap() -> None:
     scene = Scene(CacheRig())
     scene.at(1.0).insert(tokens(10))
     scene.at(2.0).insert(tokens(10, first=500))
     assert not shown(scene.lives.reuse_gap)
 
 
-def test_what_is_retired_is_told_apart() -> None:
+def test_retired_tokens_are_counted_separately() -> None:
     scene = Scene(CacheRig())
     rig = scene.at(1.0)
     rig.insert(tokens(10))
@@ -88,7 +88,7 @@ def test_what_is_retired_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_what_leaves_otherwise_is_not_evicted(page_size: int) -> None:
+def test_dropped_or_flushed_tokens_are_not_counted_as_evicted(page_size: int) -> None:
     scene = Scene(CacheRig(page_size=page_size))
     rig = scene.at(1.0)
     rig.insert(tokens(128))
@@ -101,7 +101,7 @@ def test_what_leaves_otherwise_is_not_evicted(page_size: int) -> None:
     assert not shown(lives.lifetime) and lives.cleared_at == 1.0
 
 
-def test_what_comes_back_from_the_host_has_not_begun_anew() -> None:
+def test_lifetime_continues_across_the_host_tier() -> None:
     rig = TierRig()
     scene = Scene(rig)
     scene.at(100.0).insert(tokens(32))
@@ -123,7 +123,7 @@ def test_what_comes_back_from_the_host_has_not_begun_anew() -> None:
     assert (lives.evicted_tokens, lives.to_host_tokens, lives.ghosts.recorded_tokens) == (72, 64, 8)
 
 
-def test_distrusted_kv_on_the_host_was_not_evicted_again() -> None:
+def test_dropped_host_copy_is_not_evicted_a_second_time() -> None:
     rig = TierRig()
     scene = Scene(rig)
     scene.at(1.0).insert(tokens(32))
@@ -137,7 +137,7 @@ def test_distrusted_kv_on_the_host_was_not_evicted_again() -> None:
     assert lives.ghosts.recorded_tokens == 0
 
 
-def test_many_times_wait_in_bounded_memory() -> None:
+def test_pending_reuse_samples_are_bounded() -> None:
     scene = Scene(CacheRig(num_tokens=2 * MAX_NOTED + 50))
     rig = scene.at(1.0)
     for number in range(MAX_NOTED + 5):
@@ -170,7 +170,7 @@ def watched_rig(**options: Any) -> CacheRig:
 
 
 class TestGhostSample:
-    def test_what_comes_back_counts_once(self) -> None:
+    def test_recomputed_evicted_tokens_count_once(self) -> None:
         rig = watched_rig()
         rig.insert(run_of_ids(40, 1))
         rig.cache.evict(40)
@@ -180,7 +180,7 @@ class TestGhostSample:
         rig.insert(run_of_ids(40, 1))
         assert ghost_counts(rig) == (40, 40)
 
-    def test_others_do_not_count(self) -> None:
+    def test_other_prompts_and_namespaces_do_not_count_as_recomputed(self) -> None:
         rig = watched_rig()
         rig.insert(run_of_ids(40, 1))
         rig.cache.evict(40)
@@ -189,7 +189,7 @@ class TestGhostSample:
         assert ghost_counts(rig) == (40, 0)
 
     @pytest.mark.parametrize("page_size", [1, 4])
-    def test_a_conversation_that_went_turn_by_turn_comes_back_whole(self, page_size: int) -> None:
+    def test_conversation_evicted_piecewise_is_recognised_whole(self, page_size: int) -> None:
         rig = watched_rig(page_size=page_size)
         for end in (12, 24, 40):
             rig.insert(run_of_ids(end, 1))
@@ -200,14 +200,14 @@ class TestGhostSample:
         rig.insert(np.concatenate([run_of_ids(40, 1), run_of_ids(8, 900)]))
         assert ghost_counts(rig) == (40, 40)
 
-    def test_what_goes_another_way_counts_up_to_there(self) -> None:
+    def test_diverging_prompt_counts_up_to_the_divergence(self) -> None:
         rig = watched_rig(page_size=4)
         rig.insert(run_of_ids(40, 1))
         rig.cache.evict(40)
         rig.insert(np.concatenate([run_of_ids(18, 1), run_of_ids(22, 900)]))
         assert ghost_counts(rig) == (40, 16), "in whole pages"
 
-    def test_a_prompt_that_comes_in_chunks_counts_whole(self) -> None:
+    def test_chunked_prompt_counts_as_a_whole(self) -> None:
         rig = watched_rig()
         rig.insert(run_of_ids(40, 1))
         rig.cache.evict(40)
@@ -218,14 +218,14 @@ class TestGhostSample:
         rig.finish(running)
         assert ghost_counts(rig) == (40, 40)
 
-    def test_a_tail_below_what_stayed(self) -> None:
+    def test_evicted_tail_counts_when_recomputed(self) -> None:
         rig = watched_rig()
         rig.insert(run_of_ids(40, 1))
         rig.cache.evict(15)
         rig.insert(run_of_ids(40, 1))
         assert ghost_counts(rig) == (15, 15)
 
-    def test_too_late_is_not_too_early(self) -> None:
+    def test_recomputation_after_sample_window_does_not_count(self) -> None:
         """A sample is an eighth of the pool, and is watched until the pool has been evicted once more."""
         rig = watched_rig(num_tokens=80)
         rig.insert(run_of_ids(20, 1))
@@ -242,7 +242,7 @@ class TestGhostSample:
         rig.cache.evict(20)
         assert ghost_counts(rig) == (40, 0), "the next sample"
 
-    def test_a_flush_is_no_eviction(self) -> None:
+    def test_flush_does_not_count_as_eviction(self) -> None:
         rig = watched_rig()
         rig.insert(run_of_ids(40, 1))
         rig.insert(run_of_ids(40, 500))
@@ -252,7 +252,7 @@ class TestGhostSample:
         rig.insert(run_of_ids(40, 500))
         assert ghost_counts(rig) == (40, 0)
 
-    def test_what_a_store_brings_back_is_not_computed_again(self) -> None:
+    def test_loaded_tokens_do_not_count_as_recomputed(self) -> None:
         rig = TierRig()
         lives = KVLives(rig.cache)
         rig.insert(run_of_ids(40, 1))
@@ -268,7 +268,7 @@ class TestGhostSample:
 
     @pytest.mark.parametrize("seed", range(30))
     @pytest.mark.parametrize("page_size", [1, 4])
-    def test_never_more_than_a_slow_twin_finds(self, seed: int, page_size: int) -> None:
+    def test_ghosts_never_count_more_than_slow_twin(self, seed: int, page_size: int) -> None:
         """The twin knows every token that was evicted, by all that comes before it."""
         rng = random.Random(seed)
         rig = watched_rig(num_tokens=96, page_size=page_size)
@@ -314,7 +314,7 @@ class TestGhostSample:
 
 
 class TestHistogram:
-    def test_a_value_on_a_bound_belongs_below_it(self) -> None:
+    def test_bucket_bounds_are_inclusive_upper_bounds(self) -> None:
         spread = Histogram((1.0, 10.0))
         spread.add_values(np.array([0.0, 1.0, 1.5, 10.0, 10.5, 99.0]), np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0]))
         assert spread.counts == [3, 12, 48]

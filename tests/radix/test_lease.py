@@ -49,7 +49,7 @@ def lease_of(rig: CacheRig, leases: LeaseTable, ids: np.ndarray, deadline: float
 
 @PAGES
 class TestStates:
-    def test_handed_off_whole(self, page: int) -> None:
+    def test_handoff_passes_on_the_whole_sequence(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         leases = lease_table(rig, max_tokens=1024, max_leases=8)
         lease, running = lease_of(rig, leases, tokens(50), 10.0)
@@ -62,7 +62,7 @@ class TestStates:
         rig.finish(running)
         rig.verify()
 
-    def test_unclaimed_gets_the_remaining_time_back(self, page: int) -> None:
+    def test_unclaimed_lease_gets_its_remaining_time_back(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         leases = lease_table(rig, max_tokens=1024, max_leases=8)
         lease, running = lease_of(rig, leases, tokens(50), 10.0)
@@ -77,7 +77,7 @@ class TestStates:
         assert lease.state is LeaseState.EXPIRED and not leases.claim(lease, 36.0)
         assert rig.verify().request_private == 0
 
-    def test_a_deadline_that_is_now_can_still_be_claimed(self, page: int) -> None:
+    def test_lease_can_be_claimed_at_its_deadline(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         leases = lease_table(rig)
         lease, _ = lease_of(rig, leases, tokens(50), 10.0)
@@ -86,7 +86,7 @@ class TestStates:
         assert lease.deadline == 12.0 and lease.idle_since == 12.0
 
     @pytest.mark.parametrize("end", ["release", "break", "expire"])
-    def test_every_end_gives_back_row_lock_and_tail(self, page: int, end: str) -> None:
+    def test_every_lease_end_frees_row_lock_and_tail(self, page: int, end: str) -> None:
         rig = CacheRig(page_size=page)
         leases = lease_table(rig, max_tokens=1024, max_leases=8)
         lease, running = lease_of(rig, leases, tokens(53), 10.0)
@@ -113,7 +113,7 @@ class TestStates:
         with pytest.raises(ValueError, match="already"):
             leases.hand_off(lease)
 
-    def test_extend_moves_only_granted_leases(self, page: int) -> None:
+    def test_only_granted_leases_can_be_extended(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         leases = lease_table(rig, max_tokens=1024, max_leases=8)
         lease, _ = lease_of(rig, leases, tokens(20), 10.0)
@@ -122,7 +122,7 @@ class TestStates:
         assert not leases.extend_lease(lease, 90.0)
 
 
-def test_the_least_valuable_breaks_first_and_claimed_ones_last() -> None:
+def test_least_valuable_lease_breaks_first_and_claimed_ones_last() -> None:
     rig = CacheRig()
     leases = lease_table(rig, max_tokens=1024, max_leases=8)
     made = [lease_of(rig, leases, tokens(10, 100 * i), 10.0 + i)[0] for i in range(4)]
@@ -135,14 +135,14 @@ def test_the_least_valuable_breaks_first_and_claimed_ones_last() -> None:
     assert rig.verify().protected == 0
 
 
-def test_a_spared_lease_is_not_broken() -> None:
+def test_spared_lease_is_not_broken() -> None:
     rig = CacheRig()
     leases = lease_table(rig, max_tokens=1024, max_leases=8)
     lease, _ = lease_of(rig, leases, tokens(10), 10.0)
     assert not leases.break_one(0.0, spare=lease) and lease.is_live
 
 
-def test_over_a_budget_the_caller_keeps_the_sequence() -> None:
+def test_grant_over_budget_leaves_sequence_to_caller() -> None:
     rig = CacheRig()
     leases = lease_table(rig, max_tokens=60, max_leases=2)
     lease_of(rig, leases, tokens(40), 10.0)
@@ -161,7 +161,7 @@ def test_over_a_budget_the_caller_keeps_the_sequence() -> None:
     assert leases.grant(third.kv, LeaseTerms(10.0, 0.0)) is None, "as many leases as there may be"
 
 
-def test_each_way_to_end_is_counted() -> None:
+def test_lease_ends_are_counted_by_kind() -> None:
     rig = CacheRig()
     leases = lease_table(rig, max_leases=16)
     for end, count in (("hand_off", 2), ("release", 3), ("break_lease", 4)):
@@ -171,7 +171,7 @@ def test_each_way_to_end_is_counted() -> None:
 
 
 @pytest.mark.parametrize("end", ["break_all", "abandon"])
-def test_all_leases_end_at_once(end: str) -> None:
+def test_break_all_and_abandon_end_all_leases(end: str) -> None:
     rig = CacheRig()
     leases = lease_table(rig, max_leases=3)
     for first in (0, 100):
@@ -191,7 +191,7 @@ def test_all_leases_end_at_once(end: str) -> None:
     assert all(lease.is_live for lease in made), "the budget is free again"
 
 
-def test_an_orphan_goes_at_once_and_a_claimed_one_when_its_children_have_given_it_back() -> None:
+def test_orphaned_lease_ends_when_no_longer_claimed() -> None:
     rig = CacheRig()
     leases = lease_table(rig)
     unclaimed, claimed = (lease_of(rig, leases, tokens(10, first), 50.0)[0] for first in (0, 100))
@@ -206,7 +206,7 @@ def test_an_orphan_goes_at_once_and_a_claimed_one_when_its_children_have_given_i
 
 
 @pytest.mark.parametrize("ends_first", [False, True])
-def test_what_a_step_in_flight_writes_is_quarantined_until_it_is_done(ends_first: bool) -> None:
+def test_leased_pages_written_by_step_in_flight_are_quarantined(ends_first: bool) -> None:
     rig = CacheRig()
     leases = lease_table(rig)
     running = rig.start(tokens(15))
@@ -227,7 +227,7 @@ def test_what_a_step_in_flight_writes_is_quarantined_until_it_is_done(ends_first
 
 
 @PAGES
-def test_leased_tokens_count_shared_pages_once_whatever_happens(page: int) -> None:
+def test_leased_tokens_count_shared_pages_once(page: int) -> None:
     rng = random.Random(page)
     print("seed", page)
     rig = CacheRig(num_tokens=2048, page_size=page, rows=16)
@@ -259,7 +259,7 @@ def test_leased_tokens_count_shared_pages_once_whatever_happens(page: int) -> No
 @PAGES
 class TestCutsAndForks:
     @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 30, 31, 49, 50])
-    def test_truncate_keeps_a_prefix_that_can_go_on(self, page: int, length: int) -> None:
+    def test_truncated_sequence_can_be_extended(self, page: int, length: int) -> None:
         rig = CacheRig(page_size=page)
         running = rig.start(tokens(50))
         assert rig.compute(running, 31)
@@ -275,7 +275,7 @@ class TestCutsAndForks:
         rig.finish(running)
         rig.verify()
 
-    def test_truncate_can_quarantine(self, page: int) -> None:
+    def test_truncate_quarantines_pages_under_fence(self, page: int) -> None:
         rig = CacheRig(page_size=page)
         running = rig.start(tokens(50))
         assert rig.compute(running)

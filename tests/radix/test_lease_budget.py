@@ -42,14 +42,14 @@ class Scene:
         return lease
 
 
-def test_the_longest_idle_gives_way_when_all_rows_are_taken() -> None:
+def test_longest_idle_lease_breaks_when_all_rows_are_taken() -> None:
     scene = Scene(max_leases=2)
     first, second = scene.must_grant(), scene.must_grant()
     third = scene.must_grant()
     assert first.state is LeaseState.BROKEN and second.is_live and third.is_live and len(scene.table) == 2
 
 
-def test_as_many_give_way_as_the_tokens_take() -> None:
+def test_grant_breaks_as_many_leases_as_its_tokens_need() -> None:
     scene = Scene(max_tokens=40)
     old = [scene.must_grant() for _ in range(4)]
     assert all(lease.is_live for lease in old), "just as much as there may be"
@@ -58,7 +58,7 @@ def test_as_many_give_way_as_the_tokens_take() -> None:
     assert scene.table.leased_tokens == 35
 
 
-def test_what_can_never_fit_breaks_nobody() -> None:
+def test_grant_that_can_never_fit_breaks_no_lease() -> None:
     scene = Scene(max_tokens=20)
     kept = scene.must_grant()
     assert scene.grant(prompt=np.arange(500, 525, dtype=np.int32)) is None
@@ -67,7 +67,7 @@ def test_what_can_never_fit_breaks_nobody() -> None:
     assert not kept.is_live
 
 
-def test_claimed_leases_do_not_give_way() -> None:
+def test_claimed_leases_do_not_break_for_new_grants() -> None:
     scene = Scene(max_leases=1)
     claimed = scene.must_grant()
     assert scene.table.claim(claimed, scene.now)
@@ -77,14 +77,14 @@ def test_claimed_leases_do_not_give_way() -> None:
     assert scene.grant() is not None and not claimed.is_live
 
 
-def test_a_client_at_its_limit_gives_up_its_own() -> None:
+def test_client_at_its_limit_breaks_only_its_own_leases() -> None:
     scene = Scene(max_leases=4, max_client_leases=2)
     other = scene.must_grant("b")
     greedy = [scene.must_grant("a") for _ in range(5)]
     assert other.is_live and [lease.is_live for lease in greedy] == [False, False, False, True, True]
 
 
-def test_a_share_of_the_tokens_binds_a_client_too() -> None:
+def test_client_token_limit_breaks_only_its_own_leases() -> None:
     scene = Scene(max_tokens=100, max_client_tokens=25)
     other = scene.must_grant("b")
     greedy = [scene.must_grant("a") for _ in range(3)]
@@ -93,13 +93,13 @@ def test_a_share_of_the_tokens_binds_a_client_too() -> None:
     assert [lease.is_live for lease in greedy] == [False, True, True], "more than its share breaks nobody"
 
 
-def test_a_client_may_hold_just_its_share() -> None:
+def test_client_may_hold_exactly_its_token_limit() -> None:
     scene = Scene(max_tokens=100, max_client_tokens=20)
     both = [scene.must_grant("a") for _ in range(2)]
     assert all(lease.is_live for lease in both)
 
 
-def test_what_a_client_has_given_back_counts_no_more_and_the_rest_still_does() -> None:
+def test_released_lease_no_longer_counts_against_its_client() -> None:
     scene = Scene(max_tokens=100, max_client_tokens=25)
     small = scene.must_grant("a", np.arange(300, 304, dtype=np.int32))
     large = scene.must_grant("a", np.arange(400, 416, dtype=np.int32))
@@ -110,12 +110,12 @@ def test_what_a_client_has_given_back_counts_no_more_and_the_rest_still_does() -
     assert not large.is_live, "one more is too many"
 
 
-def test_clients_without_a_name_have_no_limit_of_their_own() -> None:
+def test_unnamed_clients_have_no_client_limit() -> None:
     scene = Scene(max_leases=8, max_client_leases=1, max_client_tokens=5)
     assert len([scene.must_grant() for _ in range(8)]) == len(scene.table)
 
 
-def test_shared_tokens_count_once_and_for_whom_brought_them() -> None:
+def test_shared_tokens_count_once_for_their_first_client() -> None:
     scene = Scene(max_tokens=100, max_client_tokens=25)
     shared = np.arange(700, 720, dtype=np.int32)
     first = scene.must_grant("a", shared)
@@ -127,7 +127,7 @@ def test_shared_tokens_count_once_and_for_whom_brought_them() -> None:
     assert scene.table.leased_tokens == 0 and not scene.table.budget.serials_of("b")
 
 
-def test_a_lease_that_is_refused_after_others_gave_way_is_not_counted() -> None:
+def test_lease_refused_after_breaking_others_is_not_counted() -> None:
     scene = Scene(max_tokens=40)
     claimed = scene.must_grant()
     assert scene.table.claim(claimed, scene.now)
@@ -138,7 +138,7 @@ def test_a_lease_that_is_refused_after_others_gave_way_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("client", ["", "a"])
-def test_what_a_lease_is_worth_depends_on_the_time(client: str) -> None:
+def test_lease_value_is_evaluated_at_the_current_time(client: str) -> None:
     """The one that is worth least now gives way, not the one that was."""
     rig = CacheRig(num_tokens=1024, rows=8)
     budget = LeaseBudget(1, max_tokens=1024, max_leases=8 if client else 2, max_client_leases=2)
@@ -152,14 +152,14 @@ def test_what_a_lease_is_worth_depends_on_the_time(client: str) -> None:
     assert [lease is not None and lease.is_live for lease in made] == [True, False, True]
 
 
-def test_room_for_one_that_brings_nothing_is_there_up_to_the_limit() -> None:
+def test_make_room_for_empty_lease_at_the_limit_breaks_none() -> None:
     scene = Scene(max_tokens=20, max_client_tokens=10)
     both = [scene.must_grant("a"), scene.must_grant("b")]
     assert scene.table.make_room(LeaseTerms(1e9, scene.now, "a")) and scene.table.make_room(LeaseTerms(1e9, scene.now))
     assert all(lease.is_live for lease in both)
 
 
-def test_the_budget_says_whose_limit_would_be_broken() -> None:
+def test_exceeded_by_distinguishes_client_and_overall_limits() -> None:
     budget = LeaseBudget(1, max_tokens=10, max_leases=3, max_client_tokens=6, max_client_leases=2)
     budget.add_lease("a", 0, 3)
     budget.tokens = 10

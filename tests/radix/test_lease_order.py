@@ -60,7 +60,7 @@ def rising_value(lease: Lease, now: float) -> tuple[float, ...]:
 
 @pytest.mark.parametrize("value", [lease_value, rising_value])
 @pytest.mark.parametrize("seed", range(5))
-def test_expiry_and_breaking_equal_a_look_at_all_leases(seed: int, value: LeaseValue) -> None:
+def test_expiry_and_break_order_equal_full_scan(seed: int, value: LeaseValue) -> None:
     rng, now = random.Random(seed), 0.0
     rig = LeaseRig(value)
     leases, twin = rig.leases, todays_value if value is lease_value else value
@@ -98,7 +98,7 @@ def test_expiry_and_breaking_equal_a_look_at_all_leases(seed: int, value: LeaseV
     assert leases.counts.broken == broken and leases.counts.expired == expired
 
 
-def test_a_value_that_has_risen_is_seen() -> None:
+def test_risen_lease_value_is_noticed() -> None:
     worth = {0: 1.0, 1: 2.0, 2: 3.0}
     rig = LeaseRig(lambda lease, now: (worth[lease.serial] + (10.0 if lease.serial == 0 and now > 5.0 else 0.0),))
     cheap, middle, dear = (rig.grant(99.0) for _ in range(3))
@@ -107,7 +107,7 @@ def test_a_value_that_has_risen_is_seen() -> None:
     assert rig.break_one(6.0) is cheap
 
 
-def test_a_value_that_has_fallen_is_seen_once_the_table_is_told() -> None:
+def test_fallen_lease_value_is_noticed_after_extend() -> None:
     worth = {0: 1.0, 1: 2.0, 2: 3.0}
     rig = LeaseRig(lambda lease, now: (worth[lease.serial],))
     first, _, last = (rig.grant(99.0) for _ in range(3))
@@ -117,7 +117,7 @@ def test_a_value_that_has_fallen_is_seen_once_the_table_is_told() -> None:
     assert rig.break_one(0.0) is last
 
 
-def test_only_changed_leases_and_the_first_one_are_valued() -> None:
+def test_only_changed_and_first_leases_are_revalued() -> None:
     asked: list[int] = []
 
     def value(lease: Lease, now: float) -> tuple[float, ...]:
@@ -134,7 +134,7 @@ def test_only_changed_leases_and_the_first_one_are_valued() -> None:
     assert asked == [20, 1]
 
 
-def test_dead_entries_are_thrown_away() -> None:
+def test_lease_heaps_discard_dead_entries() -> None:
     rig = LeaseRig(max_leases=8)
     kept = [rig.grant(1e9) for _ in range(4)]
     for number in range(2000):
@@ -148,7 +148,7 @@ def test_dead_entries_are_thrown_away() -> None:
     check_leases(rig.leases, rig.rig.cache)
 
 
-def test_the_heap_keeps_what_is_live_when_it_throws_dead_entries_away() -> None:
+def test_lazy_heap_keeps_live_entries_on_cleanup() -> None:
     keys: dict[int, float] = {}
     heap = LazyHeap(keys.get)
     rng = random.Random(3)
@@ -167,7 +167,7 @@ def test_the_heap_keeps_what_is_live_when_it_throws_dead_entries_away() -> None:
     assert not keys and len(heap) == 0
 
 
-def test_a_clean_up_comes_after_sixteen_dead_entries_and_one_for_each_live() -> None:
+def test_lazy_heap_cleanup_threshold() -> None:
     keys: dict[int, float] = {}
     heap = LazyHeap(keys.get)
     sizes = []
@@ -243,7 +243,7 @@ def fill_a_heap(rig: LeaseRig, lease: Lease) -> None:
         (fill_a_heap, "145 entries in a heap of at most 64 leases"),
     ],
 )
-def test_the_invariants_see_a_damaged_table(damage: Callable[[LeaseRig, Lease], None], message: str) -> None:
+def test_damaged_lease_table_is_detected(damage: Callable[[LeaseRig, Lease], None], message: str) -> None:
     rig = LeaseRig()
     lease = rig.grant(10.0)
     check_leases(rig.leases, rig.rig.cache)
@@ -252,14 +252,14 @@ def test_the_invariants_see_a_damaged_table(damage: Callable[[LeaseRig, Lease], 
         check_leases(rig.leases, rig.rig.cache)
 
 
-def test_a_heap_may_be_as_full_as_it_ever_gets() -> None:
+def test_fullest_allowed_heap_passes_invariants() -> None:
     rig = LeaseRig()
     fill_a_heap(rig, rig.grant(10.0))
     rig.leases.deadlines._entries.pop()
     check_leases(rig.leases, rig.rig.cache)
 
 
-def test_the_invariants_count_partial_pages_of_leases_whole() -> None:
+def test_invariants_count_partial_lease_pages_as_whole() -> None:
     rig = CacheRig(page_size=4)
     leases = LeaseTable(rig.cache, LeaseBudget(4, max_tokens=1024, max_leases=4), value=lease_value)
     running = rig.start(np.arange(10, dtype=np.int32))

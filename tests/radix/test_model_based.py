@@ -236,7 +236,7 @@ class Episode:
 
 @pytest.mark.parametrize("page", [1, 2, 16, 64])
 @pytest.mark.parametrize("offset", range(6))
-def test_random_operations_equal_the_models(offset: int, page: int) -> None:
+def test_random_operations_match_naive_models(offset: int, page: int) -> None:
     print(f"BATON_RADIX_SEED={SEED + offset}")
     episode = Episode(SEED + offset, page)
     episode.run(300)
@@ -244,7 +244,7 @@ def test_random_operations_equal_the_models(offset: int, page: int) -> None:
 
 
 @pytest.mark.parametrize("offset", range(8))
-def test_long_prompts_are_looked_up_in_part(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_lookup_of_long_prompts_matches_models(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever counts as long, the same is found."""
     print(f"BATON_RADIX_SEED={SEED + offset}")
     rng = random.Random(offset)
@@ -265,7 +265,7 @@ def test_random_operations_soak(offset: int) -> None:
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
-def test_each_allocation_may_fail_and_nothing_is_lost(page: int) -> None:
+def test_failure_of_any_allocation_leaks_nothing(page: int) -> None:
     """The same little program, with the N-th allocation refused, for all N until none is refused any more."""
     refused, completed = -1, False
     while not completed:

@@ -47,7 +47,7 @@ def rig_with_stem_and_branches() -> tuple[CacheRig, RecordingResidency]:
     return rig, residency
 
 
-def test_one_question_for_all_victims_before_anything_is_freed() -> None:
+def test_residency_is_queried_once_before_victims_are_freed() -> None:
     rig, residency = rig_with_stem_and_branches()
     free = rig.allocator.free_tokens
     assert rig.cache.evict(8) == 8
@@ -56,7 +56,7 @@ def test_one_question_for_all_victims_before_anything_is_freed() -> None:
     rig.verify()
 
 
-def test_nothing_is_asked_where_nothing_goes() -> None:
+def test_residency_is_not_queried_without_victims() -> None:
     rig, residency = rig_with_stem_and_branches()
     assert rig.cache.evict(0) == 0
     handle = rig.cache.match_prefix("", tokens(5, 5, 5, 5, 5)).handle
@@ -69,7 +69,7 @@ def test_nothing_is_asked_where_nothing_goes() -> None:
     assert residency.asked == [[3, 4, 2]]
 
 
-def test_splits_and_new_leaves_count_as_children_on_the_device() -> None:
+def test_device_children_are_counted_after_splits_and_inserts() -> None:
     rig, _ = rig_with_stem_and_branches()
     stem = rig.cache.match_prefix("", tokens(1, 1)).handle
     assert stem.device_children == 2 and rig.cache.tree.root.device_children == 2
@@ -92,7 +92,7 @@ def test_a_single_tier_drops_every_victim() -> None:
     ("damage", "message"),
     [("flag", r"^node #\d .*is on no tier, but in the tree"), ("count", r"^node #\d .*has 2 children on the device")],
 )
-def test_the_invariants_see_a_wrong_residency(damage: str, message: str) -> None:
+def test_wrong_residency_is_detected(damage: str, message: str) -> None:
     rig, _ = rig_with_stem_and_branches()
     node = rig.cache.match_prefix("", tokens(1, 1)).handle
     if damage == "flag":

@@ -104,7 +104,7 @@ def grow(rng: random.Random, rig: CacheRig, page: int) -> None:
 
 @PAGES
 @pytest.mark.parametrize("seed", range(6))
-def test_a_quiet_tree_is_seen_whole(seed: int, page_size: int) -> None:
+def test_snapshot_of_unchanged_tree_is_complete(seed: int, page_size: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
     rig = CacheRig(num_tokens=120 * page_size, page_size=page_size, rows=6, context=20 * page_size + 20)
@@ -123,7 +123,7 @@ def test_a_quiet_tree_is_seen_whole(seed: int, page_size: int) -> None:
 
 @PAGES
 @pytest.mark.parametrize("seed", range(12))
-def test_a_tree_that_changes_between_slices(seed: int, page_size: int) -> None:
+def test_snapshot_visits_all_nodes_that_persist(seed: int, page_size: int) -> None:
     """All that was there at the beginning and has not left by the end has been visited."""
     print("seed", seed)
     rng = random.Random(seed)
@@ -145,7 +145,7 @@ def test_a_tree_that_changes_between_slices(seed: int, page_size: int) -> None:
     assert survivors <= {*seen.rows["serial"].tolist()}
 
 
-def test_a_split_node_that_waits_is_seen_in_both_parts() -> None:
+def test_snapshot_visits_both_parts_of_unvisited_split_node() -> None:
     rig = CacheRig(num_tokens=256)
     rig.insert(int32(1, 2, 3, 4, 5, 6))
     rig.insert(int32(9, 9))
@@ -158,7 +158,7 @@ def test_a_split_node_that_waits_is_seen_in_both_parts() -> None:
     assert seen.rows["tokens"].sum() == sum(len(node) for node in rig.cache.tree.nodes())
 
 
-def test_a_split_node_that_was_seen_is_not_seen_again() -> None:
+def test_snapshot_does_not_revisit_split_node() -> None:
     rig = CacheRig(num_tokens=256)
     rig.insert(int32(1, 2, 3, 4, 5, 6))
     rig.insert(int32(1, 2, 3, 4, 5, 6, 7))
@@ -169,7 +169,7 @@ def test_a_split_node_that_was_seen_is_not_seen_again() -> None:
     assert seen.rows["tokens"].tolist() == [6, 1] and seen.rows["parent"].tolist() == [NO_ROW, 0]
 
 
-def test_what_leaves_before_its_turn_is_passed_over() -> None:
+def test_snapshot_skips_nodes_evicted_before_their_visit() -> None:
     rig = CacheRig(num_tokens=64)
     for first in range(5):
         rig.insert(int32(first, 1, 2))
@@ -181,7 +181,7 @@ def test_what_leaves_before_its_turn_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("how", ["reset", "abandon"])
-def test_a_new_tree_ends_the_walk(how: str) -> None:
+def test_reset_or_abandon_ends_snapshot_walk(how: str) -> None:
     rig = CacheRig(num_tokens=64)
     for first in range(5):
         rig.insert(int32(first, 1, 2))
@@ -194,7 +194,7 @@ def test_a_new_tree_ends_the_walk(how: str) -> None:
     assert len(fresh.rows) == 1 and fresh.walk.complete
 
 
-def test_a_walk_that_was_over_before_the_tree_went_is_complete() -> None:
+def test_walk_finished_before_reset_stays_complete() -> None:
     rig = CacheRig(num_tokens=64)
     rig.insert(int32(1, 2))
     seen = Seen(rig.cache).finish()
@@ -203,7 +203,7 @@ def test_a_walk_that_was_over_before_the_tree_went_is_complete() -> None:
 
 
 @pytest.mark.parametrize(("most", "complete"), [(4, False), (5, True), (6, True)])
-def test_the_limit(most: int, complete: bool) -> None:
+def test_snapshot_respects_node_limit(most: int, complete: bool) -> None:
     rig = CacheRig(num_tokens=64)
     for first in range(5):
         rig.insert(int32(first, 1))
@@ -211,7 +211,7 @@ def test_the_limit(most: int, complete: bool) -> None:
     assert seen.walk.complete is complete and len(seen.rows) == min(5, most)
 
 
-def test_a_tree_that_grows_faster_than_it_is_walked() -> None:
+def test_snapshot_of_fast_growing_tree_ends_at_limit() -> None:
     rig = CacheRig(num_tokens=20_000, rows=2, context=4000)
     seen = Seen(rig.cache, max_nodes=50)
     ids = [1]
@@ -224,7 +224,7 @@ def test_a_tree_that_grows_faster_than_it_is_walked() -> None:
     assert len(seen.rows) == 50 and not seen.walk.complete
 
 
-def test_nodes_that_leave_count_as_steps() -> None:
+def test_removed_nodes_count_as_snapshot_steps() -> None:
     """So that a walk ends whose every node goes before its turn."""
     rig = CacheRig(num_tokens=4096)
     for first in range(1000):
@@ -238,7 +238,7 @@ def test_nodes_that_leave_count_as_steps() -> None:
     assert slices <= 101 and len(seen.rows) == 1
 
 
-def test_a_walk_has_so_many_steps_and_no_more() -> None:
+def test_snapshot_walk_has_a_step_limit() -> None:
     rig = CacheRig(num_tokens=64)
     for first in range(5):
         rig.insert(int32(first, 1))
@@ -248,7 +248,7 @@ def test_a_walk_has_so_many_steps_and_no_more() -> None:
     assert not seen.walk.complete and len(seen.rows) == 2
 
 
-def test_what_is_hidden_or_in_too_many_namespaces_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_omits_names_of_hidden_and_surplus_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = CacheRig(num_tokens=64)
     rig.insert(int32(1, 2, 3, 4), "a")
     node = next(rig.cache.tree.nodes())
@@ -263,7 +263,7 @@ def test_what_is_hidden_or_in_too_many_namespaces_has_no_name(monkeypatch: pytes
     assert len(seen.names) == 1 and MANY in seen.rows["namespace"].tolist()
 
 
-def test_what_is_retired_says_so_and_when_it_was_used() -> None:
+def test_snapshot_marks_retired_nodes_and_their_last_use() -> None:
     rig = CacheRig(num_tokens=64)
     rig.insert(int32(1, 2, 3))
     node = next(rig.cache.tree.nodes())
@@ -272,7 +272,7 @@ def test_what_is_retired_says_so_and_when_it_was_used() -> None:
     assert Has(int(row["has"])) == Has.DEVICE | Has.RETIRED and row["used"] == node.used > 0
 
 
-def test_tiers_and_leases() -> None:
+def test_snapshot_shows_tiers_and_leases() -> None:
     harness = Harness(num_tokens=256, page_size=16, host_tokens=512)
     for number in range(8):
         harness.add(f"r{number}", prompt_of(48, number), 4, retain_ttl=1e6 if number == 7 else 0.0)
@@ -284,7 +284,7 @@ def test_tiers_and_leases() -> None:
     assert leased and all(row["has"] & Has.LOCK for row in leased)
 
 
-def test_a_long_chain_leaves_nothing_behind() -> None:
+def test_snapshot_of_long_chain_keeps_a_shallow_stack() -> None:
     """What has been visited is let go of at once, so that no slice finds a deep stack to climb."""
     rig = CacheRig(num_tokens=4096, rows=2, context=3000)
     for length in range(1, 400):

@@ -15,7 +15,7 @@ def at(times: TickTimes, *ticks: int) -> list[float]:
     return times.seconds_at(np.array(ticks)).tolist()
 
 
-def test_a_tick_belongs_to_the_turn_that_made_it() -> None:
+def test_tick_has_the_time_of_its_turn() -> None:
     times = TickTimes()
     times.record_tick(0, 10.0)
     times.record_tick(3, 20.0)  # 1, 2 and 3 were made in the turn at 10
@@ -23,7 +23,7 @@ def test_a_tick_belongs_to_the_turn_that_made_it() -> None:
     assert at(times, 1, 2, 3, 4, 5, 99) == [10.0, 10.0, 10.0, 20.0, 30.0, 30.0]
 
 
-def test_a_turn_that_made_none_does_not_count() -> None:
+def test_turn_without_ticks_is_ignored() -> None:
     times = TickTimes()
     times.record_tick(0, 10.0)
     times.record_tick(2, 20.0)
@@ -31,7 +31,7 @@ def test_a_turn_that_made_none_does_not_count() -> None:
     assert at(times, 2, 3) == [10.0, 500.0] and len(times) == 2
 
 
-def test_they_travel_packed() -> None:
+def test_tick_times_survive_packing() -> None:
     times = TickTimes()
     times.record_tick(0, 10.0)
     times.record_tick(3, 20.0)
@@ -40,7 +40,7 @@ def test_they_travel_packed() -> None:
     )
 
 
-def test_what_is_older_than_all_counts_as_the_oldest() -> None:
+def test_older_ticks_get_the_oldest_known_time() -> None:
     times = TickTimes()
     times.record_tick(100, 7.0)
     times.record_tick(200, 8.0)
@@ -48,7 +48,7 @@ def test_what_is_older_than_all_counts_as_the_oldest() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_memory_is_bounded_and_errors_too(seed: int) -> None:
+def test_tick_times_have_bounded_memory_and_error(seed: int) -> None:
     """Turns of a hundredth of a second to a minute, for a few days."""
     rng = random.Random(seed)
     times, made, now, tick = TickTimes(), list[tuple[int, float]](), 0.0, 0

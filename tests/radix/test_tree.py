@@ -25,7 +25,7 @@ def path(tree: RadixTree, node: TreeNode) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 200, 5000])
-def test_common_prefix_finds_the_first_difference_wherever_it_is(length: int) -> None:
+def test_common_prefix_finds_first_difference_at_any_position(length: int) -> None:
     data = np.arange(length + 10, dtype=np.int32)
     for at in {0, 1, 62, 63, 64, 65, 191, 192, length // 2, length - 1}:
         if at >= length:
@@ -43,7 +43,7 @@ def test_common_prefix_stops_at_the_shorter_side() -> None:
     assert common_prefix(b"", 0, b"") == 0
 
 
-def test_match_follows_whole_nodes_and_stops_where_nothing_goes_on() -> None:
+def test_match_follows_whole_nodes_until_no_child_matches() -> None:
     tree = RadixTree(1)
     a = add(tree, tree.root, ids(1, 2))
     b = add(tree, a, ids(3, 4, 5))
@@ -56,7 +56,7 @@ def test_match_follows_whole_nodes_and_stops_where_nothing_goes_on() -> None:
     assert b.prefix_len == 5
 
 
-def test_match_splits_and_old_handles_keep_their_meaning() -> None:
+def test_handles_stay_valid_when_match_splits() -> None:
     tree = RadixTree(1)
     leaf = add(tree, tree.root, ids(1, 2, 3, 4))
     below = add(tree, leaf, ids(5))
@@ -69,7 +69,7 @@ def test_match_splits_and_old_handles_keep_their_meaning() -> None:
     assert tree.total_nodes == 3
 
 
-def test_find_reports_the_same_without_splitting() -> None:
+def test_find_match_splits_no_node() -> None:
     tree = RadixTree(2)
     leaf = add(tree, tree.root, ids(1, 2, 3, 4))
     node, whole, partial, common = tree.find_match(tree.root, "", ids(1, 2, 3, 9))
@@ -78,7 +78,7 @@ def test_find_reports_the_same_without_splitting() -> None:
     assert tree.total_nodes == 1
 
 
-def test_a_path_is_cut_where_asked_at_any_depth() -> None:
+def test_cut_path_at_any_length() -> None:
     for length in range(8):
         tree = RadixTree(1)
         node = tree.root
@@ -91,14 +91,14 @@ def test_a_path_is_cut_where_asked_at_any_depth() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])
-def test_a_node_names_its_first_four_tokens(count: int) -> None:
+def test_node_repr_shows_first_four_tokens(count: int) -> None:
     node = add(RadixTree(1), RadixTree(1).root, ids(*range(count)))
     head = {1: "[0]", 4: "[0 1 2 3]", 5: "[0 1 2 3 …]"}[count]
     assert repr(node) == f"node #1 {head} tokens={count} lock_ref=0 children=0 last_access=0"
 
 
 @pytest.mark.parametrize("page", [2, 4, 16])
-def test_splits_fall_on_page_borders(page: int) -> None:
+def test_splits_fall_on_page_boundaries(page: int) -> None:
     tree = RadixTree(page)
     key = np.arange(4 * page, dtype=np.int32)
     add(tree, tree.root, key.tobytes())
@@ -120,7 +120,7 @@ def test_less_than_a_page_matches_nothing(page: int) -> None:
     assert tree.match(tree.root, "", key[: 2 * page - 1].tobytes()).prefix_len == page
 
 
-def test_namespaces_have_no_path_into_each_other() -> None:
+def test_namespaces_have_separate_paths() -> None:
     tree = RadixTree(1)
     a = add(tree, tree.root, ids(1, 2), "a")
     b = add(tree, tree.root, ids(1, 2), "b")
@@ -133,7 +133,7 @@ def test_namespaces_have_no_path_into_each_other() -> None:
 
 
 @pytest.mark.parametrize("locks", [0, 1, 5])
-def test_a_split_part_is_locked_once_if_the_lower_part_is(locks: int) -> None:
+def test_split_gives_upper_part_one_lock_if_lower_is_locked(locks: int) -> None:
     tree = RadixTree(1)
     leaf = add(tree, tree.root, ids(1, 2, 3))
     leaf.lock_ref = locks
@@ -142,7 +142,7 @@ def test_a_split_part_is_locked_once_if_the_lower_part_is(locks: int) -> None:
     assert upper.lock_ref == (1 if locks else 0)
 
 
-def test_a_split_leaves_something_on_both_sides() -> None:
+def test_split_into_an_empty_part_is_refused() -> None:
     tree = RadixTree(1)
     leaf = add(tree, tree.root, ids(1, 2, 3))
     for node, count in ((leaf, 0), (leaf, 3), (tree.root, 0)):
@@ -151,7 +151,7 @@ def test_a_split_leaves_something_on_both_sides() -> None:
     assert tree.total_nodes == 1
 
 
-def test_split_parts_do_not_keep_each_others_memory() -> None:
+def test_split_parts_own_their_memory() -> None:
     tree = RadixTree(1)
     leaf = add(tree, tree.root, ids(*range(1000)))
     upper = tree.split(leaf, 1)
@@ -159,7 +159,7 @@ def test_split_parts_do_not_keep_each_others_memory() -> None:
     assert leaf.value.base is None
 
 
-def test_a_removed_leaf_is_gone_and_knows_it() -> None:
+def test_removed_leaf_is_detached_and_off_device() -> None:
     tree = RadixTree(1)
     a = add(tree, tree.root, ids(1, 2))
     b = add(tree, a, ids(3))
@@ -185,7 +185,7 @@ def test_a_chain_of_100_000_nodes_needs_no_recursion() -> None:
 
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("seed", range(10))
-def test_matches_equal_a_set_of_prefixes(seed: int, page: int) -> None:
+def test_random_matches_equal_set_of_prefixes(seed: int, page: int) -> None:
     rng = random.Random(seed)
     tree = RadixTree(page)
     known: set[tuple[str, tuple[int, ...]]] = set()

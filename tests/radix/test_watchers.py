@@ -48,7 +48,7 @@ def in_tree(rig: CacheRig) -> set[int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_hears_of_every_change(seed: int) -> None:
+def test_watcher_is_notified_of_every_change(seed: int) -> None:
     rng = random.Random(seed)
     page = rng.choice([1, 4])
     rig = CacheRig(page_size=page)
@@ -68,7 +68,7 @@ def test_it_hears_of_every_change(seed: int) -> None:
     rig.verify()
 
 
-def test_only_sequences_that_begin_count_as_use() -> None:
+def test_only_opened_sequences_count_as_use() -> None:
     rig = CacheRig()
     ids = int32(1, 2, 3, 4)
     rig.insert(ids)

@@ -107,7 +107,7 @@ def test_positions_number_the_samples_of_all_prompts() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_search_that_finds_fewer_leaves_the_last_positions_out(streamed: bool) -> None:
+def test_search_with_fewer_results_omits_last_positions(streamed: bool) -> None:
     async def run() -> None:
         search = SamplingParams(beam_width=3, n=3)
         answer = answer_to(make_prompt(rid="s", sampling=search), make_prompt(rid="t"))

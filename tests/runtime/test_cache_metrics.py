@@ -92,14 +92,14 @@ def test_histograms_are_cumulative() -> None:
     assert found["prefix_cache_reuse_gap_seconds_count"] == {(): 3}
 
 
-def test_they_are_there_before_the_worker_is() -> None:
+def test_cache_metrics_exist_before_worker_reports() -> None:
     found = read(ServerMetrics("m"))
     assert found["evicted_lifetime_seconds_count"] == {(): 0} and found["hit_rate_alert"] == {(): 0}
     assert len(found["prefix_cache_query_depth_tokens_bucket"]) == len(DEPTHS) + 1
     assert "prefix_cache_hit_rate" not in found
 
 
-def test_a_reset_lowers_no_counter() -> None:
+def test_statistics_reset_lowers_no_counter() -> None:
     """The whole way: a scheduler's stats, as the heartbeat that the HTTP process decodes."""
     harness, metrics = Harness(num_tokens=96, context=96), ServerMetrics("m")
     before: dict[str, dict[tuple[str, ...], float]] = {}

@@ -95,7 +95,7 @@ def test_a_sender_may_hold_its_messages(address: str) -> None:
     receiver.close()
 
 
-def test_a_sleeping_receiver_wakes_for_a_message_and_for_a_wake_up(address: str) -> None:
+def test_sleeping_receiver_wakes_on_message_or_wake_up(address: str) -> None:
     receiver: Receiver[Number] = Receiver(address, Number)
     sender = Sender(address)
     got: list = []
@@ -138,7 +138,7 @@ def test_asynchronous_receiver(address: str) -> None:
     assert uvloop.run(run()) == [Number(i) for i in range(1000)]
 
 
-def test_what_was_sent_before_closing_arrives(address: str) -> None:
+def test_messages_sent_before_close_arrive(address: str) -> None:
     receiver: Receiver[Number] = Receiver(address, Number)
     sender = Sender(address)
     for i in range(100):
@@ -148,7 +148,7 @@ def test_what_was_sent_before_closing_arrives(address: str) -> None:
     receiver.close()
 
 
-def test_a_sender_does_not_wait_for_a_receiver_that_has_closed(address: str) -> None:
+def test_sender_does_not_block_on_closed_receiver(address: str) -> None:
     receiver: Receiver[Number] = Receiver(address, Number)
     sender = Sender(address)
     sender.send(Number(0))
@@ -176,7 +176,7 @@ def test_foreign_frames_are_refused(frame: bytes) -> None:
     receiver.close()
 
 
-def test_an_address_is_bound_once() -> None:
+def test_binding_an_address_twice_is_an_error() -> None:
     address = Endpoints.for_threads().to_worker
     first: Receiver[Number] = Receiver(address, Number)
     with pytest.raises(ChannelError, match="cannot bind inproc://"):
@@ -254,7 +254,7 @@ def example(kind: type) -> msgspec.Struct:
 
 
 @pytest.mark.parametrize("union", [messages.ToWorker, messages.FromWorker, messages.ToManager])
-def test_every_message_of_a_channel_survives_the_journey(union: object) -> None:
+def test_every_channel_message_round_trips(union: object) -> None:
     address = Endpoints.for_threads().to_worker
     receiver: Receiver = Receiver(address, union)
     sender = Sender(address)
@@ -266,7 +266,7 @@ def test_every_message_of_a_channel_survives_the_journey(union: object) -> None:
     receiver.close()
 
 
-def test_a_waker_ends_a_poll_from_any_thread_and_is_silent_when_closed() -> None:
+def test_waker_ends_poll_and_is_inert_after_close() -> None:
     address = "inproc://woken"
     receiver: Receiver[Number] = Receiver(address, Number)
     waker = Waker(address)

@@ -19,7 +19,7 @@ from tests.doubles.manager_rig import Backend, check, child, prompt
 ALICE, BOB = Client("alice"), Client("bob")
 
 
-def test_no_two_clients_share_a_name() -> None:
+def test_qualified_names_of_clients_never_collide() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -33,7 +33,7 @@ def test_no_two_clients_share_a_name() -> None:
         assert [each for each in clients if each.owns(qualified)] == [client]
 
 
-def test_the_only_clients_names_stay_as_they_are() -> None:
+def test_sole_client_names_are_unchanged() -> None:
     spec = RequestSpec(rid="alice/r", sampling=SamplingParams(), namespace="n", job_id="j", client="user")
     assert SOLE_CLIENT.qualified_spec(spec) is spec and SOLE_CLIENT.owns("anything")
     assert SOLE_CLIENT.stripped("a/b") == "a/b" and SOLE_CLIENT.stripped_text("'a/b'", spec) == "'a/b'"
@@ -55,7 +55,7 @@ def test_every_name_in_a_spec_is_qualified() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "-a", "a b", "é", "a" * 65, "admin", "anonymous", "a\n"])
-def test_a_name_that_no_client_may_have(name: str) -> None:
+def test_invalid_client_names_are_rejected(name: str) -> None:
     assert not is_client_name(name) and is_client_name("a.B_c@d-1")
 
 

@@ -64,13 +64,13 @@ def test_interleaved_samples_keep_their_own_text(tokenizer: Tokenizer) -> None:
     assert detokenizer.num_open == 0
 
 
-def test_without_streaming_all_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
+def test_non_streamed_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     assert feed(detokenizer, output("r", "né".encode()[:2], first=True, stream=False)) == [""]
     assert feed(detokenizer, output("r", "né".encode()[2:], finish=LENGTH)) == ["né"]
 
 
-def test_stops_are_trimmed_either_way(tokenizer: Tokenizer) -> None:
+def test_stops_are_trimmed_with_and_without_streaming(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     matched = FinishReason("stop", matched="END")
     assert feed(detokenizer, output("a", b"x END", first=True, stream=False, stop=("END",), finish=matched)) == ["x "]
@@ -81,7 +81,7 @@ def test_stops_are_trimmed_either_way(tokenizer: Tokenizer) -> None:
     assert feed(detokenizer, output("c", [120, EOS_ID], first=True, finish=eos)) == ["x"]
 
 
-def test_results_of_a_search_come_at_once_each_with_its_own_text(tokenizer: Tokenizer) -> None:
+def test_search_results_come_at_once_with_own_texts(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     ends = [FinishReason("stop", matched="item"), FinishReason("stop", matched="END"), FinishReason("abort")]
     results = [
@@ -106,7 +106,7 @@ def test_an_error_forgets_all_samples_of_its_request(tokenizer: Tokenizer) -> No
     assert detokenizer.num_open == 3
 
 
-def test_text_that_fails_costs_only_its_own_request(tokenizer: Tokenizer) -> None:
+def test_detokenizer_failure_fails_only_its_request(tokenizer: Tokenizer) -> None:
     """A stop string the ids do not hold stands for any disagreement between worker and detokenizer."""
     detokenizer = Detokenizer(tokenizer)
     wrong = output("bad", b"abc", first=True, stop=("END",), finish=FinishReason("stop", matched="END"))
@@ -117,7 +117,7 @@ def test_text_that_fails_costs_only_its_own_request(tokenizer: Tokenizer) -> Non
     assert detokenizer.num_open == 0
 
 
-def test_everything_else_passes_in_order(tokenizer: Tokenizer) -> None:
+def test_other_messages_pass_detokenizer_in_order(tokenizer: Tokenizer) -> None:
     endpoints = Endpoints.for_threads()
     stop = threading.Event()
     thread = threading.Thread(target=run_detokenizer, args=(tokenizer, endpoints, stop))

@@ -7,7 +7,7 @@ from baton.scheduler.outcome import DraftCounts
 from baton.scheduler.stats import SchedulerStats
 
 
-def test_counters_follow_the_worker() -> None:
+def test_draft_counters_follow_worker_reports() -> None:
     metrics = ServerMetrics("toy")
     for counts in (DraftCounts(2, 30, 20), DraftCounts(3, 37, 21)):
         metrics.worker_reported(SchedulerStats(drafts=counts))

@@ -44,7 +44,7 @@ def test_requests_are_answered(overlap: bool) -> None:
 
 
 @LOOPS
-def test_copies_between_tiers_are_made_and_waited_for(overlap: bool) -> None:
+def test_tier_copies_are_made_and_waited_for(overlap: bool) -> None:
     """While no request can continue before a copy ends, the loop neither sleeps past its end nor spins."""
     rig = Rig(overlap=overlap, host_tokens=2048)
     prompts = [list(range(n, n + 100)) for n in range(0, 900, 100)]
@@ -59,7 +59,7 @@ def test_copies_between_tiers_are_made_and_waited_for(overlap: bool) -> None:
 
 
 @LOOPS
-def test_requests_hear_of_a_load_that_failed(overlap: bool) -> None:
+def test_failed_kv_load_fails_its_requests(overlap: bool) -> None:
     rig = Rig(overlap=overlap, host_tokens=2048)
     first = list(range(100))
     rig.inbox.append([ask("first", first, 2)])
@@ -96,7 +96,7 @@ def test_a_token_computed_after_the_end_is_not_sent(overlap: bool) -> None:
 
 
 @LOOPS
-def test_an_abort_while_a_step_is_in_flight(overlap: bool) -> None:
+def test_abort_with_step_in_flight(overlap: bool) -> None:
     rig = Rig(overlap=overlap)
     rig.inbox.extend([[ask("a", [1, 2], 30), ask("b", [3], 5)], [], [], [AbortRequest(rid="a")]])
     rig.run()
@@ -107,7 +107,7 @@ def test_an_abort_while_a_step_is_in_flight(overlap: bool) -> None:
 @LOOPS
 @pytest.mark.parametrize("kind", ["launch", "wait"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_a_failed_step_ends_its_requests_and_no_others(overlap: bool, kind: str, number: int) -> None:
+def test_failed_step_ends_only_its_requests(overlap: bool, kind: str, number: int) -> None:
     rig = Rig(overlap=overlap)
     (rig.step_runner.failing_launches if kind == "launch" else rig.step_runner.failing_waits).add(number)
     rig.inbox.append([ask("a", list(range(20))), ask("b", list(range(50, 90)))])
@@ -125,7 +125,7 @@ def test_a_failed_step_ends_its_requests_and_no_others(overlap: bool, kind: str,
 
 
 @LOOPS
-def test_a_broken_device_ends_the_worker(overlap: bool) -> None:
+def test_repeated_step_failures_end_the_worker(overlap: bool) -> None:
     rig = Rig(overlap=overlap)
     rig.step_runner.failing_launches |= set(range(1, 20))
     rig.inbox.extend([ask(f"r{n}", [n, 1])] for n in range(MAX_FAILED_STEPS))
@@ -183,7 +183,7 @@ def test_an_overdue_request_ends_with_408_and_others_continue(overlap: bool) -> 
 
 
 @LOOPS
-def test_a_pause_launches_nothing_and_loses_nothing(overlap: bool) -> None:
+def test_pause_launches_no_steps_and_loses_no_requests(overlap: bool) -> None:
     """What is in flight is committed, what comes waits; all else goes on: aborts, leases."""
     rig = Rig(overlap=overlap)
     rig.seconds_per_turn = 1.0
@@ -204,7 +204,7 @@ def test_a_pause_launches_nothing_and_loses_nothing(overlap: bool) -> None:
 
 
 @LOOPS
-def test_a_pause_sleeps_and_its_requests_time_out(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paused_loop_sleeps_and_times_out_requests(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(overlap=overlap, request_timeout=20.0)
     rig.seconds_per_turn = 0.25
     waits: list[float] = []
@@ -229,7 +229,7 @@ def test_a_full_queue_is_refused_with_429() -> None:
 
 
 @LOOPS
-def test_a_search_is_waited_for(overlap: bool) -> None:
+def test_beam_search_runs_beside_other_requests(overlap: bool) -> None:
     rig = Rig(overlap=overlap)
     rig.inbox.append([ask("s", [1, 2, 3], 5, beam_width=3, n=2), ask("r", [4, 5], 12)])
     rig.run()
@@ -257,7 +257,7 @@ def test_steps_are_profiled_between_start_and_stop(overlap: bool) -> None:
 
 
 @LOOPS
-def test_the_processor_is_looked_at_before_each_step_and_never_while_idle(overlap: bool) -> None:
+def test_cpu_threads_are_checked_before_each_step_only(overlap: bool) -> None:
     rig = Rig(overlap=overlap)
     rig.seconds_per_turn = 1.0
     rig.inbox.extend([[], [], [ask("a", [1, 2, 3], 5)]])
@@ -290,7 +290,7 @@ def test_messages_are_delivered_before_a_step_and_at_the_end_of_a_turn(
 
 
 @LOOPS
-def test_a_turn_has_one_now(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_turn_uses_one_timestamp(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock moves on with every look at it; all that a turn decides, it decides at one time."""
     rig = Rig(overlap=overlap)
     seen: list[float] = []
@@ -330,7 +330,7 @@ def test_a_turn_has_one_now(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> N
     assert rig.said("c") == expected_output([4, 4], 5)
 
 
-def test_idle_work_is_done_while_no_request_is_open_and_only_until_it_is_done() -> None:
+def test_idle_work_runs_without_open_requests_until_done() -> None:
     rig, left, done_at = Rig(overlap=True), [3], []
 
     def work() -> bool:

@@ -95,7 +95,7 @@ def check_forgotten(rig: Rig) -> None:
 
 @LOOPS
 @pytest.mark.parametrize("host_tokens", [0, 2048], ids=["device", "host"])
-def test_any_call_of_the_loop_may_fail(overlap: bool, host_tokens: int) -> None:
+def test_exception_at_random_loop_calls_is_contained(overlap: bool, host_tokens: int) -> None:
     rng = random.Random(SEED + overlap + host_tokens)
     calls = run(overlap, -1, host_tokens)[0].calls
     assert calls > 2000 and not check(run(overlap, -1, host_tokens)[1])
@@ -109,7 +109,7 @@ def test_any_call_of_the_loop_may_fail(overlap: bool, host_tokens: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @LOOPS
-def test_every_call_of_the_loop_may_fail(overlap: bool) -> None:
+def test_exception_at_every_loop_call_is_contained(overlap: bool) -> None:
     """Minutes each; with a host tier, and in whole simulations, a sample has to do."""
     calls = run(overlap, -1)[0].calls
     ended = Counter(len(check(run(overlap, at)[1])) for at in range(calls))
@@ -118,7 +118,7 @@ def test_every_call_of_the_loop_may_fail(overlap: bool) -> None:
 
 
 @LOOPS
-def test_a_token_that_is_not_in_the_trie_ends_its_request_alone(overlap: bool) -> None:
+def test_token_outside_trie_ends_only_its_request(overlap: bool) -> None:
     """Even if nothing before the scheduler noticed it."""
     rig = Rig(overlap=overlap)
     rig.loop._item_tries.put("t", ItemTrie.build(np.array([(5, 6, 7), (5, 8, 9)], dtype=np.int32)))
@@ -144,7 +144,7 @@ def test_a_token_that_is_not_in_the_trie_ends_its_request_alone(overlap: bool) -
 
 @LOOPS
 @pytest.mark.parametrize("part", ["_outputs.open_sample", "_live_reports.requests_added", "_suffixes.forget_tails"])
-def test_a_request_that_others_do_not_take_in_ends_once(part: str, overlap: bool) -> None:
+def test_request_failing_after_add_request_ends_once(part: str, overlap: bool) -> None:
     """The scheduler has it by then."""
     rig = Rig(overlap=overlap)
     owner, name = part.split(".")

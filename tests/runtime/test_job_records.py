@@ -19,7 +19,7 @@ def history(path: Path, times: ToolTimes) -> ToolHistoryFile:
     return ToolHistoryFile(str(path), times.load, times.save)
 
 
-def test_a_trace_is_appended_to(tmp_path: Path) -> None:
+def test_job_trace_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     for start in range(2):
         file = JobTraceFile(str(path), now=float(start))
@@ -30,12 +30,12 @@ def test_a_trace_is_appended_to(tmp_path: Path) -> None:
     assert lines[1]["job_id"] == "ü" and lines[2]["time"] == 1.0
 
 
-def test_a_trace_that_cannot_be_written_is_refused_at_start(tmp_path: Path) -> None:
+def test_unwritable_job_trace_is_refused_at_start(tmp_path: Path) -> None:
     with pytest.raises(RecordsError, match=r"--scheduler-trace .* No such file"):
         JobTraceFile(str(tmp_path / "missing" / "trace"), now=0.0)
 
 
-def test_a_trace_follows_no_symbolic_link(tmp_path: Path) -> None:
+def test_job_trace_follows_no_symlink(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("mine\n")
     (tmp_path / "trace").symlink_to(outside)
@@ -44,7 +44,7 @@ def test_a_trace_follows_no_symbolic_link(tmp_path: Path) -> None:
     assert outside.read_text() == "mine\n"
 
 
-def test_a_history_takes_the_place_of_a_symbolic_link(tmp_path: Path) -> None:
+def test_tool_history_replaces_symlink(tmp_path: Path) -> None:
     path, outside, times = tmp_path / "tools.json", tmp_path / "outside", ToolTimes()
     times.record_duration(LS, 0.25)
     outside.write_bytes(times.save())
@@ -56,7 +56,7 @@ def test_a_history_takes_the_place_of_a_symbolic_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
-def test_a_full_disk_ends_a_trace_and_nothing_else(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_full_disk_ends_only_the_job_trace(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     file = JobTraceFile(str(tmp_path / "trace"), now=0.0)
     assert file._file is not None
     file._file.close()
@@ -68,7 +68,7 @@ def test_a_full_disk_ends_a_trace_and_nothing_else(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_a_history_outlives_a_server(tmp_path: Path) -> None:
+def test_tool_history_survives_restart(tmp_path: Path) -> None:
     path, first, second = tmp_path / "tools.json", ToolTimes(), ToolTimes()
     file = history(path, first)
     assert not path.exists(), "there is nothing to save"
@@ -79,7 +79,7 @@ def test_a_history_outlives_a_server(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path], "no unfinished file is left"
 
 
-def test_it_is_saved_once_a_minute_and_at_the_end(tmp_path: Path) -> None:
+def test_tool_history_is_saved_periodically_and_at_close(tmp_path: Path) -> None:
     path, times = tmp_path / "tools.json", ToolTimes()
     records = JobRecords(list, None, history(path, times))
     records.heartbeat(0.0)
@@ -93,7 +93,7 @@ def test_it_is_saved_once_a_minute_and_at_the_end(tmp_path: Path) -> None:
     assert path.read_bytes() != saved
 
 
-def test_a_file_that_is_no_history_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_foreign_history_file_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("dear reader")
     with pytest.raises(RecordsError, match="holds no history of tools: it is no JSON"):
@@ -105,7 +105,7 @@ def test_a_file_that_is_no_history_is_refused_and_left_alone(tmp_path: Path) -> 
         history(tmp_path, ToolTimes())
 
 
-def test_a_history_that_cannot_be_saved_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_history_save_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder, times = tmp_path / "folder", ToolTimes()
     folder.mkdir()
     file = history(folder / "tools.json", times)

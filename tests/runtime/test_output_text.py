@@ -34,7 +34,7 @@ def at_once(ids: list[int], finish: FinishReason, **options) -> str:
     stop=st.lists(st.text(alphabet="abthe é你\n#", min_size=1, max_size=4), max_size=3),
 )
 @settings(deadline=None, derandomize=True, max_examples=300)
-def test_streamed_and_whole_text_are_equal_and_hold_no_stop_string(text, stop):
+def test_streamed_and_whole_text_agree_and_omit_stop_strings(text, stop):
     ids, finish, matched_at = encode(text), LENGTH, None
     if stop:
         matcher = StopStringMatcher(TOKENIZER.token_bytes, stop)
@@ -53,7 +53,7 @@ def test_streamed_and_whole_text_are_equal_and_hold_no_stop_string(text, stop):
         assert text.startswith(result + matched_at)
 
 
-def test_a_tail_that_may_become_a_stop_string_waits():
+def test_possible_stop_string_prefix_is_held_back():
     text = OutputText(TOKENIZER, stop=["###"])
     assert text.push_ids(encode("a#")) == "a"
     assert text.push_ids(encode("#")) == ""
@@ -61,7 +61,7 @@ def test_a_tail_that_may_become_a_stop_string_waits():
     assert text.push_ids(encode("#"), LENGTH) == "#"
 
 
-def test_a_stop_string_may_name_a_special_token_that_is_not_shown():
+def test_stop_string_may_match_a_hidden_special_token():
     ids = [*encode("the river"), END]
     finish = FinishReason(type="stop", matched="<|im_end|>")
     for skip in (True, False):
@@ -69,14 +69,14 @@ def test_a_stop_string_may_name_a_special_token_that_is_not_shown():
         assert "".join(streamed(ids, finish, **options)) == at_once(ids, finish, **options) == "the river"
 
 
-def test_a_stop_string_that_begins_inside_a_special_token_shows_none_of_it():
+def test_stop_string_inside_hidden_special_token_shows_none_of_it():
     ids = [*encode("the"), END]
     finish = FinishReason(type="stop", matched="end|>")
     assert at_once(ids, finish, stop=["end|>"]) == "the"
     assert at_once(ids, finish, stop=["end|>"], skip_special_tokens=False) == "the<|im_"
 
 
-def test_the_matched_stop_token_is_no_text():
+def test_matched_stop_token_is_not_shown():
     river = encode(" river")[-1]
     ids = [*encode("the"), river]
     finish = FinishReason(type="stop", matched=river)
@@ -91,20 +91,20 @@ def test_no_stop_trim_keeps_the_stop_string_and_holds_nothing_back():
     assert "".join(streamed(encode("a###"), finish, stop=["###"], no_stop_trim=True)) == "a###"
 
 
-def test_an_ignored_early_match_stays_in_the_text():
+def test_stop_match_within_min_new_tokens_stays_in_the_text():
     """A match within min_new_tokens is text; only the one that ended the output is cut."""
     ids = encode("a#b#")
     finish = FinishReason(type="stop", matched="#")
     assert "".join(streamed(ids, finish, stop=["#"])) == at_once(ids, finish, stop=["#"]) == "a#b"
 
 
-def test_abort_flushes_half_a_character():
+def test_abort_flushes_partial_character():
     half = encode("龍")
     assert len(half) > 1
     assert at_once(half[:1], FinishReason(type="abort")) == "\ufffd"
 
 
-def test_a_stop_that_is_not_there_is_an_error():
+def test_missing_matched_stop_string_is_an_error():
     with pytest.raises(ValueError, match="does not end in the last"):
         at_once(encode("the river"), FinishReason(type="stop", matched="x"), stop=["x"])
 
@@ -114,13 +114,13 @@ ITEM = FinishReason(type="stop", matched="item")
 
 @pytest.mark.parametrize("text", ["ab the", "the item"])
 @pytest.mark.parametrize("stop", [(), ("the item!",)])
-def test_a_whole_item_is_whole_text(text: str, stop: tuple[str, ...]) -> None:
+def test_matched_item_is_shown_whole(text: str, stop: tuple[str, ...]) -> None:
     ids = encode(text)
     assert at_once(ids, ITEM, stop=stop) == text
     assert "".join(streamed(ids, ITEM, stop=stop)) == text
 
 
-def test_a_stop_string_may_be_named_like_the_end_of_an_item() -> None:
+def test_stop_string_may_equal_the_item_marker() -> None:
     for text, shown in (("the item", "the "), ("the it", "the it")):
         assert at_once(encode(text), ITEM, stop=("item",)) == shown
         assert "".join(streamed(encode(text), ITEM, stop=("item",))) == shown

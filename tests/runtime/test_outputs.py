@@ -34,7 +34,7 @@ def logprobs_of(*ids: int) -> TokenLogprobs:
     return TokenLogprobs(np.array(ids, dtype=np.int32), values, nothing.astype(np.int32), nothing.astype(np.float32))
 
 
-def test_streams_hear_of_every_token_the_others_only_at_the_end() -> None:
+def test_streams_get_every_token_and_others_only_the_end() -> None:
     for stream in (True, False):
         builder = OutputBuilder()
         request = open_request(builder, [1, 2], stream=stream)
@@ -62,7 +62,7 @@ def test_the_first_prompt_token_has_no_logprob_and_is_sent_once() -> None:
     assert again is not None and again.items[0].input_logprobs is None
 
 
-def test_a_closed_request_is_heard_of_no_more() -> None:
+def test_closed_request_sends_no_more_output() -> None:
     builder = OutputBuilder()
     request = open_request(builder, [1], stream=True)
     builder.close_sample(request)
@@ -85,7 +85,7 @@ def test_only_the_tokens_that_count_are_sent_with_their_logprobs() -> None:
     assert np.frombuffer(item.output_logprobs.values, dtype=np.float32).tolist() == [-0.5, -0.5]
 
 
-def test_the_prompts_ids_come_once_and_only_if_they_are_wanted() -> None:
+def test_prompt_ids_are_sent_once_if_requested() -> None:
     for wanted in (True, False):
         builder = OutputBuilder()
         spec = make_spec("r", [7, 8], stream=True, returns_prompt=wanted)
@@ -100,7 +100,7 @@ def test_the_prompts_ids_come_once_and_only_if_they_are_wanted() -> None:
         assert told == [[7, 8] if wanted else [], []]
 
 
-def test_ranks_of_a_prompt_in_chunks_run_beside_its_tokens() -> None:
+def test_prompt_ranks_across_chunks_align_with_tokens() -> None:
     builder = OutputBuilder()
     request = open_request(builder, [1, 2, 3], stream=False, logprobs=LogprobOptions(start_len=0, prompt_top_k=1))
     for token_id, rank in ((2, 40), (3, 50)):

@@ -54,7 +54,7 @@ def end(builder: OutputBuilder, request: Request, results: list[Hypothesis]) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_each_result_is_an_output_best_first(stream: bool) -> None:
+def test_search_results_are_outputs_best_first(stream: bool) -> None:
     builder = OutputBuilder()
     request = open_search(builder, stream=stream)
     found = [hypothesis([5, 6], -0.5, matched="item"), hypothesis([7, 8, 9], -0.75), hypothesis([4], -0.9, matched=4)]
@@ -70,7 +70,7 @@ def test_each_result_is_an_output_best_first(stream: bool) -> None:
     assert builder._pending == {}
 
 
-def test_fewer_results_say_why() -> None:
+def test_missing_search_results_report_shortfall() -> None:
     builder = OutputBuilder()
     (only,) = end(builder, open_search(builder), [hypothesis([5], -0.5)])
     assert only.beam is not None and only.beam.num_results == 1
@@ -78,7 +78,7 @@ def test_fewer_results_say_why() -> None:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_search_that_failed_ends_all_its_outputs(has_begun: bool) -> None:
+def test_failed_search_ends_all_its_outputs(has_begun: bool) -> None:
     builder = OutputBuilder()
     request = open_search(builder, n=3)
     if has_begun:
@@ -120,7 +120,7 @@ def test_logprobs_without_alternatives() -> None:
     assert output.input_logprobs is None
 
 
-def test_what_was_inherited_and_what_is_kept() -> None:
+def test_search_outputs_report_inheritance_and_leases() -> None:
     builder = OutputBuilder()
     request = open_search(builder)
     request.inheritance = Inheritance("handoff", inherited_tokens=2, recomputed_tokens=1)

@@ -20,14 +20,14 @@ def child(ids: list[int] | None = None, text: str | None = None, **fields: Any) 
     return make_prompt(rid="c", continuation=continuation, suffix_ids=ids, **fields)
 
 
-def test_the_source_of_a_prompt() -> None:
+def test_source_names_the_prompt_field() -> None:
     assert make_prompt(rid="r", text="a").source == "text"
     assert make_prompt(rid="r", input_ids=[1]).source == "input_ids"
     assert child(text="a", input_ids=[1]).source == child().source == "continuation_suffix"
     assert child(ids=[1], text=None).source == "continuation_ids"
 
 
-def test_a_beam_search_is_no_wider_than_the_vocabulary() -> None:
+def test_beam_width_is_limited_by_vocabulary() -> None:
     for width in (50, 51):
         wide = make_prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=9, beam_width=width))
         if width == 50:
@@ -38,7 +38,7 @@ def test_a_beam_search_is_no_wider_than_the_vocabulary() -> None:
         assert caught.value.param == "beam_width"
 
 
-def test_a_prompt_without_output_may_fill_the_context() -> None:
+def test_prompt_without_output_may_fill_the_context() -> None:
     prompt = make_prompt(rid="r", input_ids=[1], sampling=SamplingParams(max_new_tokens=0))
     check_prompt(prompt, [1] * 100, LIMITS)
     with pytest.raises(RequestRefused, match=r"101 tokens\) is longer than the model's context length \(100 tokens\)"):
@@ -48,7 +48,7 @@ def test_a_prompt_without_output_may_fill_the_context() -> None:
         check_prompt(one, [1] * 100, LIMITS)
 
 
-def test_a_limit_that_is_a_default_gives_way_to_the_context() -> None:
+def test_default_output_limit_is_clamped_to_context() -> None:
     spec = {"rid": "r", "sampling": SamplingParams(max_new_tokens=16)}
     check_prompt(make_prompt(**spec, input_ids=[1], clamps_output=True), [1] * 99, LIMITS)
     with pytest.raises(RequestRefused, match="99 tokens from the input and 16 tokens for the output"):
@@ -57,7 +57,7 @@ def test_a_limit_that_is_a_default_gives_way_to_the_context() -> None:
         check_prompt(make_prompt(**spec, input_ids=[1], clamps_output=True), [1] * 100, LIMITS)
 
 
-def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
+def test_empty_suffix_is_accepted_but_empty_prompt_is_refused() -> None:
     check_continuation(child(sampling=SamplingParams(max_new_tokens=99)), [], LIMITS)
     with pytest.raises(RequestRefused, match="empty"):
         check_prompt(make_prompt(rid="r", text=""), [], LIMITS)
@@ -81,7 +81,7 @@ def test_an_empty_suffix_is_fine_an_empty_prompt_is_not() -> None:
         ),
     ],
 )
-def test_refused_continuations(prompt: Prompt, suffix: list[int], param: str, words: str) -> None:
+def test_invalid_continuations_are_refused(prompt: Prompt, suffix: list[int], param: str, words: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         check_continuation(prompt, suffix, LIMITS)
     assert caught.value.param == param and words in caught.value.message
@@ -102,7 +102,7 @@ def test_refused_continuations(prompt: Prompt, suffix: list[int], param: str, wo
         (-1, SamplingParams(max_new_tokens=100), 150),  # no room at all: refused as it is
     ],
 )
-def test_the_last_tokens_are_kept(truncate_to: int | None, sampling: SamplingParams, left: int) -> None:
+def test_truncation_keeps_the_last_tokens(truncate_to: int | None, sampling: SamplingParams, left: int) -> None:
     ids = list(range(150))
     prompt = make_prompt(rid="r", sampling=sampling, truncate_to=truncate_to)
     assert truncated(prompt, ids, LIMITS.context_length) == ids[150 - left :]

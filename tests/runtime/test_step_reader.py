@@ -39,7 +39,7 @@ def output(text: str, finish: FinishReason | None = None, index: int = 0) -> Tex
     return TextOutput(output=TokenOutput(rid="r", index=index, finish=finish), text=text)
 
 
-def test_the_whole_text_is_read_at_the_end() -> None:
+def test_tool_calls_are_read_from_whole_text_at_end() -> None:
     steps, sent = reader()
     steps.add_output(prompt("<tool>"), output("l"))
     steps.add_output(prompt("<tool>"), output("never", index=1))
@@ -48,7 +48,7 @@ def test_the_whole_text_is_read_at_the_end() -> None:
     assert sent.messages == [StepCalls(rid="r", index=0, calls=(ToolCall("<tool>ls"),))]
 
 
-def test_who_has_nothing_behind_it_is_not_read() -> None:
+def test_outputs_without_a_next_job_step_are_not_read() -> None:
     steps, sent = reader()
     for each in (prompt(job_id=None), prompt(is_last_step=True), prompt(sampling=SamplingParams(beam_width=2))):
         steps.add_output(each, output("ls", STOP))
@@ -58,7 +58,7 @@ def test_who_has_nothing_behind_it_is_not_read() -> None:
     assert not sent.messages and not unused.messages
 
 
-def test_a_request_that_is_gone_leaves_nothing_behind() -> None:
+def test_forgotten_request_leaves_no_step_text() -> None:
     steps, _ = reader()
     steps.add_output(prompt(), output("l"))
     steps.forget_request("r")

@@ -48,7 +48,7 @@ def test_beams_between_ordinary_rows():
     assert_ranked(result.beams[2], logits, steps[2], second)
 
 
-def test_beams_alone_and_a_search_that_wants_nothing_though_its_rows_sample():
+def test_search_requesting_no_candidates_gets_none():
     logits = random_logits(5)
     first, idle = make_search(3), make_search(2)
     steps = [make_step(idle, 0, 2, 0), make_step(first, 2, 5, 6)]
@@ -57,7 +57,7 @@ def test_beams_alone_and_a_search_that_wants_nothing_though_its_rows_sample():
     assert_ranked(result.beams[1], logits, steps[1], first)
 
 
-def test_without_searches_there_are_no_candidates():
+def test_batch_without_searches_has_no_candidates():
     assert make_step_runner(random_logits(1)).run(make_batch([greedy()])).result.beams == []
 
 
@@ -122,7 +122,7 @@ def test_stop_strings_of_candidates_and_of_ordinary_rows(min_new_tokens):
     assert len(step_runner._stop_strings) == 1
 
 
-def test_of_several_tokens_of_a_row_the_match_names_the_one_that_completes_it():
+def test_stop_match_of_multi_token_row_names_completing_token():
     """Rows of any length, as steps that compute several tokens bring them."""
     the, space = (BACKEND.get_vocab()[token] for token in ("the", "Ġ"))
     stops, plain = greedy(stop=("the the",)), greedy()
@@ -133,7 +133,7 @@ def test_of_several_tokens_of_a_row_the_match_names_the_one_that_completes_it():
     assert result.stop_matches == {1: StopMatch(0, 0, "", token=2)}
 
 
-def test_a_stop_check_that_raises_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch):
+def test_raising_stop_check_fails_only_its_row(monkeypatch: pytest.MonkeyPatch):
     """Of sequences, and of a search, which is looked at as it is ranked."""
     he = BACKEND.get_vocab()["he"]
     logits = torch.full((3, VOCAB_SIZE), -50.0)
@@ -157,7 +157,7 @@ def test_a_stop_check_that_raises_fails_its_row_alone(monkeypatch: pytest.Monkey
     assert step_runner.run(make_batch([greedy(), greedy(), greedy()])).result.unchecked_rows == ()
 
 
-def test_a_sequence_that_is_closed_while_its_step_is_in_flight_is_passed_over():
+def test_sequence_closed_during_its_step_is_skipped():
     """Its tokens still come out, and nothing is looked for in them."""
     logits = torch.full((2, VOCAB_SIZE), -50.0)
     he = BACKEND.get_vocab()["he"]
@@ -173,7 +173,7 @@ def test_a_sequence_that_is_closed_while_its_step_is_in_flight_is_passed_over():
     assert len(step_runner._sequences) == 1
 
 
-def test_a_step_with_a_sequence_that_was_never_opened_may_close_it():
+def test_step_may_close_a_never_opened_sequence():
     """Its first step failed before it was launched."""
     step_runner = make_step_runner(random_logits(1))
     assert len(step_runner.run(make_batch([greedy()], closed=[10**6])).result.rows()) == 1
@@ -190,7 +190,7 @@ def broken_logits(rows: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("wish", [{"temperature": 0.0}, {"temperature": 1.0}, {"logprobs": LogprobOptions(top_k=2)}])
-def test_rows_that_are_not_finite_are_named(wish):
+def test_non_finite_rows_are_reported(wish):
     logits = broken_logits(6)
     infos = [make_info(serial=next(SERIALS), **wish) for _ in range(7)]
     samples = [True, True, False, True, True, True, True]  # the third has no logits
@@ -199,7 +199,7 @@ def test_rows_that_are_not_finite_are_named(wish):
     assert [len(row) for row in result.rows()] == [1, 1, 0, 1, 1, 1, 1]
 
 
-def test_a_search_fails_with_any_of_its_beams():
+def test_non_finite_beam_fails_its_search():
     logits = broken_logits(7)
     sound, broken, idle = make_search(2), make_search(3), make_search(1)
     order = torch.tensor([0, 4, 5, 2, 6, 3])
@@ -210,7 +210,7 @@ def test_a_search_fails_with_any_of_its_beams():
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
-def test_a_prompt_whose_logprobs_are_not_finite_fails_before_it_samples(broken):
+def test_non_finite_prompt_logprobs_fail_before_sampling(broken):
     """A chunk in the middle of a prompt: there are hidden states for its logprobs, and no logits to sample from."""
     hidden, head = torch.eye(6, 8), random_logits(8)
 

@@ -51,7 +51,7 @@ class TestGuesses:
         step_runner._runner.forward = lambda *_: ForwardOutput(logits, None)  # type: ignore[method-assign]
         return step_runner, batch
 
-    def test_among_other_rows(self) -> None:
+    def test_guesses_among_other_rows(self) -> None:
         """One that does not sample, one without guesses, a search, a constraint; each gets what is its own."""
         logits = random_logits(4)
         best = logits.argmax(-1).tolist()
@@ -78,7 +78,7 @@ class TestGuesses:
     @pytest.mark.parametrize(
         "options", [{"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.01}, {"logit_bias": {5: 3.0}}], ids=str
     )
-    def test_each_place_is_sampled_with_its_own_noise(self, options: dict[str, Any]) -> None:
+    def test_each_guess_position_is_sampled_with_its_own_noise(self, options: dict[str, Any]) -> None:
         """A step for each token says the same."""
         logits, said = random_logits(6), []
         info = make_info(temperature=1.5, seed=3, serial=next(SERIALS), **options)
@@ -89,7 +89,7 @@ class TestGuesses:
         step_runner, batch = self.step([(info, said[:5], logits)], output_positions=np.array([9], dtype=np.int32))
         assert step_runner.run(batch).result.rows() == [said]
 
-    def test_min_new_tokens_hold_at_each_place(self) -> None:
+    def test_min_new_tokens_applies_at_each_guess_position(self) -> None:
         logits = torch.full((4, VOCAB_SIZE), -5.0)
         logits[:, EOS[0]], logits[:, 9] = 5.0, 4.0
         info = greedy(min_new_tokens=2)
@@ -119,7 +119,7 @@ class TestGuesses:
         assert found is not None
         np.testing.assert_allclose(found, expected[2:, 4:7], atol=1e-5)
 
-    def test_a_stop_string_that_a_right_guess_completes(self) -> None:
+    def test_stop_string_completed_by_accepted_guess(self) -> None:
         vocab = BACKEND.get_vocab()
         the, he, space = vocab["the"], vocab["he"], vocab["Ġ"]
         logits = torch.full((4, VOCAB_SIZE), -50.0)
@@ -130,7 +130,7 @@ class TestGuesses:
         assert result.rows() == [[space, the, he, he]]
         assert result.stop_matches == {0: StopMatch(0, 1, "t", token=1)}
 
-    def test_logits_that_say_nothing_count_up_to_the_first_wrong_guess(self) -> None:
+    def test_non_finite_logits_after_wrong_guess_are_ignored(self) -> None:
         logits = random_logits(4)
         best = logits.argmax(-1).tolist()
         logits[3] = torch.nan
@@ -140,7 +140,7 @@ class TestGuesses:
         assert result.failed_rows == {1: 0} and result.rows()[0] == best[:2]
 
     @pytest.mark.parametrize(("first_spoiled", "sound"), [(1, 1), (2, 0), (3, 0)])
-    def test_the_kv_of_a_wrong_guess_does_not_tell_which_token_is_to_blame(self, first_spoiled, sound) -> None:
+    def test_non_finite_kv_of_guesses_does_not_locate_bad_token(self, first_spoiled, sound) -> None:
         """The row is one token and three guesses behind another one."""
         logits = random_logits(4)
         logits[0] = torch.nan

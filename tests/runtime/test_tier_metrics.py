@@ -94,7 +94,7 @@ def test_counters_grow_with_the_totals_and_gauges_follow() -> None:
     assert 'baton:kv_cache_quarantined_tokens{model_name="m"} 3.0' in text
 
 
-def test_without_tiers_there_is_only_the_device() -> None:
+def test_metrics_without_tiers_show_only_the_device() -> None:
     metrics = ServerMetrics("m")
     metrics.worker_reported(SchedulerStats(hits_by_tier=FoundTokens(4)))
     assert values(metrics) == {"tier_hits_total device": 4}

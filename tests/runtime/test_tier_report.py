@@ -12,14 +12,14 @@ from tests.doubles.scheduler_harness import Harness
 SETTINGS = {"host_write_policy": "write_back", "host_copied_by": "torch"}
 
 
-def test_without_a_tier() -> None:
+def test_tier_report_without_tiers() -> None:
     report = report_tiers(Harness(num_tokens=512).scheduler.stats(), SETTINGS)
     assert (report["host"], report["disk"], report["remote"]) == (None, None, None)
     assert report["device"]["total_tokens"] == report["device"]["free_tokens"] == 512
     assert report["device"]["prefill_tokens_per_s"] is None
 
 
-def test_with_tiers() -> None:
+def test_tier_report_with_tiers() -> None:
     stats = msgspec.structs.replace(
         Harness(num_tokens=512).scheduler.stats(),
         bytes_per_token=2**20,

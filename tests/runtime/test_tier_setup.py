@@ -16,7 +16,7 @@ from tests.doubles.host_pools import device_pool
     ("ratio", "policy", "is_small"),
     [(0.5, "write_through", True), (1.0, "write_through", False), (0.5, "write_back", False)],
 )
-def test_a_host_cache_smaller_than_the_pool_is_pointed_at(
+def test_host_cache_smaller_than_pool_is_warned_about(
     ratio: float, policy: Any, is_small: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     unused: Any = None

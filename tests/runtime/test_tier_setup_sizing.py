@@ -21,17 +21,17 @@ def tokens(gb: float = 0.0, ratio: float = 0.0, **changes: Any) -> int:
     return plan_host_tokens(gb, ratio, **(case | changes))
 
 
-def test_no_flag_no_pool():
+def test_no_host_pool_without_flag():
     assert tokens(available_bytes=0) == 0
 
 
-def test_a_size_counts_the_padding_page():
+def test_host_cache_size_includes_padding_page():
     assert tokens(gb=1) == 65536 - 16
     assert tokens(gb=0.5, page_size=1) == 32768 - 1
     assert tokens(gb=1, bytes_per_token=100_000) == 10736 - 16  # 10737 tokens, whole pages of them
 
 
-def test_a_ratio_is_of_the_tokens_on_the_device():
+def test_host_cache_ratio_is_relative_to_device_tokens():
     assert tokens(ratio=2.0) == 200_000
     assert tokens(ratio=0.33) == 32_992  # whole pages of 33,000
     assert tokens(ratio=0.33, page_size=1) == 33_000
@@ -39,17 +39,17 @@ def test_a_ratio_is_of_the_tokens_on_the_device():
 
 @pytest.mark.parametrize("value", [-1.0, -0.001, float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("flag", ["gb", "ratio"])
-def test_what_is_no_size_is_refused(flag: str, value: float):
+def test_invalid_host_cache_sizes_are_refused(flag: str, value: float):
     with pytest.raises(HostCacheError, match=f"--host-cache-{flag} is {value}; use a number from 0"):
         tokens(**{flag: value})
 
 
-def test_two_sizes_are_refused():
+def test_host_cache_size_and_ratio_together_are_refused():
     with pytest.raises(HostCacheError, match=r"--host-cache-gb 1.0 and --host-cache-ratio 2.0 both"):
         tokens(gb=1.0, ratio=2.0)
 
 
-def test_less_than_a_page_is_refused():
+def test_host_cache_below_one_page_is_refused():
     page = 16 * 16 * KIB / GIB
     assert tokens(gb=2 * page) == 16
     with pytest.raises(HostCacheError, match=r"--host-cache-gb 0.0\d+ is less than one page \(16 tokens.*0.50 MiB"):
@@ -59,7 +59,7 @@ def test_less_than_a_page_is_refused():
         tokens(ratio=0.00015)
 
 
-def test_memory_that_is_not_there_is_refused():
+def test_host_cache_beyond_available_memory_is_refused():
     assert tokens(gb=8) == 8 * 65536 - 16
     with pytest.raises(
         HostCacheError, match=r"--host-cache-gb 8.1 needs 8.10 GiB .* 8.00 GiB is still free .* --host-cache-gb,"
@@ -73,14 +73,14 @@ def test_memory_that_is_not_there_is_refused():
         tokens(gb=1, available_bytes=-5)
 
 
-def test_more_slots_than_have_numbers_are_refused():
+def test_host_slots_beyond_int32_are_refused():
     many = {"bytes_per_token": 1, "page_size": 1, "available_bytes": 2**40}
     assert tokens(gb=2.0, **many) == 2**31 - 1
     with pytest.raises(HostCacheError, match="int32"):
         tokens(gb=2.0 + 2**-30, **many)
 
 
-def test_what_this_machine_has_bounds_it():
+def test_host_cache_is_bounded_by_this_machine():
     """The limit of a container counts, as `available_memory` has it."""
     available = available_memory(torch.device("cpu"))
     assert tokens(gb=0.9 * available / GIB, available_bytes=available) > 0
@@ -96,7 +96,7 @@ def test_what_this_machine_has_bounds_it():
     page_size=st.sampled_from([1, 16, 64]),
     available_bytes=st.integers(0, 2**42),
 )
-def test_a_plan_fits_or_is_refused(gb, ratio, device_tokens, bytes_per_token, page_size, available_bytes):
+def test_host_cache_plan_fits_or_is_refused(gb, ratio, device_tokens, bytes_per_token, page_size, available_bytes):
     try:
         planned = plan_host_tokens(gb, ratio, device_tokens, bytes_per_token, page_size, available_bytes)
     except HostCacheError:

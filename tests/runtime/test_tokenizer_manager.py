@@ -30,7 +30,7 @@ from tests.doubles.manager_rig import Backend, check, prompt
 LENGTH = FinishReason("length")
 
 
-def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
+def test_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         sampling = SamplingParams(max_new_tokens=7)
         with await backend.manager.open_answer(
@@ -51,7 +51,7 @@ def test_a_call_from_prompt_to_answer(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def test_readers_that_fall_behind_find_the_newest_state(tokenizer: Tokenizer) -> None:
+def test_slow_readers_get_merged_updates(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         with await backend.manager.open_answer(
             SOLE_CLIENT, [prompt(sampling=SamplingParams(n=2))], stream=True
@@ -92,7 +92,7 @@ def test_incremental_updates_add_up(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def test_a_reader_that_leaves_aborts_and_its_rid_stays_taken_until_the_end(tokenizer: Tokenizer) -> None:
+def test_leaving_reader_aborts_and_keeps_rid_until_the_end(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         with await backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=False):
             pass
@@ -110,7 +110,7 @@ def test_a_reader_that_leaves_aborts_and_its_rid_stays_taken_until_the_end(token
     check(tokenizer, body)
 
 
-def test_abort_by_rid_by_group_and_of_all(tokenizer: Tokenizer) -> None:
+def test_abort_by_rid_by_group_or_all(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
         calls = [
@@ -148,7 +148,7 @@ def test_an_error_of_one_prompt_fails_its_call_and_aborts_the_rest(tokenizer: To
     check(tokenizer, body)
 
 
-def test_nothing_is_sent_when_one_prompt_is_bad(tokenizer: Tokenizer) -> None:
+def test_invalid_prompt_sends_nothing_of_its_call(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         for bad in (prompt("y", ""), prompt("x"), prompt("y", "a" * 501), prompt("y", "\ud800")):
             with pytest.raises(RequestRefused):
@@ -158,7 +158,7 @@ def test_nothing_is_sent_when_one_prompt_is_bad(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def test_nothing_stays_open_of_a_call_that_no_message_can_hold(tokenizer: Tokenizer) -> None:
+def test_unencodable_call_leaves_nothing_open(tokenizer: Tokenizer) -> None:
     """A lone surrogate, from a program that uses the Engine: its rid would stay taken, and no drain would end."""
 
     async def body(backend: Backend) -> None:
@@ -171,7 +171,7 @@ def test_nothing_stays_open_of_a_call_that_no_message_can_hold(tokenizer: Tokeni
     check(tokenizer, body)
 
 
-def test_calls_before_the_model_is_loaded(tokenizer: Tokenizer) -> None:
+def test_calls_before_model_is_loaded_are_503(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         for work in (
             backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=False),
@@ -209,7 +209,7 @@ def test_fail_all_ends_open_and_later_calls(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def test_wait_empty(tokenizer: Tokenizer) -> None:
+def test_wait_empty_waits_for_open_requests(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         await backend.manager.wait_empty()
         call = await backend.manager.open_answer(SOLE_CLIENT, [prompt()], stream=False)
@@ -223,7 +223,7 @@ def test_wait_empty(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def test_release(tokenizer: Tokenizer) -> None:
+def test_release_leases_call(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         async def reply(payload: bytes) -> None:
             while not (requests := backend.inbox.poll()):

@@ -32,7 +32,7 @@ def search_end(rid: str, texts: list[str], shortfall: str | None = None) -> Text
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_search_answers_with_its_results(tokenizer: Tokenizer, stream: bool) -> None:
+def test_search_answer_has_all_results(tokenizer: Tokenizer, stream: bool) -> None:
     async def body(backend: Backend) -> None:
         search = SamplingParams(beam_width=4, n=3)
         with await backend.manager.open_answer(
@@ -92,7 +92,7 @@ def test_a_search_of_a_disconnected_caller(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def test_a_search_counts_once_its_tokens_all(tokenizer: Tokenizer) -> None:
+def test_search_counts_as_one_request_with_all_tokens(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         sampling = SamplingParams(beam_width=4, n=4)
         with await backend.manager.open_answer(SOLE_CLIENT, [prompt("s", sampling=sampling)], stream=True) as call:

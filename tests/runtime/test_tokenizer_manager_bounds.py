@@ -18,7 +18,7 @@ from tests.doubles.prompts import make_prompt
 LENGTH = FinishReason("length")
 
 
-def test_long_texts_do_not_stop_the_loop(tokenizer: Tokenizer) -> None:
+def test_long_texts_do_not_block_the_loop(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         ticks = 0
 
@@ -42,7 +42,7 @@ def test_long_texts_do_not_stop_the_loop(tokenizer: Tokenizer) -> None:
     check(tokenizer, body, context_length=1_000_050)
 
 
-def test_logprobs_are_unpacked_by_their_reader(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_are_unpacked_lazily(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Millions of them are no work on the loop, and take no more memory than they did on their way."""
     made: list[int] = []
 
@@ -68,7 +68,7 @@ def test_logprobs_are_unpacked_by_their_reader(tokenizer: Tokenizer, monkeypatch
     check(tokenizer, body)
 
 
-def test_the_ids_of_many_prompts_are_checked_in_turns(tokenizer: Tokenizer) -> None:
+def test_ids_of_many_prompts_are_checked_in_slices(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         turns = 0
 
@@ -88,7 +88,7 @@ def test_the_ids_of_many_prompts_are_checked_in_turns(tokenizer: Tokenizer) -> N
     check(tokenizer, body, context_length=2_000)
 
 
-def test_a_text_that_can_never_fit_is_not_tokenised(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_can_never_fit_is_not_tokenised(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[str] = []
     encode_piece = Tokenizer.encode_piece
     monkeypatch.setattr(Tokenizer, "encode_piece", lambda self, text: pieces.append(text) or encode_piece(self, text))
@@ -108,7 +108,7 @@ def test_a_text_that_can_never_fit_is_not_tokenised(tokenizer: Tokenizer, monkey
     check(tokenizer, body, context_length=100_000)
 
 
-def test_the_tokens_of_a_call_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_per_call_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.runtime.text.prompt_tokenizer.MAX_TOKENS_OF_CALL", 20_000)
 
     async def body(backend: Backend) -> None:

@@ -28,7 +28,7 @@ from tests.doubles.trained_tokenizers import CONFIG, byte_level, write_folder
 LENGTH = FinishReason("length")
 
 
-def test_a_continuation_sends_its_suffix_and_its_own_prompt(tokenizer: Tokenizer) -> None:
+def test_continuation_sends_suffix_and_fallback_prompt(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         prompts = [
             child("a", suffix_text="é<eos>", index=3, at="now", keep_parent=True, retain_ttl=7.0),
@@ -72,7 +72,7 @@ def test_no_special_token_is_added_to_a_suffix(tmp_path: Path) -> None:
     check(adding, body)
 
 
-def test_a_child_never_overtakes_a_parent_that_is_still_tokenised(tokenizer: Tokenizer) -> None:
+def test_child_waits_for_tokenisation_of_its_parent(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         manager = backend.manager
         backend.manager._availability.mark_ready(ModelLimits(context_length=10**7, vocab_size=257))
@@ -116,7 +116,7 @@ def test_a_refused_parent_leaves_no_child_waiting(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def test_a_refusal_by_the_worker_names_the_field_the_ids_came_from(tokenizer: Tokenizer) -> None:
+def test_worker_refusal_names_the_source_field_of_ids(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         cases = [
             (prompt("r"), "text"),
@@ -134,7 +134,7 @@ def test_a_refusal_by_the_worker_names_the_field_the_ids_came_from(tokenizer: To
     check(tokenizer, body)
 
 
-def test_what_was_inherited_and_what_is_retained_comes_with_the_end(tokenizer: Tokenizer) -> None:
+def test_final_output_reports_inheritance_and_lease(tokenizer: Tokenizer) -> None:
     inherited = ContinuationOutput(path="handoff", inherited_tokens=9, recomputed_tokens=1, trimmed_tokens=0)
 
     async def ended(backend: Backend, retained: RetainedOutput | None) -> Output:

@@ -35,7 +35,7 @@ CONFIG = {
         ({"enable_mixed_chunk": True}, 2048, True),
     ],
 )
-def test_small_steps_that_were_found_best_also_compute_tokens(
+def test_small_chunks_chosen_by_trial_enable_mixed_steps(
     asked: dict[str, Any], found: int, mixes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else requests that are decoding would wait for many of them."""

@@ -35,7 +35,7 @@ def pass_time(scene: Harness, seconds: float) -> None:
     scene.step()
 
 
-def test_a_job_that_never_comes_back_counts_as_the_longest_pin(scene: Harness) -> None:
+def test_abandoned_job_counts_as_longest_pin(scene: Harness) -> None:
     turn(scene, "a")
     pass_time(scene, MAX_PIN_S - 1)
     assert learned(scene) == []
@@ -45,7 +45,7 @@ def test_a_job_that_never_comes_back_counts_as_the_longest_pin(scene: Harness) -
     assert learned(scene) == [MAX_PIN_S]
 
 
-def test_one_that_comes_back_later_counts_once(scene: Harness) -> None:
+def test_job_returning_late_counts_as_abandoned_once(scene: Harness) -> None:
     turn(scene, "a")
     pass_time(scene, MAX_PIN_S + 1)
     turn(scene, "b")
@@ -55,7 +55,7 @@ def test_one_that_comes_back_later_counts_once(scene: Harness) -> None:
     assert learned(scene) == [pytest.approx(3.0, abs=0.5), MAX_PIN_S]
 
 
-def test_a_job_whose_end_was_said_teaches_nothing(scene: Harness) -> None:
+def test_ended_job_records_no_tool_time(scene: Harness) -> None:
     turn(scene, "a", job="deleted")
     scene.scheduler._pins.end_job("", "deleted")
     turn(scene, "b", job="over", is_last_step=True)
@@ -68,7 +68,7 @@ def test_a_job_whose_end_was_said_teaches_nothing(scene: Harness) -> None:
     assert learned(scene) == []
 
 
-def test_a_tool_after_which_nobody_comes_back_is_not_pinned(scene: Harness) -> None:
+def test_tool_without_returns_is_not_pinned(scene: Harness) -> None:
     for number in range(8):
         turn(scene, f"a{number}", job=f"job{number}")
     pass_time(scene, MAX_PIN_S + 1)
@@ -77,7 +77,7 @@ def test_a_tool_after_which_nobody_comes_back_is_not_pinned(scene: Harness) -> N
     assert not any(lease.is_live for lease in scene.scheduler.live_leases())
 
 
-def test_what_is_forgotten_is_not_waited_for() -> None:
+def test_forgotten_jobs_are_not_awaited() -> None:
     scene = Harness(policy="handoff", num_tokens=1024, max_jobs=4)
     for number in range(12):
         turn(scene, f"a{number}", job=f"job{number}")

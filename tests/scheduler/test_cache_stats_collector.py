@@ -40,7 +40,7 @@ def asked(harness: Harness) -> tuple[int, int, HitTokens]:
 # -- by hand -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_match_and_its_depth() -> None:
+def test_match_counts_tokens_by_depth() -> None:
     harness = Harness(num_tokens=2048, context=1024, chunk=1024)
     harness.add("a", prompt_of(300, 1), 1)
     harness.run()
@@ -59,7 +59,7 @@ def test_a_match_and_its_depth() -> None:
 
 
 @PAGES
-def test_a_handoff_is_no_match(page_size: int) -> None:
+def test_handoff_is_counted_separately_from_match(page_size: int) -> None:
     harness = Harness(page_size=page_size)
     harness.add("parent", prompt_of(100, 1), 4, retain_ttl=1e6)
     harness.run()
@@ -70,7 +70,7 @@ def test_a_handoff_is_no_match(page_size: int) -> None:
     assert totals(harness).reuse_gap.tokens == 103 // page_size * page_size, "what was in the tree was used again"
 
 
-def test_a_broken_lease_is_a_match() -> None:
+def test_continuation_after_broken_lease_counts_as_match() -> None:
     harness = Harness()
     harness.add("parent", prompt_of(100, 1), 4, retain_ttl=1e6)
     harness.run()
@@ -80,7 +80,7 @@ def test_a_broken_lease_is_a_match() -> None:
     assert asked(harness) == (2, 207, HitTokens(match=103))
 
 
-def test_a_fork() -> None:
+def test_fork_hits_are_counted_separately() -> None:
     harness = Harness()
     harness.add("parent", prompt_of(100, 1), 20)
     for _ in range(4):
@@ -91,7 +91,7 @@ def test_a_fork() -> None:
     assert prompts == 2 and hits.fork >= 100 and hits == HitTokens(fork=hits.fork)
 
 
-def test_what_comes_from_the_host() -> None:
+def test_host_hits_are_counted_separately() -> None:
     harness = Harness(num_tokens=128, host_tokens=512, context=128)
     harness.add("a", prompt_of(60, 1), 1)
     harness.run()
@@ -106,7 +106,7 @@ def test_what_comes_from_the_host() -> None:
     assert (totals(harness) - before).reuse_gap.tokens == 60
 
 
-def test_what_comes_from_disk_has_no_age() -> None:
+def test_disk_hits_have_no_reuse_gap() -> None:
     blocks, prompt = (FakeBlocks(), FakeBlocks()), prompt_of(161, 1)
     first = Harness(host_tokens=512, block_tokens=16, blocks=blocks)
     first.add("first", prompt, 1)
@@ -127,7 +127,7 @@ def test_what_comes_from_disk_has_no_age() -> None:
 
 
 @pytest.mark.parametrize("options", [{"n": 3}, {"beam_width": 3, "n": 3}])
-def test_each_of_n_counts_and_a_search_is_one(options: dict[str, Any]) -> None:
+def test_each_sample_counts_but_a_search_counts_once(options: dict[str, Any]) -> None:
     harness = Harness(rows=8)
     harness.add("a", prompt_of(50, 1), 4, **options)
     harness.run()
@@ -145,7 +145,7 @@ def test_retracted_requests_count_once() -> None:
     assert asked(harness) == (4, 48, HitTokens())
 
 
-def test_requests_that_wait_count_once() -> None:
+def test_waiting_requests_count_once() -> None:
     harness = Harness(num_tokens=128, rows=4, context=128)
     harness.add("runs", prompt_of(40, 1), 60, ignore_eos=True)
     harness.step()
@@ -157,7 +157,7 @@ def test_requests_that_wait_count_once() -> None:
     assert asked(harness) == (2, 140, HitTokens(match=40))
 
 
-def test_without_the_cache_only_handoffs_hit() -> None:
+def test_disabled_cache_has_only_handoff_hits() -> None:
     harness = Harness(disable_radix_cache=True)
     harness.add("parent", prompt_of(100, 1), 4, retain_ttl=1e6)
     harness.run()
@@ -168,7 +168,7 @@ def test_without_the_cache_only_handoffs_hit() -> None:
     assert totals(harness).stored_tokens == 0
 
 
-def test_a_step_ends_in_the_turn_that_looks_at_it() -> None:
+def test_cached_tokens_live_from_processing_of_their_step() -> None:
     harness = Harness()
     harness.add("a", prompt_of(50, 1), 1)
     batch = harness.scheduler.next_batch(100.0)
@@ -179,7 +179,7 @@ def test_a_step_ends_in_the_turn_that_looks_at_it() -> None:
     assert totals(harness).lifetime.sum == 50 * 20
 
 
-def test_windows_and_reset() -> None:
+def test_statistics_windows_and_reset() -> None:
     harness = Harness()
     harness.turn_s = 10.0
     harness.add("a", prompt_of(50, 1), 1)
@@ -209,7 +209,7 @@ def test_windows_and_reset() -> None:
     assert fresh.seconds == harness.now - reset_at and since_start.seconds == harness.now - began
 
 
-def test_a_reset_before_anything_changes_nothing() -> None:
+def test_statistics_reset_before_first_request_changes_nothing() -> None:
     harness = Harness()
     harness.scheduler.reset_cache_statistics()
     harness.now = 5000.0
@@ -242,7 +242,7 @@ class AlertScene:
         return self.harness.scheduler.stats().cache.alert
 
 
-def test_the_alert(caplog: pytest.LogCaptureFixture) -> None:
+def test_alert_follows_hit_rate_of_window(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "baton.scheduler.cache_stats_collector")
     scene = AlertScene(0.5)
     scene.harness.add("hot", prompt_of(99, 1), 1)
@@ -371,7 +371,7 @@ def check(simulation: Simulation, twin: Twin) -> CacheTotals:
     ],
     ids=str,
 )
-def test_everything_adds_up(options: dict[str, Any]) -> None:
+def test_cache_statistics_match_twin_in_simulation(options: dict[str, Any]) -> None:
     print("seed", SEED)
     seen = HitTokens()
     evicted = to_host = retired = 0
@@ -393,7 +393,7 @@ def test_everything_adds_up(options: dict[str, Any]) -> None:
     assert bool(retired) == ("jobs" in options)
 
 
-def test_the_statistics_watch_a_cache_once() -> None:
+def test_statistics_register_one_cache_watcher() -> None:
     harness = Harness()
     assert [type(watcher) for watcher in harness.cache.watchers] == [KVLives]
     assert harness.scheduler.stats().cache == CacheStats(
@@ -413,7 +413,7 @@ class TestDepths:
         assert found.sum == sum(n * (n + 1) // 2 for n in (1, 128, 129, 300, 600))
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_as_a_slow_twin(self, seed: int) -> None:
+    def test_depth_buckets_match_slow_twin(self, seed: int) -> None:
         rng = random.Random(seed)
         depths, twin = Depths(), [0] * (len(DEPTHS) + 1)
         lengths = [rng.choice([2**power + off for power in range(12) for off in (-1, 0, 1)]) for _ in range(30)]
@@ -423,7 +423,7 @@ class TestDepths:
                 twin[next((i for i, bound in enumerate(DEPTHS) if position <= bound), len(DEPTHS))] += 1
         assert depths.buckets().counts == tuple(twin)
 
-    def test_the_longest_prompts_have_a_bucket_too(self) -> None:
+    def test_last_depth_bucket_holds_longest_prompts(self) -> None:
         depths = Depths()
         depths.add_prefix(DEPTHS[-1] + 5)
         assert depths.buckets().counts[-2:] == (DEPTHS[-1] // 2, 5)
@@ -449,14 +449,14 @@ class TestRollingWindows:
         young = windows.last(300, snapshot(300), 198.0)
         assert (young.prompts, young.covered_s) == (300, 198.0), "there is no more"
 
-    def test_nothing_asked_has_no_rate(self) -> None:
+    def test_hit_rate_is_none_without_prompts(self) -> None:
         windows = RollingWindows()
         assert windows.last(60, snapshot(0), 5.0).hit_rate is None
         windows.add_snapshot(snapshot(3), 0.0)
         assert windows.last(60, snapshot(3), 5.0).hit_rate is None
 
     @pytest.mark.parametrize("seed", range(10))
-    def test_memory_is_bounded_and_the_longest_window_is_there(self, seed: int) -> None:
+    def test_window_snapshots_are_bounded_and_cover_all_windows(self, seed: int) -> None:
         rng = random.Random(seed)
         windows, now, noted = RollingWindows(), 0.0, []
         for count in range(2000):
@@ -483,7 +483,7 @@ class TestHitRateAlert:
     def heard(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "baton.scheduler.cache_stats_collector")
 
-    def test_once_for_each_excursion(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_alert_fires_once_per_excursion(self, caplog: pytest.LogCaptureFixture) -> None:
         alert, seen = HitRateAlert(0.5), []
         # It recovers at 55 %: half of the way would be flapping.
         for percent in (60, 49, 30, 50, 54, 49, 55, 54, 50, 49, 80):
@@ -493,7 +493,7 @@ class TestHitRateAlert:
         assert [line.levelname for line in caplog.records] == ["WARNING", "INFO", "WARNING", "INFO"]
         assert "0.490 of 1000 prompt tokens in the last 300 s, less than --hit-rate-alert 0.5;" in caplog.messages[0]
 
-    def test_too_few_prompts_change_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_alert_needs_a_minimum_of_prompts(self, caplog: pytest.LogCaptureFixture) -> None:
         alert = HitRateAlert(0.5)
         alert.judge_window(window(10, prompts=MIN_PROMPTS - 1))
         assert not alert.active
@@ -504,20 +504,20 @@ class TestHitRateAlert:
         assert not alert.active, "nobody asks any more"
         assert len(caplog.messages) == 1
 
-    def test_a_window_that_is_not_full_says_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_alert_ignores_partial_windows(self, caplog: pytest.LogCaptureFixture) -> None:
         alert = HitRateAlert(0.5)
         alert.judge_window(window(0, covered=299.0))
         assert not alert.active and not caplog.messages
 
     @pytest.mark.parametrize("threshold", [0.9, 0.99])
-    def test_a_high_threshold_can_be_met_again(self, threshold: float) -> None:
+    def test_alert_with_high_threshold_can_recover(self, threshold: float) -> None:
         alert = HitRateAlert(threshold)
         alert.judge_window(window(50))
         assert alert.active
         alert.judge_window(window(100))
         assert not alert.active
 
-    def test_it_is_off_by_default(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_alert_is_off_at_zero_threshold(self, caplog: pytest.LogCaptureFixture) -> None:
         alert = HitRateAlert(0.0)
         alert.judge_window(window(0))
         assert not alert.active and not caplog.messages

@@ -15,7 +15,7 @@ def shares_of(**keys: str) -> ClientShares[str]:
     return shares
 
 
-def test_the_client_that_holds_most_loses_its_oldest_first() -> None:
+def test_largest_client_forgets_its_oldest_keys_first() -> None:
     shares = shares_of(alice="a1 a2", bob="b1 b2 b3", carol="c1")
     assert list(shares.in_order_of_forgetting()) == ["b1", "b2", "b3", "a1", "a2", "c1"]
     shares.renew_key("b1")
@@ -23,14 +23,14 @@ def test_the_client_that_holds_most_loses_its_oldest_first() -> None:
     assert list(shares.in_order_of_forgetting())[:3] == ["b3", "b1", "b2"]
 
 
-def test_of_equals_the_one_that_came_first_loses_first() -> None:
+def test_equal_clients_forget_the_oldest_key_first() -> None:
     shares = shares_of(alice="a1", bob="b1", carol="c1")
     assert next(shares.in_order_of_forgetting()) == "a1"
     shares.put_key("alice", "a1")
     assert next(shares.in_order_of_forgetting()) == "b1"
 
 
-def test_clients_are_compared_by_size_where_that_is_asked_for() -> None:
+def test_clients_can_be_compared_by_size() -> None:
     shares = shares_of(alice="a1 a2 a3")
     shares.put_key("bob", "b1", 10)
     assert next(shares.in_order_of_forgetting()) == "a1" and next(shares.in_order_of_forgetting(by_size=True)) == "b1"
@@ -40,7 +40,7 @@ def test_clients_are_compared_by_size_where_that_is_asked_for() -> None:
     assert list(shares.in_order_of_forgetting(by_size=True, least=4)) == []
 
 
-def test_a_key_that_changes_hands_counts_for_its_new_client() -> None:
+def test_moved_key_counts_for_its_new_client() -> None:
     shares = shares_of(alice="x", bob="b1")
     shares.put_key("bob", "x", 7)
     assert shares.num_clients == 1 and list(shares.in_order_of_forgetting()) == ["b1", "x"]
@@ -51,7 +51,7 @@ def test_a_key_that_changes_hands_counts_for_its_new_client() -> None:
     assert list(shares.in_order_of_forgetting()) == []
 
 
-def test_a_flood_takes_no_client_below_an_equal_share() -> None:
+def test_flooding_client_takes_none_below_equal_share() -> None:
     seed = 11
     print(f"seed {seed}")
     rng, bound = random.Random(seed), 12

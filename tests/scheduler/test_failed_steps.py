@@ -10,7 +10,7 @@ from tests.doubles.scheduler_harness import Harness
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_copies_that_were_never_made_are_shared_with_nobody(page_size: int) -> None:
+def test_copies_never_made_are_not_shared(page_size: int) -> None:
     """A child takes over the lease of a beam's result, whose pages its first step would have filled."""
     harness = Harness(num_tokens=8192, page_size=page_size, rows=24, chunk=64)
     params = search(4, 40, n=2)
@@ -28,7 +28,7 @@ def test_copies_that_were_never_made_are_shared_with_nobody(page_size: int) -> N
     assert harness.outcomes["again", 0].tokens == expected_output(prompt, 6)
 
 
-def test_a_request_admitted_on_copies_of_a_step_that_fails_later_ends_with_it() -> None:
+def test_request_relying_on_copies_of_failed_step_fails_too() -> None:
     """The copies went with a decode step; the child that needs them was admitted into the step after it."""
     harness = Harness(num_tokens=2048, page_size=16, rows=3, depth=2, chunk=32)
     harness.add("parent", prompt_of(22), 60)
@@ -46,7 +46,7 @@ def test_a_request_admitted_on_copies_of_a_step_that_fails_later_ends_with_it() 
 
 
 @pytest.mark.parametrize("page_size", [16, 64])
-def test_a_lease_whose_copies_were_never_made_is_gone(page_size: int) -> None:
+def test_lease_with_copies_never_made_is_dropped(page_size: int) -> None:
     """A fork's lease is filled by a step that computes only the parent; the child waits for a row."""
     harness = Harness(num_tokens=1024, page_size=page_size, rows=1)
     prompt = prompt_of(22)
@@ -63,7 +63,7 @@ def test_a_lease_whose_copies_were_never_made_is_gone(page_size: int) -> None:
     assert harness.outcomes["child", 0].tokens == expected_output([*prompt, *said, 50], 6)
 
 
-def test_what_a_lease_holds_comes_back_though_the_step_that_wrote_it_failed() -> None:
+def test_lease_pages_are_freed_although_their_step_failed() -> None:
     prompt = prompt_of(20)
     eos = (expected_output(prompt, 6)[3],)
     harness = Harness(num_tokens=256, page_size=16, depth=2, eos=eos, leased_ratio=1.0)

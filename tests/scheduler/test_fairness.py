@@ -29,7 +29,7 @@ class TestIdleLeases:
         harness.add("next", prompt_of(60, 8), 2)
         return harness
 
-    def test_one_that_is_idle_for_long_does_not_hold_up_a_queue(self) -> None:
+    def test_long_idle_lease_breaks_for_waiting_request(self) -> None:
         harness = self.scene(lease_protection=20.0)
         while request_of(harness, "next").kv is None:
             harness.step()
@@ -38,7 +38,7 @@ class TestIdleLeases:
         harness.run()
         assert harness.outcomes["next", 0].tokens == expected_output(prompt_of(60, 8), 2)
 
-    def test_a_young_one_is_safe_from_newcomers(self) -> None:
+    def test_young_lease_does_not_break_for_newcomers(self) -> None:
         harness = self.scene(lease_protection=1000.0)
         while request_of(harness, "running").finish is None:
             assert request_of(harness, "next").kv is None and len(harness.scheduler._leases) == 2
@@ -46,7 +46,7 @@ class TestIdleLeases:
         harness.run()
         assert harness.scheduler.stats().leases_broken == 1, "now nothing runs, and any lease may break"
 
-    def test_how_long_is_measured(self) -> None:
+    def test_lease_protection_follows_measured_fill_time(self) -> None:
         """A step of 99 tokens takes a second: a pool of 256 fills in 2.6, once that has been measured."""
         harness = self.scene(chunk=256)
         for _ in range(4):
@@ -56,7 +56,7 @@ class TestIdleLeases:
         harness.step()
         assert request_of(harness, "next").kv is not None
 
-    def test_a_claimed_one_is_left_alone(self) -> None:
+    def test_claimed_lease_is_not_broken_for_newcomers(self) -> None:
         harness = self.scene(lease_protection=1.0, rows=2)
         harness.add("second", prompt_of(5, 9), 40)
         for number in range(2):
@@ -71,7 +71,7 @@ class TestIdleLeases:
 class TestDecodeShare:
     @pytest.mark.parametrize("interval", [1, 3, 8])
     @pytest.mark.parametrize("depth", [1, 2])
-    def test_prompts_without_end_leave_running_requests_their_share(self, interval: int, depth: int) -> None:
+    def test_endless_prompts_do_not_starve_decodes(self, interval: int, depth: int) -> None:
         harness = Harness(num_tokens=4096, rows=64, chunk=64, depth=depth, decode_interval=interval, check=False)
         harness.add("running", prompt_of(20), 60)
         harness.step()
@@ -86,7 +86,7 @@ class TestDecodeShare:
         assert harness.scheduler.stats().longest_gap == longest + 1
         assert outcome.tokens == expected_output(prompt_of(20), 60)
 
-    def test_a_long_prompt_takes_turns_with_them(self) -> None:
+    def test_long_prompt_alternates_with_decodes(self) -> None:
         harness = Harness(num_tokens=1024, chunk=8, decode_interval=100)
         harness.add("running", prompt_of(5), 40)
         harness.step()
@@ -95,7 +95,7 @@ class TestDecodeShare:
             harness.step()
         assert len(harness.outcomes["running", 0].tokens) == 11
 
-    def test_only_steps_that_others_got_count_as_a_gap(self) -> None:
+    def test_retraction_does_not_count_as_gap(self) -> None:
         harness = Harness(num_tokens=110, rows=4)
         for number in range(2):
             harness.add(f"r{number}", prompt_of(10, number), 60)
@@ -103,7 +103,7 @@ class TestDecodeShare:
         assert harness.scheduler.stats().retractions > 0
         assert harness.scheduler.stats().longest_gap <= 2, "a retracted request does not run"
 
-    def test_the_gap_of_a_search_counts(self) -> None:
+    def test_gap_of_beam_search_is_counted(self) -> None:
         harness = Harness(decode_interval=4)
         harness.add("search", prompt_of(5), 20, beam_width=2)
         harness.step()
@@ -132,19 +132,19 @@ class TestOvertaking:
             harness.add(f"early{number}", [*prompt_of(60), 1, number], 2)
         return harness
 
-    def test_a_cold_request_is_served_in_the_end(self) -> None:
+    def test_cold_request_is_not_starved(self) -> None:
         harness = self.scene()
         harness.add("cold", prompt_of(50, 3), 2)
         self.flood(harness, 2000)
         assert harness.outcomes["cold", 0].finish is not None
 
-    def test_so_is_a_wide_search(self) -> None:
+    def test_wide_search_is_not_starved(self) -> None:
         harness = self.scene()
         harness.add("cold", prompt_of(50, 3), 3, beam_width=4, n=1)
         self.flood(harness, 2000)
         assert harness.outcomes["cold", 0].finish is not None
 
-    def test_so_is_the_lowest_priority(self) -> None:
+    def test_lowest_priority_is_not_starved(self) -> None:
         harness = Harness(num_tokens=2048, rows=1, check=False)
         harness.add("first", prompt_of(9), 2, priority=5)
         harness.step()
@@ -157,7 +157,7 @@ class TestOvertaking:
         assert most < number < 3 * most
 
     @pytest.mark.parametrize("is_overdue", [False, True])
-    def test_the_overdue_one_does_not_wait_for_a_prefix_that_a_step_in_flight_computes(self, is_overdue: bool) -> None:
+    def test_overdue_request_does_not_wait_for_prefix_in_flight(self, is_overdue: bool) -> None:
         harness = Harness(depth=2, chunk=128)
         if is_overdue:
             harness.scheduler._policy.max_overtakes = 0  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ class TestOvertaking:
 
 
 class TestRoom:
-    def test_those_admitted_in_one_step_count_each_others_reserve(self) -> None:
+    def test_admissions_in_one_step_count_earlier_reserves(self) -> None:
         """Each will want 0.7 × 60 tokens more: for both, prompts included, that is 164."""
         harness = Harness(num_tokens=150)
         harness.add("a", prompt_of(40, 1), 60)
@@ -180,7 +180,7 @@ class TestRoom:
         harness.run()
         assert all(request_of(harness, rid).retractions == 0 for rid in "ab")
 
-    def test_so_do_three(self) -> None:
+    def test_three_admissions_in_one_step_count_earlier_reserves(self) -> None:
         """0.7 × 60 tokens each: the third wants 20 + 3 × 42 beside the prompts of the others, which is 186."""
         harness = Harness(num_tokens=185)
         for seed, rid in enumerate("abc"):
@@ -188,7 +188,7 @@ class TestRoom:
         harness.step()
         assert [request_of(harness, rid).kv is not None for rid in "abc"] == [True, True, False]
 
-    def test_a_search_keeps_pages_for_each_beam(self) -> None:
+    def test_search_reserves_pages_for_each_beam(self) -> None:
         harness = Harness(num_tokens=1024, page_size=16)
         harness.add("find", prompt_of(37), 20, beam_width=4)
         request, reserve = request_of(harness, "find"), harness.scheduler._reserve
@@ -198,7 +198,7 @@ class TestRoom:
         assert request.num_computed_beam_tokens == 12
         assert reserve.reserved_tokens(request) == 4 * 1 * 16, "5 + 13 + 4 are two pages, and one is full"
 
-    def test_pages_in_quarantine_are_waited_for_before_a_lease_breaks(self) -> None:
+    def test_quarantined_pages_are_waited_for_before_breaking_lease(self) -> None:
         """Nothing runs but a step in flight; what it still writes comes back with it, and then there is room."""
         prompt = prompt_of(40)
         eos = (expected_output(prompt, 6)[3],)
@@ -216,7 +216,7 @@ class TestRoom:
 
 
 class TestVictims:
-    def test_the_oldest_is_not_retracted_though_its_prompt_is_half_computed(self) -> None:
+    def test_oldest_request_is_not_retracted_during_prefill(self) -> None:
         harness = Harness(num_tokens=196, chunk=16)
         harness.scheduler._reserve._ratio = 0.0
         harness.add("oldest", prompt_of(180), 4)
@@ -244,7 +244,7 @@ class TestLimits:
         harness.add("four", prompt_of(9, 3), 2)
         harness.run()
 
-    def test_parked_children_count_and_continuations_may_exceed_it_by_the_leases(self) -> None:
+    def test_continuations_may_exceed_queue_limit_by_max_leases(self) -> None:
         harness = Harness(rows=1, leases=2, max_queued_requests=2)
         harness.add("running", prompt_of(9), 10)
         harness.step()
@@ -259,7 +259,7 @@ class TestLimits:
         harness.run()
         assert harness.scheduler.num_parked == 0
 
-    def test_requests_end_after_their_time_wherever_they_are(self) -> None:
+    def test_requests_time_out_in_any_state(self) -> None:
         harness = Harness(rows=1, request_timeout=10.0)
         harness.add("running", prompt_of(9), 100)
         harness.add("waiting", prompt_of(9, 1), 2)
@@ -282,7 +282,7 @@ class TestLimits:
         harness.run()
         assert harness.outcomes["later", 0].tokens == expected_output(prompt_of(9, 2), 2)
 
-    def test_the_longest_lease_is_cut(self) -> None:
+    def test_retain_ttl_is_capped(self) -> None:
         harness = Harness(max_retain_ttl=30.0)
         harness.add("a", prompt_of(9), 2, retain_ttl=1e6)
         harness.run()

@@ -25,7 +25,7 @@ TRIE = ItemTrie.build(np.array([(5, 6, 7), (5, 8, 9)], dtype=np.int32))
     ("cause", "code"), [("forbidden_rows", "token_not_allowed"), ("unchecked_rows", "stop_check_failed")]
 )
 @PAGES
-def test_the_request_ends_and_the_others_go_on(
+def test_forbidden_token_ends_only_its_request(
     page_size: int, cause: str, code: str, wish: dict[str, Any], depth: int
 ) -> None:
     harness = Harness(page_size=page_size, depth=depth, num_tokens=1024)

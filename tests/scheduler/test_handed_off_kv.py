@@ -9,7 +9,7 @@ from tests.doubles.scheduler_harness import Harness
 
 
 @pytest.mark.parametrize("keep_parent", [False, True])
-def test_a_handoff_is_a_use(keep_parent: bool) -> None:
+def test_handoff_counts_as_use_of_its_node(keep_parent: bool) -> None:
     harness = Harness(num_tokens=512)
     harness.add("turn-0", prompt_of(60, 1), 8, retain_ttl=1e6)
     harness.run()

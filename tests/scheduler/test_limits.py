@@ -49,7 +49,7 @@ def refused(*args, **more) -> tuple[str, int, str, str | None]:
 # -- lengths -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_context_holds_prompt_and_output() -> None:
+def test_context_limits_prompt_plus_output() -> None:
     assert most(60, 40) == 40 and most(60, None) == 40 and most(99, None) == 1
     text, *rest = refused(60, 41)
     assert rest == [400, "context_length_exceeded", "max_new_tokens"]
@@ -59,13 +59,13 @@ def test_the_context_holds_prompt_and_output() -> None:
     assert refused(0, 3)[1:] == (400, "invalid_request", "input_ids")
 
 
-def test_a_limit_that_is_a_default_gives_way_to_the_context() -> None:
+def test_default_output_limit_is_clamped_to_context() -> None:
     assert most(60, 41, clamps_output=True) == 40 and most(99, 16, clamps_output=True) == 1
     assert most(60, 16, clamps_output=True) == 16
     assert refused(100, 16, clamps_output=True)[2] == "context_length_exceeded"
 
 
-def test_a_prompt_without_output_may_fill_context_and_pool() -> None:
+def test_prefill_only_prompt_may_fill_context_and_pool() -> None:
     assert most(100, 0) == 0 and most(64, 0, pool=64) == 0
     text, *rest = refused(101, 0)
     assert rest == [400, "context_length_exceeded", "input_ids"] and "length (100 tokens)" in text
@@ -73,7 +73,7 @@ def test_a_prompt_without_output_may_fill_context_and_pool() -> None:
     assert refused(10, 0, constrained=True)[3] == "max_new_tokens"
 
 
-def test_the_pool_holds_all_but_the_last_token() -> None:
+def test_pool_limits_all_tokens_but_the_last() -> None:
     assert most(50, 15, pool=64) == 15 and most(50, None, pool=64) == 15 and most(64, 1, pool=64) == 1
     text, *rest = refused(50, 16, pool=64)
     assert rest == [400, "kv_pool_exceeded", "max_new_tokens"] and "KV pool of 64 tokens" in text
@@ -90,7 +90,7 @@ def test_the_pool_holds_all_but_the_last_token() -> None:
         (16, 60, 4, 0),  # the first tokens need no KV beside the prompt's
     ],
 )
-def test_beams_share_the_whole_pages_of_the_prompt(page_size: int, prompt_len: int, width: int, room: int) -> None:
+def test_beams_share_whole_prompt_pages_in_limits(page_size: int, prompt_len: int, width: int, room: int) -> None:
     assert most(prompt_len, None, 64, page_size, beam_width=width) == room + 1
     assert most(prompt_len, room + 1, 64, page_size, beam_width=width) == room + 1
     text, *rest = refused(prompt_len, room + 2, 64, page_size, beam_width=width)
@@ -98,19 +98,19 @@ def test_beams_share_the_whole_pages_of_the_prompt(page_size: int, prompt_len: i
     assert f"× beam_width ({width})" in text and ("in pages of 16 tokens" in text) == (page_size > 1)
 
 
-def test_results_that_are_kept_are_counted_twice() -> None:
+def test_retained_search_results_count_twice() -> None:
     assert most(4, None, beam_width=4, n=2, pool=4 + 8 * 5, retain_ttl=1.0) == 6
     assert most(4, None, beam_width=4, n=2, pool=4 + 4 * 5) == 6
     text = refused(4, 7, beam_width=4, n=2, pool=4 + 8 * 5, retain_ttl=1.0)[0]
     assert "twice more for each of the 2 that retain_ttl keeps" in text
 
 
-def test_a_search_whose_prompt_fits_no_pool() -> None:
+def test_search_prompt_beyond_pool_is_refused() -> None:
     assert most(64, 1, 64, beam_width=8) == 1
     assert refused(65, 1, 64, beam_width=8)[2] == "kv_pool_exceeded"
 
 
-def test_an_output_is_no_longer_than_the_longest_item() -> None:
+def test_output_limit_is_the_longest_item() -> None:
     assert most(10, None, constrained=True) == 4 and most(10, 90, constrained=True) == 4
     assert most(10, 2, constrained=True) == 2
     text, *rest = refused(10, 1, constrained=True)
@@ -120,7 +120,7 @@ def test_an_output_is_no_longer_than_the_longest_item() -> None:
 # -- others ------------------------------------------------------------------------------------------------------------
 
 
-def test_logprobs_start_within_the_prompt() -> None:
+def test_logprob_start_must_be_within_prompt() -> None:
     limits.check_logprob_start(LogprobOptions(start_len=9), 10)
     with pytest.raises(RequestRefused, match="logprob_start_len is 10; the prompt has 10 tokens") as refusal:
         limits.check_logprob_start(LogprobOptions(start_len=10), 10)
@@ -128,7 +128,7 @@ def test_logprobs_start_within_the_prompt() -> None:
 
 
 @pytest.mark.parametrize(("widest", "rows"), [(4, 8), (8, 4)])
-def test_beams_within_both_limits(widest: int, rows: int) -> None:
+def test_beam_width_is_limited_by_config_and_rows(widest: int, rows: int) -> None:
     limits.check_beam_limits(SamplingParams(), max_beam_width=0, rows=0)
     limits.check_beam_limits(SamplingParams(beam_width=4), max_beam_width=widest, rows=rows)
     with pytest.raises(RequestRefused, match="beam_width is 5, over 4") as refusal:
@@ -144,7 +144,7 @@ def spec(n: int = 1, **parent: Any) -> RequestSpec:
     ("parent", "holds"),
     [({}, 10), ({"continuation": ContinuationSpec("parent")}, 13), ({"predecessor": Predecessor("turn")}, 13)],
 )
-def test_the_queue_has_room_beyond_its_limit_for_who_comes_back(parent: dict[str, Any], holds: int) -> None:
+def test_queue_has_extra_room_for_continuations(parent: dict[str, Any], holds: int) -> None:
     config = SchedulerConfig(max_queued_requests=10, max_leased_requests=3)
     limits.check_queue(spec(2, **parent), holds - 2, config)
     with pytest.raises(RequestRefused, match=f"^{holds - 1} requests wait already, and the queue holds 10 ") as refusal:
@@ -152,11 +152,11 @@ def test_the_queue_has_room_beyond_its_limit_for_who_comes_back(parent: dict[str
     assert (status_of(refusal.value), refusal.value.code, refusal.value.param) == (429, "queue_full", None)
 
 
-def test_a_queue_without_limit() -> None:
+def test_zero_queue_limit_means_unlimited() -> None:
     limits.check_queue(spec(), 10**9, SchedulerConfig(max_queued_requests=0))
 
 
-def test_what_leases_may_hold() -> None:
+def test_lease_budget_from_config() -> None:
     config = SchedulerConfig(
         max_leased_ratio=0.5, max_client_leased_ratio=0.25, max_leased_requests=7, max_leases_per_client=0
     )
@@ -167,13 +167,13 @@ def test_what_leases_may_hold() -> None:
     assert limits.lease_budget(config, Allocator(160, 16)).max_client_leases == 6
 
 
-def test_codes_of_time_and_names() -> None:
+def test_timeout_and_duplicate_rid_refusals() -> None:
     late, twice = limits.timed_out(2.5), limits.duplicate_rid("r")
     assert (status_of(late), late.code, late.param) == (408, "request_timeout", None) and "2.5 s" in str(late)
     assert (status_of(twice), twice.code, twice.param) == (409, "duplicate_rid", "rid") and "'r'" in str(twice)
 
 
-def test_a_refused_request_leaves_nothing() -> None:
+def test_refused_request_leaves_scheduler_idle() -> None:
     harness = Harness(num_tokens=64, context=100)
     with pytest.raises(RequestRefused, match="can never fit"):
         harness.add("r", [1] * 50, 16)

@@ -45,7 +45,7 @@ def rows_of(batch: ScheduleBatch) -> list[int]:
 
 
 @pytest.mark.parametrize("beam_width", [None, 2])
-def test_a_mixed_step_serves_all_but_searches(beam_width: int | None) -> None:
+def test_mixed_steps_exclude_beam_searches(beam_width: int | None) -> None:
     harness = MixedHarness()
     harness.add("plain", prompt_of(5), 20)
     harness.add("runs", prompt_of(5, 1), 20, beam_width=beam_width)
@@ -60,7 +60,7 @@ def test_a_mixed_step_serves_all_but_searches(beam_width: int | None) -> None:
 class TestRunningRequests:
     @PAGES
     @DEPTHS
-    def test_get_a_token_in_every_step_beside_prompts_without_end(self, page_size: int, depth: int) -> None:
+    def test_running_requests_get_a_token_in_every_mixed_step(self, page_size: int, depth: int) -> None:
         harness = MixedHarness(num_tokens=8192, rows=64, chunk=64, depth=depth, page_size=page_size, check=False)
         harness.add("running", prompt_of(20), 60)
         for _ in range(depth):
@@ -71,7 +71,7 @@ class TestRunningRequests:
         assert all(batch.is_extend for batch in harness.batches[depth:])
 
     @DEPTHS
-    def test_get_a_token_with_every_chunk_of_a_long_prompt(self, depth: int) -> None:
+    def test_running_requests_get_a_token_with_every_chunk(self, depth: int) -> None:
         harness = MixedHarness(num_tokens=1024, chunk=8, depth=depth)
         harness.add("running", prompt_of(5), 40)
         harness.step()
@@ -84,7 +84,7 @@ class TestRunningRequests:
         assert harness.outcomes["long", 0].tokens == expected_output(prompt_of(200, 1), 2)
         assert harness.outcomes["running", 0].tokens == expected_output(prompt_of(5), 40)
 
-    def test_leave_half_of_a_step_to_prompts(self) -> None:
+    def test_running_requests_leave_half_of_mixed_step_to_prompts(self) -> None:
         harness = MixedHarness(chunk=4)
         for number in range(3):
             harness.add(f"running{number}", [number], 30)
@@ -99,7 +99,7 @@ class TestRunningRequests:
         assert rows_of(harness.batches[-1]) == [2, 1, 1]
         harness.run()
 
-    def test_stay_out_without_the_flag(self) -> None:
+    def test_steps_are_not_mixed_without_the_flag(self) -> None:
         harness = MixedHarness(enable_mixed_chunk=False)
         harness.add("running", prompt_of(5), 9)
         harness.step()
@@ -108,13 +108,13 @@ class TestRunningRequests:
         assert rows_of(harness.batches[-1]) == [9]
         harness.run()
 
-    def test_without_prompts_get_a_decode_step(self) -> None:
+    def test_running_requests_without_prompts_get_decode_steps(self) -> None:
         harness = MixedHarness()
         harness.add("running", prompt_of(5), 9)
         harness.run()
         assert [batch.is_extend for batch in harness.batches] == [True] + [False] * 8
 
-    def test_with_an_item_trie_are_mixed_too(self) -> None:
+    def test_requests_with_item_trie_are_mixed(self) -> None:
         items = np.random.default_rng(0).integers(0, VOCAB, (60, 8), dtype=np.int32)
         trie = ItemTrie.build(items)
         for depth in (1, 2):
@@ -131,7 +131,7 @@ class TestRunningRequests:
 
 class TestSearches:
     @pytest.mark.parametrize("interval", [1, 3])
-    def test_get_their_share_beside_prompts_without_end(self, interval: int) -> None:
+    def test_searches_get_decode_steps_beside_endless_prompts(self, interval: int) -> None:
         harness = MixedHarness(num_tokens=4096, rows=64, decode_interval=interval, check=False)
         harness.add("running", prompt_of(20), 100)
         harness.add("search", prompt_of(30, 1), 6, beam_width=3, n=3)
@@ -145,7 +145,7 @@ class TestSearches:
         assert len(harness.outcomes["running", 0].tokens) == len(harness.batches)
         harness.run()
 
-    def test_whose_prompt_is_computed_beside_a_running_request_go_on(self) -> None:
+    def test_search_with_prompt_in_mixed_steps_finds_its_results(self) -> None:
         harness = MixedHarness(chunk=16)
         harness.add("running", prompt_of(20), 30)
         harness.step()
@@ -161,7 +161,7 @@ class TestSearches:
 
 class TestMemory:
     @PAGES
-    def test_without_it_a_step_is_not_mixed_and_nothing_is_lost(self, page_size: int) -> None:
+    def test_step_is_not_mixed_without_memory(self, page_size: int) -> None:
         harness = MixedHarness(num_tokens=1024, page_size=page_size)
         harness.add("running", prompt_of(64), 20)
         harness.step()
@@ -190,7 +190,7 @@ class TestMemory:
         for number in range(10):
             assert harness.outcomes[f"r{number}", 0].tokens == expected_output(prompt_of(40, number), 100)
 
-    def test_every_single_failed_allocation_is_survived(self) -> None:
+    def test_any_single_allocation_failure_is_survived(self) -> None:
         def run(fail_at: int | None) -> int:
             harness = MixedHarness(num_tokens=256, rows=4, chunk=16, page_size=16, depth=2)
             harness.allocator.should_fail = lambda call: call == fail_at
@@ -204,7 +204,7 @@ class TestMemory:
         for fail_at in range(run(None)):
             run(fail_at)
 
-    def test_the_reserve_falls_with_every_step_that_decodes(self) -> None:
+    def test_reserve_ratio_decays_with_every_decoding_step(self) -> None:
         harness = MixedHarness(chunk=8)
         reserve = harness.scheduler._reserve
         harness.add("running", prompt_of(5), 30)
@@ -218,7 +218,7 @@ class TestMemory:
 
 
 class TestWhatCountsAsPrompt:
-    def test_only_prompts_are_published_while_they_run(self) -> None:
+    def test_only_prompts_are_published_during_decoding(self) -> None:
         harness = MixedHarness()
         harness.add("running", prompt_of(20), 30)
         for number in range(10):
@@ -229,7 +229,7 @@ class TestWhatCountsAsPrompt:
         assert harness.cache.match_len("", np.array(said, dtype=np.int32)) == 20
         harness.run()
 
-    def test_nobody_waits_for_the_output_of_a_running_request(self) -> None:
+    def test_output_of_running_request_is_not_waited_for(self) -> None:
         """It would not be found in the cache next time either: outputs are published at the end."""
         harness = MixedHarness(num_tokens=1024, depth=2)
         harness.add("running", prompt_of(5), 60)
@@ -244,7 +244,7 @@ class TestWhatCountsAsPrompt:
         assert request is not None and request.status is not RequestStatus.WAITING
         harness.run()
 
-    def test_only_their_tokens_are_measured(self) -> None:
+    def test_fill_time_counts_only_prompt_tokens_of_mixed_steps(self) -> None:
         harness = MixedHarness()
         for number in range(4):
             harness.add(f"running{number}", prompt_of(5, number), 9)

@@ -27,7 +27,7 @@ def pressed(harness: Harness, tokens: int) -> None:
 @PAGES
 @DEPTHS
 @pytest.mark.parametrize("kept", [0, 70, PROMPT, 10**6])
-def test_it_goes_before_what_is_older(page_size: int, depth: int, kept: int) -> None:
+def test_no_reuse_kv_is_evicted_before_older_kv(page_size: int, depth: int, kept: int) -> None:
     harness = Harness(num_tokens=1024, page_size=page_size, depth=depth)
     harness.add("old", OLD, OUTPUT)
     harness.run()
@@ -43,7 +43,7 @@ def test_it_goes_before_what_is_older(page_size: int, depth: int, kept: int) -> 
     assert (cached(harness, MINE), cached(harness, OLD)) == (left, old)
 
 
-def test_what_others_share_stays() -> None:
+def test_shared_prefix_of_no_reuse_requests_is_kept() -> None:
     """Ten questions about one text; the text is as good as used a moment ago."""
     harness = Harness(num_tokens=1024)
     harness.add("old", OLD, 8)
@@ -57,7 +57,7 @@ def test_what_others_share_stays() -> None:
 
 
 @pytest.mark.parametrize(("n", "beam_width"), [(3, None), (1, 3)], ids=["samples", "search"])
-def test_all_sequences_of_a_request_count(n: int, beam_width: int | None) -> None:
+def test_no_reuse_applies_to_samples_and_searches(n: int, beam_width: int | None) -> None:
     """Samples share their prompt until the last has ended; a search counts by its prompt."""
     harness = Harness(num_tokens=1024)
     harness.add("old", OLD, 8)
@@ -68,7 +68,7 @@ def test_all_sequences_of_a_request_count(n: int, beam_width: int | None) -> Non
     assert cached(harness, OLD, 8) == PROMPT + 7 and cached(harness, MINE, 8) < PROMPT
 
 
-def test_one_that_never_began_says_nothing_of_what_others_have() -> None:
+def test_no_reuse_of_unstarted_request_has_no_effect() -> None:
     harness = Harness(num_tokens=1024, rows=1)
     for rid, prompt in (("old", OLD), ("mine", MINE)):
         harness.add(rid, prompt, 8)
@@ -84,7 +84,7 @@ def test_one_that_never_began_says_nothing_of_what_others_have() -> None:
 
 
 @DEPTHS
-def test_one_that_is_aborted_leaves_nothing_of_worth(depth: int) -> None:
+def test_aborted_no_reuse_request_is_evicted_first(depth: int) -> None:
     harness = Harness(num_tokens=1024, depth=depth)
     harness.add("old", OLD, 8)
     harness.run()
@@ -99,7 +99,7 @@ def test_one_that_is_aborted_leaves_nothing_of_worth(depth: int) -> None:
     assert (cached(harness, MINE), cached(harness, OLD, 8)) == (0, PROMPT + 7)
 
 
-def test_a_lease_keeps_it_as_long_as_it_holds() -> None:
+def test_lease_keeps_no_reuse_kv_until_it_expires() -> None:
     harness = Harness(num_tokens=1024)
     harness.add("old", OLD, 8)
     harness.run()
@@ -115,7 +115,7 @@ def test_a_lease_keeps_it_as_long_as_it_holds() -> None:
     assert cached(harness, MINE, 8) < 10 and cached(harness, OLD, 8) == PROMPT + 7
 
 
-def test_a_child_takes_it_over_and_is_kept() -> None:
+def test_child_overrides_no_reuse_of_parent() -> None:
     harness = Harness(num_tokens=1024)
     harness.add("mine", MINE, 8, no_reuse_from=0, retain_ttl=50.0)
     harness.run()
@@ -129,7 +129,7 @@ def test_a_child_takes_it_over_and_is_kept() -> None:
     assert cached(harness, whole, 8) < len(whole) + 7
 
 
-def test_without_a_cache_it_says_nothing() -> None:
+def test_no_reuse_is_ignored_without_cache() -> None:
     harness = Harness(disable_radix_cache=True)
     harness.add("mine", MINE, 8, no_reuse_from=0)
     harness.run()

@@ -49,7 +49,7 @@ def worth(scene: Harness, rid: str) -> Worth:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_worth_grows_with_what_is_known(policy: str) -> None:
+def test_turn_worth_follows_requests_and_returns(policy: str) -> None:
     scene = harness(policy=policy)
     said = chat(scene, "first", prompt(1))
     assert worth(scene, "first") is Worth.FIRST_TURN
@@ -61,7 +61,7 @@ def test_worth_grows_with_what_is_known(policy: str) -> None:
     assert worth(scene, "elsewhere") is Worth.RETURNED, "the job came back, though not to what it had said"
 
 
-def test_what_another_request_waits_for_is_as_good_as_returned_to() -> None:
+def test_turn_with_waiting_child_counts_as_returned() -> None:
     scene = harness()
     scene.add("parent", prompt(1), 4)
     scene.continue_from("parent", "child", [5, 6])
@@ -72,7 +72,7 @@ def test_what_another_request_waits_for_is_as_good_as_returned_to() -> None:
 
 
 @PAGES
-def test_first_turns_neither_displace_nor_outlast_what_was_returned_to(page_size: int) -> None:
+def test_first_turns_neither_displace_nor_outlast_returned_ones(page_size: int) -> None:
     """There is room for four leases."""
     scene = harness(page_size=page_size)
     said = chat(scene, "a", prompt(1))
@@ -90,7 +90,7 @@ def test_first_turns_neither_displace_nor_outlast_what_was_returned_to(page_size
     assert retained.retained.refused
 
 
-def test_a_job_is_expected_while_its_tool_runs_and_no_longer() -> None:
+def test_job_is_expected_back_only_while_its_tool_runs() -> None:
     scene = harness(policy="handoff", pin_time="fixed", pin_seconds=2.0)
     pins, table = scene.scheduler._pins, scene.scheduler._leases
     rids = ("tool", "person", "later")
@@ -119,7 +119,7 @@ def test_a_job_is_expected_while_its_tool_runs_and_no_longer() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_first_turn_makes_room_for_a_newcomer_beside_those_that_run(policy: str) -> None:
+def test_lease_of_first_turn_breaks_for_newcomer(policy: str) -> None:
     """It is young, and worth a lease as long as nobody needs the room."""
     scene = harness(policy=policy, num_tokens=256, lease_protection=100.0)
     chat(scene, "first", prompt(1, 100))
@@ -133,7 +133,7 @@ def test_a_first_turn_makes_room_for_a_newcomer_beside_those_that_run(policy: st
     scene.run()
 
 
-def test_a_retracted_turn_keeps_its_worth() -> None:
+def test_retracted_turn_keeps_its_worth() -> None:
     scene = harness(num_tokens=190)
     said = chat(scene, "a", prompt(1, 60))
     scene.add("b", [*said, 7, 8], 40, job_id="chat-a", retain_ttl=60.0, unasked=True)
@@ -145,7 +145,7 @@ def test_a_retracted_turn_keeps_its_worth() -> None:
 
 
 @PAGES
-def test_what_is_left_of_a_first_turn_goes_before_what_was_returned_to(page_size: int) -> None:
+def test_remains_of_first_turn_are_evicted_before_returned_ones(page_size: int) -> None:
     """Both have lost their leases; the first turn is the younger one."""
     scene = harness(page_size=page_size, num_tokens=1024, leased_ratio=1.0)
     said = chat(scene, "a", prompt(1, 180))

@@ -35,7 +35,7 @@ def path(scene: Harness, rid: str) -> str | None:
 
 
 @PAGES
-def test_the_next_step_takes_over_what_is_pinned(page_size):
+def test_next_step_of_job_takes_over_its_pin(page_size):
     scene = harness(page_size=page_size)
     said = turn(scene, "a", PROMPT)
     assert scene.scheduler._leases.leased_tokens > 0
@@ -49,7 +49,7 @@ def test_the_next_step_takes_over_what_is_pinned(page_size):
     assert (stats.pins, stats.hits, stats.broken, stats.expired) == (2, 2, 0, 0)
 
 
-def test_without_a_name_there_is_no_job():
+def test_request_without_job_id_opens_no_job():
     scene = harness()
     scene.add("a", PROMPT, 4)
     scene.run()
@@ -62,7 +62,7 @@ def test_fcfs_pins_nothing():
     assert len(scene.scheduler._leases) == 0 and scene.scheduler.stats().jobs.jobs == 1
 
 
-def test_a_pin_expires_where_nobody_comes_back():
+def test_unused_pin_expires():
     scene = harness()
     turn(scene, "a", PROMPT)
     scene.now += 2.0
@@ -71,7 +71,7 @@ def test_a_pin_expires_where_nobody_comes_back():
     assert scene.scheduler.stats().jobs.expired == 1
 
 
-def test_what_the_client_asks_for_goes_beyond_a_pin():
+def test_retain_ttl_outlasts_pin():
     scene = harness()
     turn(scene, "a", PROMPT, retain_ttl=50.0)
     scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
@@ -80,7 +80,7 @@ def test_what_the_client_asks_for_goes_beyond_a_pin():
     assert len(scene.scheduler._leases) == 1
 
 
-def test_a_turn_that_drops_a_thought_keeps_what_comes_before_it():
+def test_turn_dropping_a_thought_reuses_prefix_of_pin():
     scene = harness()
     said = turn(scene, "a", PROMPT, new=30)
     turn(scene, "b", said[:80] + [5] * 20)
@@ -89,7 +89,7 @@ def test_a_turn_that_drops_a_thought_keeps_what_comes_before_it():
     assert path(scene, "b") == "handoff"
 
 
-def test_another_branch_leaves_the_pin_alone():
+def test_diverging_request_leaves_pin_alone():
     scene = harness()
     said = turn(scene, "a", PROMPT)
     turn(scene, "other", PROMPT[:10] + [3] * 40)
@@ -98,7 +98,7 @@ def test_another_branch_leaves_the_pin_alone():
     assert path(scene, "b") == "handoff"
 
 
-def test_steps_of_one_job_beside_each_other():
+def test_concurrent_steps_of_one_job():
     scene = harness()
     said = turn(scene, "a", PROMPT)
     for number in range(3):
@@ -111,7 +111,7 @@ def test_steps_of_one_job_beside_each_other():
     assert len(scene.scheduler._leases) == 0
 
 
-def test_a_last_step_while_others_run():
+def test_steps_ending_after_last_step_are_not_pinned():
     """What ends after the last step is not pinned any more."""
     scene = harness()
     scene.add("long", PROMPT, 40, job_id="job")
@@ -121,7 +121,7 @@ def test_a_last_step_while_others_run():
     assert len(scene.scheduler._leases) == 0 and scene.scheduler.stats().jobs.pins == 0
 
 
-def test_after_its_last_step_an_id_is_a_new_job():
+def test_job_id_after_last_step_opens_new_job():
     scene = harness()
     turn(scene, "a", PROMPT, is_last_step=True)
     (first,) = scene.scheduler.describe_jobs("", "job", scene.now)
@@ -132,7 +132,7 @@ def test_after_its_last_step_an_id_is_a_new_job():
     assert scene.scheduler.stats().jobs.jobs == 1
 
 
-def test_an_id_comes_back_while_a_request_of_the_job_that_is_over_still_runs():
+def test_job_id_is_reusable_while_old_request_runs():
     scene = harness()
     scene.add("long", [8] * 20, 60, job_id="job")
     scene.add("last", PROMPT, 2, job_id="job", is_last_step=True)
@@ -147,7 +147,7 @@ def test_an_id_comes_back_while_a_request_of_the_job_that_is_over_still_runs():
     assert len(scene.scheduler._leases) == 0 and not scene.scheduler._pins._table._by_rid
 
 
-def test_an_aborted_last_step_ends_nothing():
+def test_aborted_last_step_does_not_end_job():
     scene = harness()
     said = turn(scene, "a", PROMPT)
     scene.add("b", [*said, 1], 30, job_id="job", is_last_step=True)
@@ -158,7 +158,7 @@ def test_an_aborted_last_step_ends_nothing():
     turn(scene, "c", [*said, 1], is_last_step=True)
 
 
-def test_ending_a_job_gives_up_all_it_holds():
+def test_ending_job_releases_everything_it_holds():
     scene = harness()
     said = turn(scene, "a", PROMPT)
     scene.add("b", [5] * 30, 30, job_id="job")
@@ -171,7 +171,7 @@ def test_ending_a_job_gives_up_all_it_holds():
     scene.run()
 
 
-def test_jobs_of_different_namespaces_have_nothing_in_common():
+def test_jobs_of_different_namespaces_are_separate():
     scene = harness()
     said = turn(scene, "a", PROMPT, namespace="mine")
     scene.add("b", [*said, 3], 4, job_id="job", namespace="yours", is_last_step=True)
@@ -180,7 +180,7 @@ def test_jobs_of_different_namespaces_have_nothing_in_common():
     assert [job["job_id"] for job in scene.scheduler.describe_jobs("mine", None, scene.now)] == ["job"]
 
 
-def test_a_full_table_forgets_who_was_idle_longest():
+def test_full_job_table_forgets_longest_idle_job():
     scene = harness(max_jobs=2, leases=8)
     for name in ("one", "two", "three"):
         turn(scene, name, [ord(name[0]) % 60 + 1] * 20, job=name, retain_ttl=100.0)
@@ -189,7 +189,7 @@ def test_a_full_table_forgets_who_was_idle_longest():
     assert {job["job_id"] for job in scene.scheduler.describe_jobs("", None, scene.now)} == {"two", "three"}
 
 
-def test_many_steps_of_a_job_leave_nothing_behind():
+def test_many_steps_of_job_accumulate_no_state():
     scene = harness(leases=32, num_tokens=4096, rows=8, max_client_leased_ratio=1.0, leased_ratio=0.9)
     for number in range(30):
         turn(scene, f"r{number}", [number % 50 + 1] * 12)
@@ -199,7 +199,7 @@ def test_many_steps_of_a_job_leave_nothing_behind():
     assert len(scene.scheduler._leases) == 0
 
 
-def test_calls_of_unknown_steps_change_nothing():
+def test_tool_calls_of_unknown_steps_change_nothing():
     scene = harness()
     turn(scene, "a", PROMPT)
     deadline = scene.scheduler.next_lease_deadline
@@ -208,14 +208,14 @@ def test_calls_of_unknown_steps_change_nothing():
     assert scene.scheduler.next_lease_deadline == deadline
 
 
-def test_a_request_that_is_refused_begins_no_job():
+def test_refused_request_opens_no_job():
     scene = harness()
     with pytest.raises(Exception, match="context"):
         scene.add("a", [1] * 400, 4, job_id="job")
     assert scene.scheduler.stats().jobs.jobs == 0
 
 
-def test_pressure_breaks_pins():
+def test_memory_pressure_breaks_pins():
     """A stranger that runs alone gets the memory of any pin, and the job goes on without."""
     scene = harness(num_tokens=128, leased_ratio=0.9, max_client_leased_ratio=1.0)
     said = turn(scene, "a", PROMPT)
@@ -226,7 +226,7 @@ def test_pressure_breaks_pins():
     assert path(scene, "b") == "match"
 
 
-def test_a_trace_tells_what_became_of_a_job():
+def test_job_trace_records_all_events():
     scene = harness()
     scene.scheduler.trace_jobs()
     said = turn(scene, "a", PROMPT)
@@ -240,7 +240,7 @@ def test_a_trace_tells_what_became_of_a_job():
     assert scene.scheduler.take_job_events() == []
 
 
-def test_the_kv_of_a_finished_job_goes_first() -> None:
+def test_kv_of_finished_job_is_evicted_first() -> None:
     """But not what it found there when it began, nor what others use."""
     left = {}
     for policy in ("handoff", "continuum"):
@@ -259,7 +259,7 @@ def test_the_kv_of_a_finished_job_goes_first() -> None:
     assert left["continuum"][1] < 60, "by age alone the stranger goes"
 
 
-def test_with_a_copy_on_the_host_handoff_lets_go_at_once() -> None:
+def test_handoff_policy_drops_pin_with_host_copy_at_once() -> None:
     scene = harness(policy="handoff", host_tokens=2048)
     said = turn(scene, "a", PROMPT)
     assert len(scene.scheduler._leases) == 1, "until its calls are read"
@@ -269,7 +269,7 @@ def test_with_a_copy_on_the_host_handoff_lets_go_at_once() -> None:
     turn(scene, "b", [*said, 2])
 
 
-def test_times_of_tools_are_learned() -> None:
+def test_tool_times_are_learned_from_job_steps() -> None:
     scene = harness(policy="handoff")
     said = turn(scene, "a", PROMPT)
     scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
@@ -283,7 +283,7 @@ def test_times_of_tools_are_learned() -> None:
     assert job["last_calls"] is None and job["returns_in_s"] is None, "the last to end has not been read"
 
 
-def test_nobody_comes_back_to_a_job_that_is_over() -> None:
+def test_finished_job_expects_no_return() -> None:
     scene = harness(policy="handoff")
     said = turn(scene, "a", PROMPT)
     scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
@@ -303,7 +303,7 @@ def expires_in(scene: Harness, job: str) -> float:
     return pin["expires_in_s"]
 
 
-def test_a_rid_that_is_used_again_names_the_later_step():
+def test_reused_rid_names_the_later_step():
     scene = harness()
     said = turn(scene, "a", PROMPT)
     scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
@@ -317,7 +317,7 @@ def test_a_rid_that_is_used_again_names_the_later_step():
     assert stats.hits == 2 and stats.returned_tokens >= stats.returned_hit_tokens > len(PROMPT)
 
 
-def test_a_rid_that_went_to_another_job_stays_there():
+def test_rid_reused_by_another_job_belongs_to_it():
     scene = harness()
     turn(scene, "a", PROMPT, "first")
     turn(scene, "a", PROMPT, "second")
@@ -326,7 +326,7 @@ def test_a_rid_that_went_to_another_job_stays_there():
     assert expires_in(scene, "second") > 1.5
 
 
-def test_a_rid_that_a_stranger_uses_again_is_no_step_any_more() -> None:
+def test_rid_reused_outside_jobs_is_no_longer_a_step() -> None:
     scene = harness()
     said = turn(scene, "a", PROMPT)
     scene.add("a", [9] * 30, 4, retain_ttl=50.0)

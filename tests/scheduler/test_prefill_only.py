@@ -22,7 +22,7 @@ def request_of(harness: Harness, rid: str, index: int = 0) -> Request:
 @PAGES
 @DEPTHS
 @pytest.mark.parametrize("chunk", [7, 64, 500])
-def test_the_prompt_is_computed_once_and_stays_in_the_tree(page_size: int, depth: int, chunk: int) -> None:
+def test_prefill_only_prompt_is_computed_once_and_cached(page_size: int, depth: int, chunk: int) -> None:
     harness = Harness(page_size=page_size, depth=depth, chunk=chunk)
     prompt = prompt_of(130)
     harness.add("warm", prompt, 0)
@@ -39,7 +39,7 @@ def test_the_prompt_is_computed_once_and_stays_in_the_tree(page_size: int, depth
 
 
 @DEPTHS
-def test_no_row_samples(depth: int) -> None:
+def test_prefill_only_rows_do_not_sample(depth: int) -> None:
     harness = Harness(depth=depth, chunk=32)
     harness.add("warm", prompt_of(40), 0)
     batches = [harness.scheduler.next_batch(0.0), harness.scheduler.next_batch(0.0)]
@@ -50,7 +50,7 @@ def test_no_row_samples(depth: int) -> None:
 
 @PAGES
 @DEPTHS
-def test_it_runs_beside_others(page_size: int, depth: int) -> None:
+def test_prefill_only_runs_beside_other_requests(page_size: int, depth: int) -> None:
     harness = Harness(page_size=page_size, depth=depth, chunk=50, enable_mixed_chunk=True)
     for i in range(6):
         harness.add(f"r{i}", prompt_of(20 + 9 * i, i), 12 if i % 2 else 0)
@@ -60,7 +60,7 @@ def test_it_runs_beside_others(page_size: int, depth: int) -> None:
         assert harness.outcomes[f"r{i}", 0].tokens == expected
 
 
-def test_each_of_n_ends_without_output() -> None:
+def test_prefill_only_samples_end_without_output() -> None:
     harness = Harness(page_size=16)
     harness.add("warm", prompt_of(40), 0, n=3)
     harness.run()
@@ -70,7 +70,7 @@ def test_each_of_n_ends_without_output() -> None:
 @PAGES
 @DEPTHS
 @pytest.mark.parametrize("suffix", [[], [5, 6]], ids=["empty", "two"])
-def test_a_lease_holds_the_whole_prompt(page_size: int, depth: int, suffix: list[int]) -> None:
+def test_prefill_only_lease_holds_whole_prompt(page_size: int, depth: int, suffix: list[int]) -> None:
     """Its last, partial page too; an empty suffix computes the last token again, which is there already."""
     harness = Harness(page_size=page_size, depth=depth)
     prompt = prompt_of(70)
@@ -88,7 +88,7 @@ def test_a_lease_holds_the_whole_prompt(page_size: int, depth: int, suffix: list
 
 
 @DEPTHS
-def test_a_child_that_waits_goes_on_from_the_prompt(depth: int) -> None:
+def test_parked_child_continues_prefill_only_parent(depth: int) -> None:
     harness = Harness(depth=depth, chunk=20)
     prompt = prompt_of(70)
     harness.add("warm", prompt, 0)
@@ -101,7 +101,7 @@ def test_a_child_that_waits_goes_on_from_the_prompt(depth: int) -> None:
     assert harness.model.computed_tokens == 70 + 1 + 1 + 3
 
 
-def test_an_abort_while_its_last_chunk_is_in_flight() -> None:
+def test_prefill_only_abort_with_last_chunk_in_flight() -> None:
     harness = Harness(depth=2)
     harness.add("warm", prompt_of(40), 0)
     harness.step()
@@ -113,7 +113,7 @@ def test_an_abort_while_its_last_chunk_is_in_flight() -> None:
     assert harness.scheduler.live_requests == []
 
 
-def test_a_prompt_may_fill_the_pool() -> None:
+def test_prefill_only_prompt_may_fill_the_pool() -> None:
     harness = Harness(num_tokens=128, context=128, page_size=16)
     harness.add("warm", prompt_of(128), 0)
     harness.run()

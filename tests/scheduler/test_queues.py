@@ -12,7 +12,7 @@ from tests.doubles.policy_scene import waiting_request
 
 
 class TestLiveRequests:
-    def test_siblings_go_one_by_one_and_the_rid_with_the_last(self) -> None:
+    def test_rid_is_removed_with_its_last_sibling(self) -> None:
         live, pair, alone = LiveRequests(), [waiting_request(0), waiting_request(0)], [waiting_request(1)]
         first, second = pair
         live.add_siblings("r0", pair)
@@ -23,7 +23,7 @@ class TestLiveRequests:
         live.remove_request(second)
         assert "r0" not in live and live.siblings_of("r0") == [] and live.rids == ["r1"]
 
-    def test_those_before_a_time_are_told_and_no_others(self) -> None:
+    def test_rids_before_returns_only_earlier_arrivals(self) -> None:
         live = LiveRequests()
         for number in range(4):
             live.add_siblings(f"r{number}", [waiting_request(number)])  # arrives after so many seconds
@@ -34,7 +34,7 @@ class TestLiveRequests:
 class TestWaitingQueue:
     @pytest.mark.parametrize("waiting", [1, 15, 16, 17, 40])
     @pytest.mark.parametrize("coming", [0, 1, 2])
-    def test_a_retracted_request_comes_back_to_its_old_place(self, waiting: int, coming: int) -> None:
+    def test_retracted_request_returns_to_its_old_position(self, waiting: int, coming: int) -> None:
         queue = WaitingQueue()
         every = [waiting_request(number) for number in range(waiting + coming)]
         gone = random.Random(waiting + coming).sample(every, coming)
@@ -46,14 +46,14 @@ class TestWaitingQueue:
         queue.add_requests(gone)
         assert queue.requests == every and len(queue) == waiting + coming
 
-    def test_only_one_that_waits_can_be_removed(self) -> None:
+    def test_removing_request_not_in_queue_is_an_error(self) -> None:
         queue = WaitingQueue()
         queue.add_requests([waiting_request(0), waiting_request(2)])
         with pytest.raises(AssertionError):
             queue.remove_request(waiting_request(0))
         assert len(queue) == 2
 
-    def test_several_are_removed_at_once(self) -> None:
+    def test_several_requests_are_removed_at_once(self) -> None:
         queue = WaitingQueue()
         every = [waiting_request(number) for number in range(5)]
         queue.add_requests(every)
@@ -63,7 +63,7 @@ class TestWaitingQueue:
         assert [request.serial for request in queue.requests] == [0, 2, 3]
 
     @pytest.mark.parametrize("seed", range(20))
-    def test_it_is_always_in_order_of_arrival(self, seed: int) -> None:
+    def test_waiting_queue_is_always_in_arrival_order(self, seed: int) -> None:
         rng = random.Random(seed)
         queue, oracle = WaitingQueue(), list[Request]()
         away: list[Request] = []

@@ -28,14 +28,14 @@ def next_batch(harness: Harness) -> ScheduleBatch:
     return batch
 
 
-def test_rows_and_counts() -> None:
+def test_step_result_rows_and_counts() -> None:
     result = StepResult.of_rows([[4, 5], [], [6]])
     assert result.token_ids.tolist() == [4, 5, 6] and result.counts.tolist() == [2, 0, 1]
     assert result.rows() == [[4, 5], [], [6]]
 
 
 @PAGES
-def test_all_tokens_are_taken_and_then_computed(page_size: int) -> None:
+def test_all_tokens_of_ragged_row_are_taken_then_computed(page_size: int) -> None:
     """Their KV is computed before the next token is sampled."""
     harness = Harness(page_size=page_size)
     harness.add("r", [1, 2, 3], 8)
@@ -64,7 +64,7 @@ def test_all_tokens_are_taken_and_then_computed(page_size: int) -> None:
     ],
     ids=["stop id", "stop string", "length", "not before the minimum"],
 )
-def test_tokens_behind_an_end_do_not_count(sampling, tokens, stops, taken, matched) -> None:
+def test_tokens_after_an_end_are_ignored(sampling, tokens, stops, taken, matched) -> None:
     harness = Harness()
     harness.add("r", [1, 2, 3], 4, **sampling)
     (event,) = step(harness, tokens, stops=stops)
@@ -73,7 +73,7 @@ def test_tokens_behind_an_end_do_not_count(sampling, tokens, stops, taken, match
     assert harness.scheduler.is_idle
 
 
-def test_a_constraint_follows_every_token() -> None:
+def test_constraint_advances_with_every_token() -> None:
     trie = ItemTrie.build(np.array([[4, 5, 6], [4, 5, 7]], dtype=np.int32))
     harness = Harness()
     harness.add("r", [1, 2, 3], trie=trie)
@@ -87,7 +87,7 @@ def test_a_constraint_follows_every_token() -> None:
     assert event.token_ids == (7,) and event.finish is not None and event.finish.matched == "item"
 
 
-def test_a_child_inherits_what_was_taken() -> None:
+def test_child_inherits_only_taken_tokens() -> None:
     harness = Harness()
     harness.add("parent", [1, 2, 3], 4, stop_token_ids=(7,))
     step(harness, [5, 7, 9])

@@ -61,7 +61,7 @@ def outcome(method, args, kwargs):
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_two_schedulers_on_one_message_log(page_size: int, depth: int) -> None:
+def test_two_schedulers_with_same_calls_decide_the_same(page_size: int, depth: int) -> None:
     """Everything that the simulation does, failing allocations left out: they would be drawn twice."""
     seed = SEED + 300 + page_size + depth
     print(f"BATON_SIM_SEED={seed}")
@@ -75,7 +75,7 @@ def test_two_schedulers_on_one_message_log(page_size: int, depth: int) -> None:
     assert recorder.num_steps > 100
 
 
-def test_a_request_that_gets_in_is_no_plain_data() -> None:
+def test_request_object_in_batch_is_detected() -> None:
     harness = Harness()
     harness.add("r", [1, 2, 3], 4)
     batch = harness.scheduler.next_batch(0.0)

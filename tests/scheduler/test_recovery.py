@@ -49,7 +49,7 @@ def check_one(kind: int, seed: int, at: int) -> int:
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_any_call_may_fail(kind: int) -> None:
+def test_exception_at_random_scheduler_calls_is_contained(kind: int) -> None:
     """Some calls of a run, drawn from one seed; the slow test takes many more."""
     rng = random.Random(START + kind)
     calls = run(kind, SEED + kind, -1)[0].calls
@@ -62,7 +62,7 @@ def test_any_call_may_fail(kind: int) -> None:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("offset", range(3))
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_calls_all_over_a_run_may_fail(kind: int, offset: int) -> None:
+def test_exception_at_every_nth_scheduler_call_is_contained(kind: int, offset: int) -> None:
     """About a hundred calls of a run: every n-th from a place that the seed draws. All would take hours."""
     rng = random.Random(START + 100 + 10 * kind + offset)
     seed = SEED + 10 * kind + offset
@@ -90,7 +90,7 @@ def finish(harness: Harness) -> None:
     assert harness.scheduler.is_idle, harness.scheduler.live_requests
 
 
-def test_a_request_that_always_fails_in_admission_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_failing_in_admission_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """At each place where admission looks at one request: nobody is ended with it, and it is not tried for ever."""
     for owner, name in (
         ("_prefill", "_better_later"),
@@ -120,7 +120,7 @@ def test_a_request_that_always_fails_in_admission_ends_alone(monkeypatch: pytest
         assert harness.scheduler.stats().failed_requests == 1
 
 
-def test_a_policy_that_cannot_rank_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_policy_order_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(rows=2, policy="lpm")
     monkeypatch.setattr(harness.scheduler._policy, "order", Mock(side_effect=AssertionError))
     for number in range(5):
@@ -130,7 +130,7 @@ def test_a_policy_that_cannot_rank_costs_nobody_anything(monkeypatch: pytest.Mon
         assert harness.outcomes[f"r{number}", 0].tokens == expected_output([number] * 20, 6)
 
 
-def test_a_request_that_always_fails_in_decode_steps_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_failing_in_decode_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness()
     harness.add("bad", [1] * 20, 12)
     harness.add("other", [2] * 20, 12)
@@ -145,7 +145,7 @@ def test_a_request_that_always_fails_in_decode_steps_ends_alone(monkeypatch: pyt
     assert harness.outcomes["other", 0].tokens == expected_output([2] * 20, 12)
 
 
-def test_a_prompt_that_fails_between_two_chunks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_failing_between_chunks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(chunk=16)
     harness.add("other", [1] * 9, 30)
     harness.add("long", list(range(20)) * 4, 4)
@@ -162,7 +162,7 @@ def test_a_prompt_that_fails_between_two_chunks_ends_alone(monkeypatch: pytest.M
 
 @PAGES
 @pytest.mark.parametrize("cause", ["two owners", "the repair fails"])
-def test_whoever_depends_on_a_request_ends_with_it_where_all_is_reset(
+def test_reset_ends_siblings_and_children_of_kv_holders(
     cause: str, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Siblings that still wait, children, and their children; requests that hold no KV go on."""
@@ -199,7 +199,7 @@ def test_whoever_depends_on_a_request_ends_with_it_where_all_is_reset(
 
 
 @PAGES
-def test_all_rows_are_reported_again(page_size: int) -> None:
+def test_all_rows_are_sent_again_after_recovery(page_size: int) -> None:
     """A step that was not formed had taken what was to be reported, or the step runner would read others' KV."""
     harness = Harness(page_size=page_size, num_tokens=2048)
     harness.add("parent", [1] * 20, 4, retain_ttl=1e6)
@@ -224,7 +224,7 @@ def test_all_rows_are_reported_again(page_size: int) -> None:
 
 
 @PAGES
-def test_pages_of_a_failed_request_wait_for_the_step_that_writes_them(page_size: int) -> None:
+def test_pages_of_failed_request_are_quarantined_until_step_ends(page_size: int) -> None:
     harness = Harness(page_size=page_size, depth=2, num_tokens=1024)
     harness.add("bad", [1] * 20, 30)
     harness.add("other", [2] * 20, 12)
@@ -247,7 +247,7 @@ STAGES = ["_end_families", "_find_lost", "_end", "_place", "_recount", "abandon_
     "kind", [{"page_size": 1}, {"page_size": 16, "depth": 2}, {"page_size": 16, "host_tokens": 2048}]
 )
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_exception_in_the_recovery_itself_ends_every_request_once(
+def test_exception_in_recovery_ends_every_request_once(
     stage: str, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop lives, each request gets one end with a reason, and the next request finds a whole pool."""

@@ -20,7 +20,7 @@ from tests.doubles.specs import make_spec
 
 
 @pytest.mark.parametrize("beam_width", [None, 4])
-def test_alternatives_are_bounded(beam_width: int | None) -> None:
+def test_top_logprobs_are_bounded(beam_width: int | None) -> None:
     harness = Harness(rows=8)
     sampling = SamplingParams(max_new_tokens=2, beam_width=beam_width)
     spec = make_spec("r", prompt_of(5), sampling, logprobs=LogprobOptions(top_k=21))
@@ -48,7 +48,7 @@ def test_stop_strings_are_bounded() -> None:
         SamplingParams(stop=("a", "b" * MAX_STOP_CHARS))
 
 
-def test_the_name_of_an_item_trie_is_bounded() -> None:
+def test_item_trie_name_length_is_bounded() -> None:
     with pytest.raises(ValueError, match="item_trie has 129 characters"):
         SamplingParams(item_trie="x" * 129)
 
@@ -60,7 +60,7 @@ def test_logit_biases_are_bounded() -> None:
         SamplingParams(logit_bias=bias | {MAX_LOGIT_BIAS: 1.0})
 
 
-def test_more_samples_than_the_queue_ever_holds_are_no_matter_of_waiting() -> None:
+def test_more_samples_than_queue_limit_are_400_not_429() -> None:
     """429 would have the client come back for ever."""
     harness = Harness(max_queued_requests=4, leases=2)
     with pytest.raises(RequestRefused, match="n is 5, and the queue holds 4 requests") as refusal:

@@ -79,14 +79,14 @@ RIGHT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "fix", "more"), WRONG)
-def test_a_refusal_names_the_field_its_value_and_the_fix(name: str, value, fix: str, more: dict[str, Any]) -> None:
+def test_sampling_refusal_names_field_value_and_fix(name: str, value, fix: str, more: dict[str, Any]) -> None:
     with pytest.raises(ValueError) as refusal:
         SamplingParams(**{name: value, **more})
     assert str(refusal.value) == f"{name} is {value!r}; {fix}"
 
 
 @pytest.mark.parametrize("given", RIGHT)
-def test_values_at_the_border_are_taken(given: dict[str, Any]) -> None:
+def test_boundary_values_are_accepted(given: dict[str, Any]) -> None:
     params = SamplingParams(**given)
     assert {name: getattr(params, name) for name in given} == given
 
@@ -109,7 +109,7 @@ def test_a_search_is_one_request_of_many_rows() -> None:
         ({"temperature": 0.1}, False),
     ],
 )
-def test_greedy(given: dict[str, Any], expected: bool) -> None:
+def test_is_greedy_by_temperature_or_top_k(given: dict[str, Any], expected: bool) -> None:
     assert SamplingParams(**given).is_greedy is expected
 
 
@@ -121,6 +121,6 @@ def test_greedy(given: dict[str, Any], expected: bool) -> None:
         ({"stop": ("x", "b"), "stop_regex": ("a", "b")}, "stop_regex holds 'b', and so does stop"),
     ],
 )
-def test_bounds_of_stop_regex(given: dict[str, Any], message: str) -> None:
+def test_stop_regexes_are_bounded(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(**given)

@@ -19,7 +19,7 @@ from tests.doubles.specs import make_spec
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("chunk", [1, 5, 64, 1000])
-def test_output_is_the_models(page_size: int, chunk: int, depth: int) -> None:
+def test_output_matches_the_model(page_size: int, chunk: int, depth: int) -> None:
     harness = Harness(page_size=page_size, chunk=chunk, depth=depth)
     for i in range(6):
         harness.add(f"r{i}", prompt_of(30 + 9 * i, i), 12)
@@ -52,13 +52,13 @@ def test_stop_noticed_one_step_late_rolls_back(page_size: int, depth: int) -> No
     assert harness.cache.evictable_tokens == committed
 
 
-def test_siblings_of_a_negative_seed_count_on_in_64_bits() -> None:
+def test_negative_seed_of_samples_wraps_in_64_bits() -> None:
     harness = Harness()
     harness.add("a", [1] * 4, 2, n=3, seed=-2)
     assert [request.seed for request in harness.scheduler.live_requests] == [2**64 - 2, 2**64 - 1, 0]
 
 
-def test_second_request_reuses_the_first_ones_prompt() -> None:
+def test_second_request_reuses_cached_prompt() -> None:
     harness = Harness(page_size=16)
     prompt = prompt_of(70)
     harness.add("a", prompt, 4)
@@ -128,7 +128,7 @@ def test_abort_at_every_point_frees_everything(steps_before: int, depth: int) ->
     assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
 
 
-def test_every_single_failed_allocation_is_survived() -> None:
+def test_any_single_allocation_failure_is_survived() -> None:
     def run(fail_at: int | None) -> int:
         harness = Harness(num_tokens=256, rows=4, chunk=32, page_size=16, depth=2)
         harness.allocator.should_fail = lambda call: call == fail_at
@@ -144,7 +144,7 @@ def test_every_single_failed_allocation_is_survived() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_a_request_that_just_fits_the_pool_runs_alone(page_size: int) -> None:
+def test_request_just_fitting_the_pool_runs_alone(page_size: int) -> None:
     harness = Harness(num_tokens=128, page_size=page_size)
     harness.add("a", prompt_of(100), 29)  # 128 tokens of KV: the last token's is never computed
     harness.add("b", prompt_of(100, 1), 29)
@@ -161,7 +161,7 @@ def test_a_request_that_just_fits_the_pool_runs_alone(page_size: int) -> None:
         (200, 56, "max_new_tokens", "--max-total-tokens"),
     ],
 )
-def test_what_can_never_fit_is_refused_at_once(length: int, new: int, param: str, words: str) -> None:
+def test_requests_that_can_never_fit_are_refused(length: int, new: int, param: str, words: str) -> None:
     harness = Harness(num_tokens=240)
     with pytest.raises(RequestRefused, match=words) as refusal:
         harness.add("a", prompt_of(length), new)
@@ -180,7 +180,7 @@ def test_duplicate_live_rid_is_refused_with_409() -> None:
     harness.run()
 
 
-def test_a_failed_step_spares_a_request_that_has_taken_the_name_of_one_in_it() -> None:
+def test_failed_step_spares_new_request_with_reused_rid() -> None:
     harness = Harness(depth=2)
     output = expected_output([1, 2, 3], 8)
     harness.add("a", [1, 2, 3], 8, stop_token_ids=(output[1],))
@@ -239,7 +239,7 @@ def test_fcfs_does_not_let_small_requests_pass_a_large_one() -> None:
     harness.run()
 
 
-def test_lpm_prefers_what_is_cached() -> None:
+def test_lpm_prefers_cached_prompts() -> None:
     harness = Harness(policy="lpm", rows=1)
     harness.add("warm", prompt_of(60, 1), 1)
     harness.run()
@@ -251,14 +251,14 @@ def test_lpm_prefers_what_is_cached() -> None:
     harness.run()
 
 
-def test_seeds_are_drawn_for_those_who_bring_none_and_differ_between_samples() -> None:
+def test_missing_seeds_are_drawn_and_differ_between_samples() -> None:
     harness = Harness()
     a, b = harness.scheduler.add_request(make_spec("a", np.arange(3, dtype=np.int32), SamplingParams(n=2)), 0.0)
     (c,) = harness.scheduler.add_request(make_spec("c", np.arange(3, dtype=np.int32), SamplingParams(seed=11)), 0.0)
     assert b.seed == a.seed + 1 and c.seed == 11
 
 
-def test_logprobs_owed_limit_the_cached_prefix() -> None:
+def test_requested_prompt_logprobs_limit_cached_prefix() -> None:
     harness = Harness()
     harness.add("a", prompt_of(50), 1)
     harness.run()
@@ -271,7 +271,7 @@ def test_logprobs_owed_limit_the_cached_prefix() -> None:
     assert (batch.prefix_lens[0], batch.logprob_starts[0]) == (19, 0)
 
 
-def test_a_higher_priority_is_served_first_and_kept() -> None:
+def test_higher_priority_is_admitted_first_and_retracted_last() -> None:
     """Admitted before older requests; under pressure the lower one is retracted, though it is older; but never the
     oldest of all."""
     harness = Harness(num_tokens=128, rows=1)

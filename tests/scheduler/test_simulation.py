@@ -28,7 +28,7 @@ def test_simulation(page_size: int, depth: int, offset: int) -> None:
 @pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("offset", range(3))
-def test_simulation_of_steps_that_fail(page_size: int, depth: int, offset: int) -> None:
+def test_simulation_of_failing_steps(page_size: int, depth: int, offset: int) -> None:
     policy = sorted(POLICIES)[offset % len(POLICIES)]
     simulation = simulate(SEED + 100 + offset, steps=150, page_size=page_size, depth=depth, policy=policy, faults=True)
     assert simulation.harness.failed
@@ -58,7 +58,7 @@ def test_simulation_of_jobs(policy: str, page_size: int, faults: bool) -> None:
 
 @pytest.mark.parametrize("host_ratio", [0.0, 2.0], ids=["device", "host"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_simulation_of_what_nobody_will_ask_for(page_size: int, host_ratio: float) -> None:
+def test_simulation_of_no_reuse_requests(page_size: int, host_ratio: float) -> None:
     simulate(SEED + 800, steps=300, page_size=page_size, host_ratio=host_ratio, unwanted=0.5, faults=True)
 
 
@@ -96,14 +96,14 @@ def test_simulation_with_a_host_tier(page_size: int, depth: int, faults: bool, o
     assert counts.loaded or ratio == 1.0 or page_size == 64, counts
 
 
-def test_simulation_of_parents_that_come_back_from_the_host() -> None:
+def test_simulation_of_parents_loaded_from_host() -> None:
     assert "tier" in simulate(321, steps=100, host_ratio=4.0).paths
 
 
 @pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("policy", [HostPolicy(write_back=True), HostPolicy(min_hits=1)], ids=["back", "selective"])
-def test_simulation_with_a_host_tier_that_stores_late(policy: HostPolicy, page_size: int, faults: bool) -> None:
+def test_simulation_with_lazily_storing_host_tier(policy: HostPolicy, page_size: int, faults: bool) -> None:
     depth = 2 if faults else 1
     simulation = simulate(
         SEED + 300, steps=100, page_size=page_size, depth=depth, faults=faults, host_ratio=3.0, host_policy=policy
@@ -137,12 +137,12 @@ def test_simulation_of_ragged_steps_with_tiers(page_size: int, faults: bool) -> 
     assert simulation.harness.tiers is not None and simulation.harness.tiers.host.counts.stored
 
 
-def test_what_leaves_takes_the_place_of_what_was_to_come_back() -> None:
+def test_write_back_may_displace_prefix_about_to_be_loaded() -> None:
     policy = HostPolicy(write_back=True)
     simulate(6072, steps=200, page_size=2, depth=2, policy="lpm", host_ratio=0.5, host_policy=policy)
 
 
-def test_a_copy_of_a_copy_that_is_not_made_yet() -> None:
+def test_lease_is_copied_while_its_own_copies_are_pending() -> None:
     """A lease is copied in the step in which its own slots are, while the slots they come from have been reused."""
     simulate(1072, steps=400, page_size=1, policy="lpm")
 
@@ -166,7 +166,7 @@ def test_simulation_soak(offset: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("policy", ["handoff", "continuum"])
-def test_ten_thousand_jobs(policy: str) -> None:
+def test_simulation_of_10_000_jobs(policy: str) -> None:
     """Mixed traffic, ids used again, prompts that leave what was said, leaps of the clock: nothing piles up."""
     print(f"BATON_SIM_SEED={SEED}")
     options: dict[str, Any] = {"policy": policy, "max_jobs": 64, "page_size": 16, "host_ratio": 2.0}

@@ -17,7 +17,7 @@ from tests.doubles.kv_echo import prompt_of
 from tests.doubles.scheduler_harness import Harness
 
 
-def test_every_number_is_the_one_of_its_name() -> None:
+def test_stats_fields_have_expected_values() -> None:
     allocator = Allocator(64, 16)
     cache = RadixCache(ReqToTokenPool(4, 64), allocator, page_size=16)
     leases = LeaseTable(cache, lease_budget(SchedulerConfig(), allocator), value=lambda lease, now: (0.0,))
@@ -89,7 +89,7 @@ def test_every_number_is_the_one_of_its_name() -> None:
     }
 
 
-def test_every_token_of_the_pool_is_in_one_count() -> None:
+def test_pool_tokens_add_up_in_stats() -> None:
     harness = Harness(num_tokens=256, page_size=16, depth=2)
     harness.add("cached", prompt_of(40, 1), 2)
     harness.add("leased", prompt_of(40, 2), 2, retain_ttl=1e6)
@@ -106,7 +106,7 @@ def test_every_token_of_the_pool_is_in_one_count() -> None:
     assert parts + quarantined == stats.total_tokens == 256 and stats.quarantined_tokens == quarantined
 
 
-def test_what_was_computed_is_counted_also_what_was_retracted() -> None:
+def test_computed_tokens_include_retracted_work() -> None:
     harness = Harness(num_tokens=96, chunk=32, rows=4)
     for number in range(3):
         harness.add(f"r{number}", prompt_of(20, number), 40, ignore_eos=True)
@@ -117,7 +117,7 @@ def test_what_was_computed_is_counted_also_what_was_retracted() -> None:
     assert stats.computed_prompt_tokens > 60
 
 
-def test_each_beam_counts() -> None:
+def test_output_tokens_count_each_beam() -> None:
     harness = Harness()
     harness.add("s", prompt_of(20, 1), 5, beam_width=3, n=2, ignore_eos=True)
     harness.run()
@@ -125,7 +125,7 @@ def test_each_beam_counts() -> None:
     assert (stats.computed_prompt_tokens, stats.output_tokens) == (20, 15)
 
 
-def test_what_is_found_in_the_cache_counts_once() -> None:
+def test_cache_hits_count_once_per_request() -> None:
     harness = Harness(chunk=16)
     harness.add("a", prompt_of(40, 1), 2)
     harness.run()

@@ -52,7 +52,7 @@ def serial(harness: Harness, rid: str) -> int:
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_the_rows_of_requests_and_of_a_search(page_size: int) -> None:
+def test_batch_rows_of_requests_and_search(page_size: int) -> None:
     harness = Harness(num_tokens=1024, page_size=page_size, chunk=64)
     harness.add("plain", [1, 2, 3], 8)
     add(harness, "find", list(range(37)), search(3, 4, n=3, min_new_tokens=2, stop=("x",)))
@@ -88,7 +88,7 @@ def test_the_rows_of_requests_and_of_a_search(page_size: int) -> None:
         answer(harness, batch)
 
 
-def test_a_search_without_stop_strings_tells_no_sequences() -> None:
+def test_search_without_stop_strings_sends_no_sequences() -> None:
     harness = Harness()
     trie = ItemTrie.build(np.array([[10, 11], [12, 13]], dtype=np.int32))
     add(harness, "find", [1, 2, 3], search(2, 4, n=2, item_trie="items"), trie=trie)
@@ -99,7 +99,7 @@ def test_a_search_without_stop_strings_tells_no_sequences() -> None:
     assert not batch.opened[0].eos_ends
 
 
-def test_only_repetition_penalties_need_the_prompt() -> None:
+def test_only_repetition_penalties_send_the_prompt() -> None:
     harness = Harness()
     harness.add("plain", [1, 2, 3], 4)
     harness.add("counts", [4, 5, 6], 4, repetition_penalty=1.5)
@@ -108,7 +108,7 @@ def test_only_repetition_penalties_need_the_prompt() -> None:
     assert plain.eos_ends and counts.sampling.repetition_penalty == 1.5
 
 
-def test_the_logprobs_of_a_prompt_in_chunks() -> None:
+def test_logprob_targets_of_chunked_prompt() -> None:
     """Token j of a step predicts the one after it; the last of the prompt predicts an output token."""
     harness = Harness(chunk=4)
     spec = make_spec("r", range(10, 20), SamplingParams(max_new_tokens=1), logprobs=LogprobOptions(start_len=3))
@@ -126,7 +126,7 @@ def test_the_logprobs_of_a_prompt_in_chunks() -> None:
     assert harness.scheduler.is_idle
 
 
-def test_a_sequence_that_has_ended_is_closed_in_the_next_step() -> None:
+def test_ended_sequence_is_closed_in_next_step() -> None:
     harness = Harness()
     harness.add("short", [1, 2], 1)
     harness.add("long", [3, 4], 3)
@@ -134,7 +134,7 @@ def test_a_sequence_that_has_ended_is_closed_in_the_next_step() -> None:
     assert next_batch(harness).closed == [serial(harness, "short")]
 
 
-def test_a_retracted_search_asks_for_nothing_until_it_has_caught_up() -> None:
+def test_retracted_search_requests_no_candidates_until_caught_up() -> None:
     harness = Harness(num_tokens=1024)
     add(harness, "find", list(range(20)), search(3, 6, n=3))
     for _ in range(3):
@@ -162,7 +162,7 @@ def test_running_requests_take_at_most_half_of_a_mixed_step(chunk: int, mixes: b
     assert next_batch(harness).extend_lens.tolist() == ([2, 1, 1] if mixes else [3])
 
 
-def test_the_last_token_of_a_step_goes_to_the_next_prompt() -> None:
+def test_last_token_of_chunk_goes_to_next_prompt() -> None:
     harness = Harness(chunk=5)
     harness.add("a", [1, 2, 3, 4], 2)
     harness.add("b", [5, 6, 7], 2)
@@ -174,7 +174,7 @@ def test_the_last_token_of_a_step_goes_to_the_next_prompt() -> None:
     assert (stats.num_running_reqs, stats.num_queue_reqs) == (2, 1), "a prompt that is half computed runs"
 
 
-def test_all_are_aborted_at_the_time_and_with_the_message() -> None:
+def test_abort_all_requests_uses_given_message() -> None:
     harness = Harness()
     harness.add("runs", [1, 2], 9, retain_ttl=5.0)
     harness.add("leased", [3, 4], 1, retain_ttl=5.0)
@@ -196,7 +196,7 @@ def test_all_are_aborted_at_the_time_and_with_the_message() -> None:
     assert harness.scheduler.is_idle
 
 
-def test_what_a_failed_step_closed_is_closed_again() -> None:
+def test_sequences_closed_by_failed_step_are_closed_again() -> None:
     """If it failed before the step runner had it, the sampler would keep these sequences for good."""
     harness = Harness()
     harness.add("short", [1, 2], 1)

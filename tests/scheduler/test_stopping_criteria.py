@@ -37,7 +37,7 @@ def stop(matched: int | str) -> FinishReason:
 
 
 @pytest.mark.parametrize(("no_stop_trim", "kept"), [(False, 1), (True, None)])
-def test_a_matched_stop_is_not_inherited_unless_it_is_not_trimmed(no_stop_trim: bool, kept: int | None) -> None:
+def test_matched_stop_is_inherited_only_without_trimming(no_stop_trim: bool, kept: int | None) -> None:
     more = {"no_stop_trim": no_stop_trim, "stop": ("x", "y"), "stop_token_ids": (7,)}
     assert end([5, 7, 6], **more) == ((5, 7), Ending(stop(7), kept))
     assert end([5, EOS, 6], **more) == ((5, EOS), Ending(stop(EOS), kept))
@@ -45,13 +45,13 @@ def test_a_matched_stop_is_not_inherited_unless_it_is_not_trimmed(no_stop_trim: 
     assert end([5, 6, 6], match, **more) == ((5, 6), Ending(stop("y"), kept))
 
 
-def test_length_and_constraint_keep_everything() -> None:
+def test_length_and_constraint_endings_keep_all_tokens() -> None:
     assert end([5, 6]) == ((5, 6), None)
     assert end([5, 6, 8, 9]) == ((5, 6, 8), Ending(FinishReason(type="length")))
     assert end([10, 11, 5], constrained=True) == ((10, 11), Ending(stop(ITEM)))
 
 
-def test_which_end_counts() -> None:
+def test_precedence_of_endings() -> None:
     match = StopMatch(0, kept_tokens=1, token=1)
     both = {"stop": ("x",), "stop_token_ids": (7,), "constrained": True}
     assert end([10, 7], match, **both) == ((10, 7), Ending(stop(7), 1)), "an id goes before a string"
@@ -59,7 +59,7 @@ def test_which_end_counts() -> None:
     assert end([10, EOS], constrained=True) == ((10, EOS), Ending(stop(ITEM))), "eos is a token of items like any other"
 
 
-def test_neither_ids_nor_strings_end_before_the_minimum() -> None:
+def test_stops_are_ignored_before_min_new_tokens() -> None:
     more = {"min_new_tokens": 2, "stop": ("x",)}
     assert end([EOS, EOS], **more) == ((EOS, EOS), None)
     assert end([EOS, EOS, EOS], **more) == ((EOS, EOS, EOS), Ending(stop(EOS), 2))
@@ -67,7 +67,7 @@ def test_neither_ids_nor_strings_end_before_the_minimum() -> None:
     assert end([5, 6, 8], StopMatch(0, 2, token=2), **more) == ((5, 6, 8), Ending(stop("x"), 2))
 
 
-def test_a_regex_ends_like_a_string_but_stays() -> None:
+def test_regex_stop_ends_output_but_is_kept() -> None:
     """It stands behind a string, which the search for both sees to, and before the constraint."""
     match = StopMatch(1, kept_tokens=2, token=1, is_regex=True)
     more = {"stop": ("x", "y"), "stop_regex": ("a", "b+"), "stop_token_ids": (7,), "constrained": True}
@@ -86,25 +86,25 @@ def test_end_ids() -> None:
 class TestEndsWithinAToken:
     MATCH = StopMatch(0, 1, visible_tail="ta", token=1)
 
-    def test_the_text_before_the_match_is_left(self) -> None:
+    def test_cuts_token_when_text_precedes_the_match(self) -> None:
         assert ENDINGS.cuts_token(request(stop=("x",)), [5, 6], self.MATCH)
 
-    def test_no_text_is_left(self) -> None:
+    def test_cuts_no_token_without_preceding_text(self) -> None:
         assert not ENDINGS.cuts_token(request(stop=("x",)), [5, 6], StopMatch(0, 1, token=1))
 
-    def test_it_is_not_trimmed(self) -> None:
+    def test_cuts_no_token_with_no_stop_trim(self) -> None:
         assert not ENDINGS.cuts_token(request(stop=("x",), no_stop_trim=True), [5, 6], self.MATCH)
 
-    def test_it_has_ended_before(self) -> None:
+    def test_cuts_no_token_of_ended_request(self) -> None:
         ended = request(stop=("x",))
         ended.finish = FinishReason(type="length")
         assert not ENDINGS.cuts_token(ended, [5, 6], self.MATCH)
 
     @pytest.mark.parametrize(("tokens", "cuts"), [([EOS, 6, 5], False), ([5, EOS, 5], False), ([5, 6, EOS], True)])
-    def test_an_id_ends_it_first(self, tokens: list[int], cuts: bool) -> None:
+    def test_earlier_end_id_prevents_token_cut(self, tokens: list[int], cuts: bool) -> None:
         assert ENDINGS.cuts_token(request(stop=("x",)), tokens, self.MATCH) is cuts
 
-    def test_of_a_step_those_that_are_cut(self) -> None:
+    def test_ends_within_token_lists_cut_requests(self) -> None:
         requests = [request(stop=("x",)) for _ in range(3)]
         result = StepResult.of_rows([[5, 6], [5, EOS], [5, 6]])
         assert ENDINGS.ends_within_token(requests, result) == []

@@ -18,7 +18,7 @@ def buffer(*ids: int) -> TokenBuffer:
     return made
 
 
-def test_what_another_buffer_holds_is_not_given_up() -> None:
+def test_extending_cut_buffer_leaves_shared_ids_intact() -> None:
     first = buffer(1, 2, 3)
     second = first.share()
     second.extend(np.array([4, 5], dtype=np.int32))
@@ -27,14 +27,14 @@ def test_what_another_buffer_holds_is_not_given_up() -> None:
     assert second.view().tolist() == [1, 2, 3, 4, 5] and shorter.view().tolist() == [1, 2, 9, 9]
 
 
-def test_what_a_cut_gives_up_is_used_again() -> None:
+def test_unshared_memory_after_cut_is_reused() -> None:
     first = buffer(1, 2, 3)
     shorter = first.cut(2)
     shorter.extend(np.array([9], dtype=np.int32))
     assert shorter.memory is first.memory and shorter.view().tolist() == [1, 2, 9]
 
 
-def test_a_copy_that_fails_costs_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_copy_loses_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a prompt would go on without its end, and say what nobody has asked for."""
     ids = buffer(1, 2, 3)
     with monkeypatch.context() as patched:
@@ -45,7 +45,7 @@ def test_a_copy_that_fails_costs_no_ids(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_buffers_hold_what_lists_would(seed: int) -> None:
+def test_random_buffer_operations_match_lists(seed: int) -> None:
     rng = random.Random(seed)
     kept = [(buffer(1), [1])]
     for number in range(400):

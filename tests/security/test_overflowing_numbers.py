@@ -54,7 +54,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ids=str,
 )
 @pytest.mark.parametrize("constraint", [{"item_trie": "t"}, {"allowed_token_ids": ALLOWED}], ids=["items", "ids"])
-def test_no_token_leaves_what_is_allowed(
+def test_overflowing_sampling_numbers_respect_constraints(
     server: ServerUnderTest, sampling: dict[str, Any], constraint: dict[str, Any]
 ) -> None:
     answer = server.generate(text="abc", sampling_params={"max_new_tokens": 6, "seed": 1, **sampling, **constraint})
@@ -70,7 +70,7 @@ def test_no_token_leaves_what_is_allowed(
 
 
 @pytest.mark.parametrize("penalty", [-10, -9.99, 9.99, 10])
-def test_scores_of_a_search_are_finite(server: ServerUnderTest, penalty: float) -> None:
+def test_beam_scores_stay_finite(server: ServerUnderTest, penalty: float) -> None:
     """2 ** -10 is far from the edge, and 2000 ** 10 is behind it: unit tests have these."""
     sampling = {"max_new_tokens": 40, "beam_width": 3, "n": 3, "length_penalty": penalty, "ignore_eos": True}
     answers = server.generate(text="abc", sampling_params=sampling).json()

@@ -98,12 +98,12 @@ def table() -> dict[Endpoint, Line]:
 TABLE = table()
 
 
-def test_endpoints_of_other_servers_need_a_key_and_take_no_name() -> None:
+def test_unimplemented_endpoints_need_a_key_and_take_no_names() -> None:
     assert len(OF_OTHERS) > 50
     assert all(route.access == "serving" and route.operation is None for route in OF_OTHERS)
 
 
-def test_every_endpoint_has_a_line() -> None:
+def test_security_table_lists_every_endpoint() -> None:
     assert sorted(ROUTES) == sorted(TABLE)
     for line in TABLE.values():
         assert line.anonymous in ("yes", "401") and line.client in ("yes", "own", "403")
@@ -111,7 +111,7 @@ def test_every_endpoint_has_a_line() -> None:
 
 
 @pytest.mark.parametrize("endpoint", sorted(ROUTES))
-def test_the_line_is_what_the_route_says(endpoint: Endpoint) -> None:
+def test_security_table_matches_the_routes(endpoint: Endpoint) -> None:
     line, route = TABLE[endpoint], ROUTES[endpoint]
     access = {"yes": "serving", "own": "serving", "403": "admin"}[line.client]
     assert route.access == ("open" if line.anonymous == "yes" else access)
@@ -152,7 +152,7 @@ def idle_fields(route: Route) -> set[str]:
     return set()
 
 
-def test_everything_that_looks_like_a_name_is_known() -> None:
+def test_name_like_parameters_are_classified() -> None:
     for route in ROUTES.values():
         assert set(re.findall(r"{(\w+)", route.path)) <= OWNED | SHARED, route.path
         properties = (route.operation.body or {}).get("properties", {}) if route.operation is not None else {}
@@ -298,7 +298,7 @@ def endpoint_of(attack: Attack) -> Endpoint:
     return attack.method, path.replace("NAME", "{job_id}")
 
 
-def test_every_name_that_is_taken_is_attacked() -> None:
+def test_every_name_parameter_is_attacked() -> None:
     taken = {(endpoint, name) for endpoint, route in ROUTES.items() for name in names_taken(route)}
     attacked = {(endpoint_of(attack), attack.by) for attack in ATTACKS}
     assert taken <= attacked, taken - attacked
@@ -333,7 +333,7 @@ def answer(response: httpx.Response, name: str) -> tuple[int, Any, dict[str, str
 
 @pytest.mark.process
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: f"{a.method} {a.path} {a.by} {a.what}")
-def test_what_is_anothers_is_as_what_does_not_exist(tenants: Tenants, hers: dict[str, str], attack: Attack) -> None:
+def test_objects_of_other_clients_look_nonexistent(tenants: Tenants, hers: dict[str, str], attack: Attack) -> None:
     name = hers[attack.what]
     missing = name[:-2] + "zz"
     found = answer(attack.send(tenants.bob, name), name)
@@ -342,7 +342,7 @@ def test_what_is_anothers_is_as_what_does_not_exist(tenants: Tenants, hers: dict
 
 
 @pytest.mark.process
-def test_nothing_of_hers_was_touched(tenants: Tenants, hers: dict[str, str]) -> None:
+def test_attacks_leave_the_other_clients_objects_intact(tenants: Tenants, hers: dict[str, str]) -> None:
     """And each thing was there to be found: alice finds it by the same names."""
     alice = tenants.alice
     for job, turns in ((hers["job"], 1), (hers["chat"], 1), (hers["taken job"], 1), (hers["taken chat"], 1)):
@@ -370,7 +370,7 @@ EVIL = (
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", EVIL)
-def test_no_spelling_of_a_name_reaches_another_client(tenants: Tenants, hers: dict[str, str], name: str) -> None:
+def test_crafted_names_do_not_reach_another_client(tenants: Tenants, hers: dict[str, str], name: str) -> None:
     bob = tenants.bob
     assert bob.generate(continuation_of=name, continuation_suffix=" and").status_code == 404
     assert bob.ask("POST", "/abort_request", {"rid": name}).status_code == 404
@@ -389,7 +389,7 @@ def test_no_spelling_of_a_name_reaches_another_client(tenants: Tenants, hers: di
 
 
 @pytest.mark.process
-def test_a_chat_goes_on_from_its_own_clients_turns_only(tenants: Tenants, hers: dict[str, str]) -> None:
+def test_chat_continues_only_turns_of_its_own_client(tenants: Tenants, hers: dict[str, str]) -> None:
     """Bob knows every word of alice's conversation, and asks as if it were his."""
     first = {"messages": [{"role": "user", "content": "List the files."}], "max_tokens": 4, "temperature": 0}
     said = tenants.alice.ask("POST", "/v1/chat/completions", {**first, "rid": "her-turn"}).json()
@@ -406,7 +406,7 @@ def test_a_chat_goes_on_from_its_own_clients_turns_only(tenants: Tenants, hers: 
 
 
 @pytest.mark.process
-def test_lists_show_ones_own_and_the_admin_all(tenants: Tenants, hers: dict[str, str]) -> None:
+def test_lists_show_own_objects_and_all_to_the_admin(tenants: Tenants, hers: dict[str, str]) -> None:
     alice, bob, admin = tenants.alice, tenants.bob, tenants.admin
     assert bob.generate(rid="his", text="Something else", retain_ttl=600, job_id="his-job").status_code == 200
     of_bob, of_alice = (each.ask("GET", "/jobs").json()["jobs"] for each in (bob, alice))
@@ -470,7 +470,7 @@ def test_two_clients_use_one_rid_at_the_same_time(tenants: Tenants, hers: dict[s
 
 
 @pytest.mark.process
-def test_the_admin_acts_on_what_is_anyones(tenants: Tenants, hers: dict[str, str]) -> None:
+def test_admin_can_act_on_objects_of_any_client(tenants: Tenants, hers: dict[str, str]) -> None:
     alice, bob, admin = tenants.alice, tenants.bob, tenants.admin
     assert alice.generate(rid="ended", text=TASK, retain_ttl=600, job_id="ended-job").status_code == 200
     assert admin.ask("GET", "/jobs/ended-job").status_code == 404, "it has no such job of its own"
@@ -498,7 +498,7 @@ def test_the_admin_acts_on_what_is_anyones(tenants: Tenants, hers: dict[str, str
 
 @pytest.mark.process
 @pytest.mark.parametrize("endpoint", sorted(ROUTES))
-def test_every_line_of_the_table(tenants: Tenants, hers: dict[str, str], endpoint: Endpoint) -> None:
+def test_endpoint_statuses_match_the_security_table(tenants: Tenants, hers: dict[str, str], endpoint: Endpoint) -> None:
     """What stands in the columns of anonymous, client and admin, by the status."""
     method, path = endpoint
     line, body = TABLE[endpoint], {} if method == "POST" else None
@@ -527,7 +527,7 @@ def test_every_line_of_the_table(tenants: Tenants, hers: dict[str, str], endpoin
         ({"x_api_key": "alice"}, 401, ""),
     ],
 )
-def test_how_a_key_is_sent(
+def test_key_headers_determine_the_client(
     tenants: Tenants, hers: dict[str, str], headers: dict[str, str], status: int, who: str
 ) -> None:
     rid = f"key-{len(str(headers))}"

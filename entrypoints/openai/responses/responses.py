@@ -25,7 +25,7 @@ from .running import RunningResponse
 from .store import ResponseStore, StoredResponse
 
 _CANCEL_S = 10.0
-"""Seconds to wait for the end of a cancelled response, whose client may read slowly; then it is returned as it is."""
+"""Seconds to wait for a cancelled response to end; its client may read slowly. After that it is returned as it is."""
 
 
 class Responses:

@@ -71,7 +71,7 @@ def test_queries_may_be_strided():
     torch.testing.assert_close(scene.run(make_backend(scene)), plain)
 
 
-def test_long_extends_take_fa3_where_there_is_one():
+def test_long_extends_use_fa3_when_available():
     for lengths, has_fa3, expected in ((LONG, True, "fa3"), (LONG, False, "fa2"), (EXTEND, True, "fa2")):
         fake = FakeFlashInfer(has_fa3=has_fa3)
         scene = Scene(lengths)
@@ -96,7 +96,7 @@ def test_beams_read_their_prefix_once(page_size, window, monkeypatch):
     assert prefill[1][1].diff().tolist() == (late if window == 50 else every)  # 71 positions do not fit, 41 do
 
 
-def test_few_beams_are_read_flat():
+def test_few_beams_are_attended_without_prefix_sharing():
     scene = Scene(BEAMS, shared=groups(1))
     fake = FakeFlashInfer()
     check(scene.run(make_backend(scene, fake)), scene)
@@ -117,7 +117,7 @@ def pad(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:
 @pytest.mark.parametrize(
     "shape", [GraphShape(GraphKind.DECODE, 8, 8), GraphShape(GraphKind.EXTEND, 48, 12)], ids=["decode", "extend"]
 )
-def test_a_graph_computes_any_step_of_its_shape(shape, page_size, window):
+def test_graph_replays_any_step_of_its_shape(shape, page_size, window):
     """`run` is what a graph replays: it may look at nothing but what the last plan left in the buffers."""
     is_decode = shape.kind is GraphKind.DECODE
     many = [*DECODE, (7, 1), (200, 1), (1, 1)] if is_decode else EXTEND
@@ -144,7 +144,7 @@ def test_a_graph_computes_any_step_of_its_shape(shape, page_size, window):
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_graph_of_beams(page_size, monkeypatch):
+def test_graph_of_beams_with_shared_prefixes(page_size, monkeypatch):
     monkeypatch.setattr(flashinfer, "SHARED_KEYS", 1)
     scene = Scene(BEAMS, page_size=page_size, shared=groups(page_size))
     backend, batch = make_backend(scene), scene.batch()
@@ -173,7 +173,7 @@ def test_steps_that_fit_a_graph():
 # -- workspaces --------------------------------------------------------------------------------------------------------
 
 
-def test_the_workspace_grows_until_a_plan_fits():
+def test_workspace_grows_until_plan_fits():
     scene = Scene(LONG)
     backend = make_backend(scene, FakeFlashInfer(workspace_per_row=20))
     check(scene.run(backend), scene)
@@ -181,7 +181,7 @@ def test_the_workspace_grows_until_a_plan_fits():
     check(small.run(make_backend(small, FakeFlashInfer(workspace_per_row=20))), small)
 
 
-def test_other_errors_of_a_plan_are_raised():
+def test_other_plan_errors_are_raised():
     scene = Scene(DECODE)
     backend = make_backend(scene)
     scene.prefix_lens = scene.prefix_lens.copy()
@@ -190,7 +190,7 @@ def test_other_errors_of_a_plan_are_raised():
         scene.run(backend)
 
 
-def test_layers_with_different_windows_have_plans_of_their_own():
+def test_layers_with_different_windows_have_separate_plans():
     scene = Scene(EXTEND, window=20)
     whole = dataclasses.replace(scene.spec, sliding_window=None)
     backend = FlashInferBackend(scene.pool, [scene.spec, whole], FakeFlashInfer().library, build_kv_indices)
@@ -201,7 +201,7 @@ def test_layers_with_different_windows_have_plans_of_their_own():
         torch.testing.assert_close(backend.run(spec, scene.q), native.run(spec, scene.q), atol=2e-6, rtol=1e-5)
 
 
-def test_the_double_is_called_as_the_library_wants_to_be(monkeypatch):
+def test_calls_bind_to_real_flashinfer_signatures(monkeypatch):
     """Every call the tests above make binds to the real signature (0.6.12)."""
     real = pytest.importorskip("flashinfer")
     fast_decode_plan = pytest.importorskip("flashinfer.decode").fast_decode_plan

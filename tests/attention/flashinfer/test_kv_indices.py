@@ -26,7 +26,7 @@ def case(page_size: int, device: str = "cpu") -> tuple[dict, np.ndarray]:
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_torch(page_size):
+def test_torch_kv_indices_match_loop(page_size):
     arguments, expected = case(page_size)
     build_kv_indices(**arguments)
     np.testing.assert_array_equal(arguments["out"].numpy(), expected)
@@ -43,10 +43,10 @@ def check_triton(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("interpreter")
-def test_triton_interpreted(monkeypatch):
+def test_interpreted_triton_kv_indices_match_loop(monkeypatch):
     check_triton("cpu", monkeypatch)
 
 
 @pytest.mark.gpu
-def test_triton_on_the_device(monkeypatch):
+def test_triton_kv_indices_on_gpu_match_loop(monkeypatch):
     check_triton("cuda", monkeypatch)

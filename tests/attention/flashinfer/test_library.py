@@ -56,7 +56,7 @@ def load(**changes):
     return load_attention(arguments.pop("specs"), **arguments)
 
 
-def test_a_library_that_works(fake):
+def test_working_library_is_loaded_and_probed(fake):
     attention = load(specs=[SPEC, dataclasses.replace(SPEC, layer_id=1, sliding_window=600)])
     assert {"fa2", "fa3"} == {call[2]["backend"] for call in fake.calls if "__init__" in call[0]}
     assert fake.used("merge_state_in_place") == 2
@@ -65,7 +65,7 @@ def test_a_library_that_works(fake):
 
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_probe_passes_torch(page_size, dtype):
+def test_torch_backend_passes_probe(page_size, dtype):
     probe_backend(
         lambda pool, specs: TorchNativeBackend(pool),
         [dataclasses.replace(SPEC, sliding_window=50), SPEC],
@@ -83,7 +83,7 @@ def test_a_library_that_computes_wrong_is_not_used(fake, monkeypatch):
         load()
 
 
-def test_a_failed_compilation_shows_the_end_of_its_log(fake, monkeypatch):
+def test_failed_compilation_reports_end_of_log(fake, monkeypatch):
     log = "\n".join(["Ninja build failed. Ninja output:", *(f"line {i}" for i in range(400)), "error: no such file"])
 
     def fail(*_, **__):
@@ -96,7 +96,7 @@ def test_a_failed_compilation_shows_the_end_of_its_log(fake, monkeypatch):
     assert message.endswith("error: no such file") and "line 399" in message and "line 300" not in message
 
 
-def test_without_fa3_long_prefills_take_fa2(fake, monkeypatch, caplog):
+def test_long_prefills_use_fa2_when_fa3_fails(fake, monkeypatch, caplog):
     init = fake.library.prefill.__init__
 
     def no_fa3(self, *args, backend, **kwargs):
@@ -109,7 +109,7 @@ def test_without_fa3_long_prefills_take_fa2(fake, monkeypatch, caplog):
     assert "FA3 fails here: RuntimeError: no kernel image is available" in caplog.text
 
 
-def test_an_older_card_has_no_fa3(fake, monkeypatch):
+def test_fa3_is_not_used_on_ampere(fake, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     load()
     assert {"fa2"} == {call[2]["backend"] for call in fake.calls if "__init__" in call[0]}
@@ -122,23 +122,23 @@ def test_an_older_card_has_no_fa3(fake, monkeypatch):
         ({"specs": [dataclasses.replace(SPEC, head_dim=96)]}, "heads of 64, 128, 256, this model's have 96"),
     ],
 )
-def test_models_it_has_no_kernels_for(fake, changes, reason):
+def test_models_without_flashinfer_kernels_are_refused(fake, changes, reason):
     with pytest.raises(FlashInferUnavailable, match=reason):
         load(**changes)
 
 
-def test_an_old_card():
+def test_gpus_before_ampere_are_refused():
     with pytest.raises(FlashInferUnavailable, match=r"8\.0 \(Ampere\) or newer, not 7\.5"):
         check_supported(SPEC, torch.float16, (7, 5))
 
 
-def test_it_is_not_installed(monkeypatch):
+def test_missing_flashinfer_error_names_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(FlashInferUnavailable, match=r"pip install -e '\.\[cuda\]'"):
         import_library(has_fa3=False)
 
 
-def test_it_lacks_something(fake, monkeypatch, caplog):
+def test_flashinfer_without_required_function_is_refused(fake, monkeypatch, caplog):
     monkeypatch.delattr(sys.modules["flashinfer"], "merge_state_in_place")
     monkeypatch.setattr(sys.modules["flashinfer"], "__version__", "9.9")
     with pytest.raises(FlashInferUnavailable, match=r"merge_state_in_place.*pip install flashinfer-python==0\.6\.12"):
@@ -146,7 +146,7 @@ def test_it_lacks_something(fake, monkeypatch, caplog):
     assert "FlashInfer 9.9 is not the version" in caplog.text
 
 
-def test_there_is_no_compiler(monkeypatch, tmp_path):
+def test_missing_nvcc_or_ninja_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(library.Path, "exists", lambda self: False)
     monkeypatch.setattr(library.shutil, "which", lambda name: None)
     with pytest.raises(FlashInferUnavailable, match="there is no nvcc; install the CUDA toolkit"):
@@ -157,13 +157,13 @@ def test_there_is_no_compiler(monkeypatch, tmp_path):
         check_compiler()
 
 
-def test_kernels_compiled_ahead_need_no_compiler(monkeypatch):
+def test_precompiled_kernels_need_no_compiler(monkeypatch):
     monkeypatch.setattr(library.shutil, "which", lambda name: None)
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: object())
     check_compiler()
 
 
-def test_page_numbers_without_triton(monkeypatch, caplog):
+def test_kv_indices_fall_back_to_torch_without_triton(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "baton.attention.flashinfer.triton_kv_indices", None)
     monkeypatch.delattr("baton.attention.flashinfer.triton_kv_indices", raising=False)
     assert choose_kv_indices(CPU) is library.build_kv_indices

@@ -41,7 +41,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-def test_queries_may_be_rows_of_something_wider() -> None:
+def test_queries_may_be_slices_of_fused_qkv() -> None:
     """As they are in a fused product for queries, keys and values."""
     scene = Scene(SHAPES["all at once"])
     heads, head_dim = scene.q.shape[1:]
@@ -66,7 +66,7 @@ def test_large_scores_do_not_overflow() -> None:
     check(scene)
 
 
-def test_steps_follow_each_other() -> None:
+def test_reused_scratch_does_not_affect_later_steps() -> None:
     """Memory is kept from step to step, and nothing of what was in it."""
     scene = Scene([(600, 1)] * 3)
     one = NumbaPagedBackend(scene.pool, [scene.spec], team=Team())
@@ -77,7 +77,7 @@ def test_steps_follow_each_other() -> None:
     assert torch.equal(scene.run(one), first), "pieces are joined in the same order, whichever thread was last"
 
 
-def test_run_before_plan() -> None:
+def test_numba_run_before_plan_raises() -> None:
     scene = Scene([(3, 1)])
     with pytest.raises(RuntimeError, match="call plan"):
         NumbaPagedBackend(scene.pool, [scene.spec], team=Team()).run(scene.spec, scene.q)
@@ -108,6 +108,6 @@ def test_random_batches(seed: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 20, 64])
 @pytest.mark.parametrize("count", [2, 5, 30])
-def test_beams(count: int, window: int | None) -> None:
+def test_beams_with_shared_prefix_match_reference(count: int, window: int | None) -> None:
     lengths = [(5, 1), *[(66, 1)] * count, (9, 4)]
     check(Scene(lengths, window=window, shared=(SharedPrefix(1, count, 60),)))

@@ -20,7 +20,7 @@ from baton.attention.numba_paged.compiling import checksum, compiled
 from baton.attention.numba_paged.kernel import compile_kernel
 
 
-def test_without_a_folder_to_write_to_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_without_writable_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     compiles = compiling.cfunc
 
@@ -35,7 +35,7 @@ def test_without_a_folder_to_write_to_it_is_compiled_all_the_same(monkeypatch: p
     assert asked == [True, False]
 
 
-def test_kept_code_that_is_cut_short_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_cached_kernel_is_recompiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As after a power cut."""
     function = importlib.import_module(write_module(tmp_path)).function
     for _ in range(2):
@@ -51,7 +51,7 @@ def test_kept_code_that_is_cut_short_is_made_anew(tmp_path: Path, caplog: pytest
         assert compiled(function).cache_hits == 1 and not caplog.text, "it is kept again"
 
 
-def test_a_full_disk_is_no_reason_not_to_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_when_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     function = importlib.import_module(write_module(tmp_path)).function
 
     def is_full(*_: Any) -> None:
@@ -81,7 +81,7 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
     compiling._warn.cache_clear()
 
 
-def test_what_is_kept_depends_on_all_that_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_cache_checksum_covers_all_source_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numba looks at the kernel's own file only."""
     before = checksum(operations, vectors)
     assert before == checksum(operations, vectors) and before

@@ -10,6 +10,6 @@ from baton.attention.numba_paged.kernel import scratch_bytes, tile_tokens
 
 
 @pytest.mark.parametrize(("group", "tokens"), [(1, 4), (2, 2), (3, 1), (7, 1)])
-def test_rows_that_are_multiplied_at_a_time(group: int, tokens: int) -> None:
+def test_tile_and_scratch_sizes(group: int, tokens: int) -> None:
     assert tile_tokens(group) == tokens
     assert scratch_bytes(64, group, 64) >= 4 * (64 * group * 66 + tokens * group * 65 + 64 * 64)

@@ -69,7 +69,7 @@ def check(work: Work, batch: AttentionBatch, members: np.ndarray, window: int | 
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_every_key_is_in_one_piece(data: Any) -> None:
+def test_each_key_belongs_to_exactly_one_piece(data: Any) -> None:
     lengths = data.draw(st.lists(st.tuples(st.integers(0, 300), st.sampled_from([0, 1, 1, 1, 2, 5, 40])), max_size=8))
     shared = []
     if data.draw(st.booleans()):
@@ -100,18 +100,18 @@ def work_of(work: Work) -> list[int]:
 @pytest.mark.parametrize(
     "lengths", [[(4000, 1)], [(1000, 1)] * 32, [(4000, 1), *[(10, 1)] * 60], [(3000, 30)]], ids=str
 )
-def test_no_piece_holds_up_the_others(lengths: list[tuple[int, int]], threads: int) -> None:
+def test_work_per_piece_is_bounded(lengths: list[tuple[int, int]], threads: int) -> None:
     work = cut(step(lengths), np.ones(len(lengths), dtype=bool), [], None, 4, threads)
     most = max(work_of(work))
     least = max(3 * pieces.LEAST_WORK, pieces.PART_KEYS * max(new for _, new in lengths))
     assert most <= max(2.5 * work.cost / (threads * pieces.PIECES_PER_THREAD), least)
 
 
-def test_little_work_is_not_cut_small() -> None:
+def test_small_steps_are_cut_into_few_pieces() -> None:
     work = cut(step([(20, 1)] * 64), np.ones(64, dtype=bool), [], None, 2, 8)
     assert len(work.pieces) <= 2 * (64 * 37 // pieces.LEAST_WORK + 1) and not len(work.groups)
 
 
-def test_one_thread_joins_nothing() -> None:
+def test_single_thread_needs_no_partial_results() -> None:
     work = cut(step([(3000, 1), (2000, 5)]), np.ones(2, dtype=bool), [], None, 2, 1)
     assert len(work.pieces) == 4 and work.partial_tokens == 0

@@ -37,7 +37,7 @@ def chain(team: Team, size: int, length: int):
 
 
 @pytest.mark.usefixtures("threads")
-def test_every_run_computes_all_anew_in_order() -> None:
+def test_replay_recomputes_all_calls_in_order() -> None:
     team = Team()
     run, x = chain(team, 33, 20), torch.zeros(50, 33)
     output, replay = TeamRecorder(team).record(lambda: run(x))
@@ -47,7 +47,7 @@ def test_every_run_computes_all_anew_in_order() -> None:
         assert torch.equal(output, x.to(BRAIN).float())
 
 
-def test_nothing_is_computed_while_it_is_recorded() -> None:
+def test_recording_computes_nothing_until_replay() -> None:
     team, x = Team(), torch.ones(4, 8)
     copy = RowCopy(team, 8, FLOAT, FLOAT)
     output, replay = TeamRecorder(team).record(lambda: copy(x))
@@ -67,7 +67,7 @@ def test_a_recording_keeps_its_tensors_alive() -> None:
     assert torch.equal(output, x) and all((other == 7).all() for other in others)
 
 
-def test_memory_is_used_again_within_a_recording_and_by_the_next() -> None:
+def test_recordings_reuse_arena_memory() -> None:
     team, x = Team(), torch.ones(10, 16)
     recorder = TeamRecorder(team)
     run = chain(team, 16, 30)
@@ -79,7 +79,7 @@ def test_memory_is_used_again_within_a_recording_and_by_the_next() -> None:
     assert all(output.shape[0] == rows and output.all() for (output, _), rows in zip(outputs, (10, 7, 3)))
 
 
-def test_an_arena_waits_for_the_last_view() -> None:
+def test_arena_memory_is_reused_after_last_view_is_gone() -> None:
     arena = Arena()
     first = arena.empty((4, 8), FLOAT)
     view = first[1:].unflatten(1, (2, 4))
@@ -92,7 +92,7 @@ def test_an_arena_waits_for_the_last_view() -> None:
     assert place % 64 == 0 and arena.empty((0, 8), FLOAT).shape == (0, 8)
 
 
-def test_what_torch_would_compute_once_is_refused() -> None:
+def test_recording_torch_operations_is_refused() -> None:
     team, x = Team(), torch.ones(4, 8)
     with pytest.raises(NotRecordable, match=r"aten\.add\.Tensor is torch's"):
         TeamRecorder(team).record(lambda: x + 1)

@@ -21,7 +21,7 @@ FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
     # Two are of a size that test_whole_blocks compiles anyway.
     [(FLOAT, 1, 1, 1), (FLOAT, 4, 4, 20), (FLOAT, 14, 2, 32), (FLOAT, 3, 3, 128), (BRAIN, 4, 2, 64), (HALF, 8, 1, 72)],
 )
-def test_sizes_and_types(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+def test_head_sizes_and_dtypes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     spec = AttentionSpec(0, heads, kv_heads, head_dim, head_dim**-0.5)
     for step in (DECODE, EXTEND, BEAMS):
         scene = ProbeScene(step, spec, page_size=16, dtype=dtype, device=torch.device("cpu"))

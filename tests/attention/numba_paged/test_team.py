@@ -15,7 +15,7 @@ numba = pytest.importorskip("numba")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_every_thread_calls_it_once(threads: int) -> None:
+def test_each_thread_makes_one_call(threads: int) -> None:
     from baton.attention.numba_paged.operations import fetch_add
 
     @numba.cfunc("void(int64)")
@@ -28,17 +28,17 @@ def test_every_thread_calls_it_once(threads: int) -> None:
     assert call.arguments[0] == 20 * threads
 
 
-def test_the_threads_are_those_that_torch_has() -> None:
+def test_team_reuses_torch_threads() -> None:
     """No second set is made: it would spin on the same cores."""
     torch.ones(1 << 20).add_(1)
     before = len(list(Path("/proc/self/task").iterdir()))
-    test_every_thread_calls_it_once(max(1, torch.get_num_threads()))
+    test_each_thread_makes_one_call(max(1, torch.get_num_threads()))
     torch.ones(1 << 20).add_(1)
     assert len(list(Path("/proc/self/task").iterdir())) <= max(before, torch.get_num_threads() + before - 1)
     assert "omppool" not in Path("/proc/self/maps").read_text()
 
 
-def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_ambiguous_openmp_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda self: "7f00-7f01 r-xp 0 0 0 /lib/libm.so.6\n")
         with pytest.raises(NoTeamError, match="torch uses no OpenMP library"):
@@ -50,7 +50,7 @@ def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
             Team()
 
 
-def test_another_library_must_have_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openmp_library_without_gomp_parallel_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda self: "7f r-xp 0 0 0 /x/libgomp.so.1\n")
         patch.setattr(ctypes, "CDLL", lambda path: object())

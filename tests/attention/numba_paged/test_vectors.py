@@ -12,7 +12,7 @@ from baton.attention import processor
 from baton.attention.numba_paged import vectors
 
 
-def test_the_processor_is_the_one_that_numba_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_follow_numba_target_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "features", lambda: frozenset({"avx2", "avx512_bf16"}))
     for name, features, found in (
         (None, None, [True, True]),

@@ -73,7 +73,7 @@ def test_beams_over_a_long_prefix(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, BRAIN], ids=str)
-def test_scores_of_all_sizes(dtype: torch.dtype) -> None:
+def test_extreme_scores_stay_accurate(dtype: torch.dtype) -> None:
     """One key is all that counts, or the largest comes last, or all are far below 0."""
     for factor in (1e4, -3e3, 1e-4):
         scene = Scene([(130, 100)], head_dim=64, dtype=dtype, seed=3)
@@ -90,7 +90,7 @@ def test_nan_stays_visible(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not vectors.HAS_PAIRS, reason="this processor multiplies no pairs of bfloat16")
-def test_pairs_round_no_more_than_weights() -> None:
+def test_bfloat16_weight_rounding_preserves_constant_values() -> None:
     """Where every value is the same, so is every output: the weights' rounding does not show in their sum."""
     scene = Scene([(0, 256)], head_dim=64, dtype=BRAIN)
     scene.pool.v[0][:] = 1.0
@@ -99,7 +99,7 @@ def test_pairs_round_no_more_than_weights() -> None:
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, BRAIN], ids=str)
-def test_a_token_gets_the_same_in_a_prompt_and_by_itself(dtype: torch.dtype) -> None:
+def test_prompt_tokens_match_single_token_extends(dtype: torch.dtype) -> None:
     """Else guesses that are verified together, or another chunk size, would lead to other answers."""
     scene = Scene([(290, 40)], head_dim=64, dtype=dtype)
     one = NumbaPagedBackend(scene.pool, [scene.spec], team=Team(), longest_extend=backend.ANY_EXTEND)

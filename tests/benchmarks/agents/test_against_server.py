@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest
         yield running.wait_ready()
 
 
-def test_pins_hold(server: ServerUnderTest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_pin_passes_when_pins_hold(server: ServerUnderTest, capsys: pytest.CaptureFixture[str]) -> None:
     assert server.client.get("/health_generate").status_code == 200, "and it leaves nothing behind"
     words = ["--url", server.url, "--workload", "toy", "--turns", "3", "--jobs", "2"]
     assert asyncio.run(verify(parse_arguments(words))) == []
@@ -36,7 +36,7 @@ def test_pins_hold(server: ServerUnderTest, capsys: pytest.CaptureFixture[str]) 
     assert asyncio.run(verify(parse_arguments([*words[:-1], "1", "--seed", "1"]))) == []
 
 
-def test_somebody_else_is_noticed(server: ServerUnderTest) -> None:
+def test_kv_held_by_another_client_is_reported(server: ServerUnderTest) -> None:
     held = server.generate(text="held", sampling_params={"max_new_tokens": 1}, retain_ttl=60)
     assert held.status_code == 200
     found = asyncio.run(verify(parse_arguments(["--url", server.url, "--jobs", "1", "--turns", "2"])))
@@ -45,7 +45,7 @@ def test_somebody_else_is_noticed(server: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_jobs_are_measured(server: ServerUnderTest, plain: bool, tmp_path: Path) -> None:
+def test_agent_jobs_report_durations_and_cached_tokens(server: ServerUnderTest, plain: bool, tmp_path: Path) -> None:
     words = ["--url", server.url, "--policy", "continuum", "--workload", "toy", "--turns", "3", "--time-scale", "0.02"]
     words += ["--jps", "4", "--duration", "2", "--seed", "5", *(["--plain"] if plain else [])]
     known = {job["job_id"] for job in server.client.get("/jobs").json()["jobs"]}
@@ -66,7 +66,7 @@ def test_jobs_are_measured(server: ServerUnderTest, plain: bool, tmp_path: Path)
         assert len(own) == run["jobs"] and all(job["is_over"] and job["turns"] == 3 for job in own)
 
 
-def test_steps_are_measured(server: ServerUnderTest) -> None:
+def test_step_meter_counts_context_and_new_tokens(server: ServerUnderTest) -> None:
     async def measure() -> tuple[Measured, Measured, Measured]:
         async with Meter(server.url, seed=3) as meter:
             return await meter.prompt(40, 0), await meter.prompt(40, 400), await meter.decode(3, 100)

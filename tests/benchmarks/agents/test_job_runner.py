@@ -46,7 +46,7 @@ def job(number: int, *turns: Turn, arrival: float = 0.0) -> Job:
     return Job(number=number, arrival=arrival, system="be brief", turns=turns)
 
 
-def test_a_conversation_grows_and_says_which_step_is_the_last() -> None:
+def test_each_turn_resends_history_and_only_the_last_sets_is_last() -> None:
     server = Scripted()
     (result,), done = run(server, job(3, turn("a", command="ls", tool_s=0.02), turn("b", command="cat"), turn("c")))
     first, second, third = server.asked
@@ -66,14 +66,14 @@ def test_a_conversation_grows_and_says_which_step_is_the_last() -> None:
     assert result.service == result.duration - result.turns[0].tool_s
 
 
-def test_ids_of_jobs_are_new_in_every_run() -> None:
+def test_job_ids_are_unique_across_runs() -> None:
     server = Scripted()
     run(server, job(0, turn()), job(1, turn()))
     run(server, job(0, turn()))
     assert len({job_id for job_id, _, _ in server.asked}) == 3
 
 
-def test_prompts_get_as_long_as_they_should() -> None:
+def test_prompts_are_padded_to_the_planned_lengths() -> None:
     server = Scripted()
     (result,), _ = run(server, job(0, turn(prompt_tokens=100), turn(prompt_tokens=250), turn(new_tokens=50)))
     sizes = [each.prompt_tokens for each in result.turns]
@@ -83,14 +83,14 @@ def test_prompts_get_as_long_as_they_should() -> None:
     assert [messages for _, _, messages in again.asked] == [messages for _, _, messages in server.asked]
 
 
-def test_a_history_that_is_dropped() -> None:
+def test_dropped_history_leaves_system_prompt_and_new_message() -> None:
     server = Scripted()
     (result,), _ = run(server, job(0, turn("a"), turn("b", drops_history=True)))
     assert [message["content"] for message in server.asked[1][2]] == ["be brief", "b"]
     assert result.turns[1].reusable_tokens == 0
 
 
-def test_jobs_that_fail_and_jobs_that_do_not_end() -> None:
+def test_failed_and_cut_off_jobs_have_no_duration() -> None:
     server = Scripted(fails="1", hangs="2")
     results, done = run(
         server, *(job(number, turn(), turn(), arrival=0.01 * number) for number in range(3)), drain_s=0.5
@@ -102,11 +102,11 @@ def test_jobs_that_fail_and_jobs_that_do_not_end() -> None:
     assert done == 2
 
 
-def test_no_jobs() -> None:
+def test_empty_plan_returns_no_results() -> None:
     assert run(Scripted()) == ([], 0)
 
 
-def test_what_a_tool_found_names_its_call() -> None:
+def test_tool_message_carries_its_tool_call_id() -> None:
     server = Scripted()
     run(server, job(0, Turn(says=(Message("tool", "out"),))))
     assert server.asked[0][2][1] == {"role": "tool", "content": "out", "tool_call_id": "call"}
@@ -130,7 +130,7 @@ class Starting(Server):
         self._client = openai.AsyncOpenAI(base_url="http://here/v1", api_key="key", max_retries=0, http_client=client)
 
 
-def test_a_server_that_is_still_loading_is_waited_for(
+def test_runner_waits_for_loading_server_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(job_runner, "LOADING_POLL_S", 0.0)
@@ -142,7 +142,7 @@ def test_a_server_that_is_still_loading_is_waited_for(
 
 
 @pytest.mark.parametrize(("status", "said"), [(0, "no server answers at http://here"), (401, "answers 401")])
-def test_without_a_server_one_line_says_so(status: int, said: str) -> None:
+def test_unreachable_server_exits_with_one_line(status: int, said: str) -> None:
     with pytest.raises(SystemExit, match=said):
         asyncio.run(Starting(status)._first_model())
 
@@ -154,5 +154,5 @@ def test_a_url_needs_a_scheme() -> None:
 
 
 @pytest.mark.parametrize(("status", "told"), [(200, {"object": "list"}), (404, {}), (0, {})])
-def test_settings_are_those_that_a_server_tells(status: int, told: dict[str, str]) -> None:
+def test_settings_come_from_the_server_if_available(status: int, told: dict[str, str]) -> None:
     assert told.items() <= asyncio.run(Starting(status).settings()).items()

@@ -45,7 +45,7 @@ RUNS = [
 ]
 
 
-def test_curves_are_by_policy_and_load() -> None:
+def test_curves_are_grouped_by_policy_and_load() -> None:
     found = curves(RUNS, "avg_duration_s")
     assert found == {
         "fcfs": {1.0: [4.0], 2.0: [10.0, 12.0]},
@@ -55,7 +55,7 @@ def test_curves_are_by_policy_and_load() -> None:
     assert list(found) == ["fcfs", "continuum", "lpm"] and list(found["fcfs"]) == [1.0, 2.0]
 
 
-def test_gains_over_the_baseline() -> None:
+def test_gains_are_relative_to_the_baseline_policy() -> None:
     found = gains(curves(RUNS, "avg_duration_s"), "fcfs")
     assert found["continuum"] == {1.0: [pytest.approx(-10)], 2.0: [pytest.approx(30), pytest.approx(25)]}
     assert found["lpm"] == {2.0: [pytest.approx(-100)]}, "of the medians, where there are fewer rounds"
@@ -63,14 +63,14 @@ def test_gains_over_the_baseline() -> None:
         gains(curves(RUNS, "avg_duration_s"), "none")
 
 
-def test_only_the_same_work_is_compared() -> None:
+def test_runs_are_grouped_by_identical_workload() -> None:
     others = [run("fcfs", 1.0, 2.0, workload="heavy"), run("fcfs", 1.0, 2.0, 1), run("fcfs", 1.0, 2.0, turns=3)]
     groups = same_work([*RUNS, *others])
     assert {name: len(group) for name, group in groups.items()} == {"mini_1": len(RUNS) + 1, "heavy": 1, "mini_3": 1}
 
 
 @pytest.mark.parametrize("runs", [RUNS, RUNS[2:3]])
-def test_a_picture_and_a_table(
+def test_sweep_writes_plot_and_prints_gains(
     runs: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, each in enumerate(runs):
@@ -82,7 +82,9 @@ def test_a_picture_and_a_table(
     assert ("2 JPS  +27.5 %" in said) if len(runs) > 1 else ("no gains: fcfs was not run" in said)
 
 
-def test_nothing_to_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_runs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["plot", str(tmp_path)])
     with pytest.raises(SystemExit):
         plot_jps_sweep.main()

@@ -25,7 +25,7 @@ def turn(**given: Any) -> TurnResult:
     return TurnResult(**fields | given)
 
 
-def test_percentiles_lie_between_values() -> None:
+def test_percentiles_are_interpolated() -> None:
     found = spread("duration", [1.0, 2.0, 3.0, 4.0])
     assert found == {
         "avg_duration_s": 2.5,
@@ -37,7 +37,7 @@ def test_percentiles_lie_between_values() -> None:
     assert set(spread("x", []).values()) == {None}
 
 
-def test_a_run() -> None:
+def test_run_summary_counts_jobs_tokens_and_errors() -> None:
     results = [
         JobResult(
             number=0,
@@ -65,7 +65,7 @@ def test_a_run() -> None:
     assert found["followed"] == pytest.approx(2 / 3)
 
 
-def test_a_server_that_does_not_tell_what_was_cached() -> None:
+def test_summary_omits_cache_figures_the_server_does_not_report() -> None:
     found = summarize([JobResult(number=0, turns=[turn(cached_tokens=None, reusable_tokens=9)], duration=1.0)])
     assert found["cached_tokens"] is found["recomputed_tokens"] is found["followed"] is None
     assert found["per_turn_avg_cached_tokens"] == {}
@@ -81,7 +81,7 @@ def test_runs_are_read_from_files_and_folders(tmp_path: Path) -> None:
         read_runs([tmp_path / "chat.json"])
 
 
-def test_the_order_is_swapped_every_round() -> None:
+def test_policy_order_alternates_every_round() -> None:
     a, b = Policy("a"), Policy("b")
     assert list(order([a, b], [1.0, 2.0], 2)) == [
         (0, 1.0, a),
@@ -95,7 +95,7 @@ def test_the_order_is_swapped_every_round() -> None:
     ]
 
 
-def test_policies_have_names() -> None:
+def test_policy_name_is_read_from_its_flags() -> None:
     assert read_policy("--page-size 16 --schedule-policy lpm") == Policy(
         "lpm", ("--page-size", "16", "--schedule-policy", "lpm")
     )
@@ -114,13 +114,13 @@ def test_policies_have_names() -> None:
         ([], "--url"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unmeasurable_arguments_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_arguments(words)
     assert says in capsys.readouterr().err
 
 
-def test_gauges() -> None:
+def test_gauges_are_summed_over_labels() -> None:
     page = (
         "# HELP baton:kv_cache_usage_perc x\n# TYPE baton:kv_cache_usage_perc gauge\n"
         'baton:kv_cache_usage_perc{model_name="a b"} 0.25\nbaton:leased_tokens_high{m="a"} 9.0\n'

@@ -28,18 +28,18 @@ def steps(costs: dict[str, float]) -> list[Measured]:
     return [size._replace(seconds=said(size, costs)) for size in sizes]
 
 
-def test_costs_are_found_again() -> None:
+def test_fit_recovers_known_costs() -> None:
     assert fit(steps(COSTS)) == pytest.approx(COSTS)
 
 
-def test_no_cost_is_below_zero() -> None:
+def test_fitted_costs_are_never_negative() -> None:
     odd = steps(COSTS | {"context_token_s": -5e-7})
     found = fit(odd)
     assert found["context_token_s"] == 0.0 and min(found.values()) >= 0.0
     assert np.mean([abs(said(step, found) / step.seconds - 1) for step in odd]) < 0.2
 
 
-def test_the_simulator_takes_them(tmp_path: Path) -> None:
+def test_simulator_reads_fitted_cost_file(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(fit(steps(COSTS))))
     for step in steps(COSTS):

@@ -41,13 +41,13 @@ def studied(*cells: Cell) -> Studied:
     return Studied("a card, some work", 1.0, list(cells))
 
 
-def test_an_arm_is_found_whatever_its_pin_time_and_host() -> None:
+def test_arm_lookup_ignores_pin_time_and_host_size() -> None:
     found = cell(fcfs=10.0, continuum_at_8=9.0, continuum_at_8_host=8.0, lmcache_like=7.0, handoff_no_pins=6.0)
     assert find(found, "continuum") == "continuum@8" and find(found, "continuum+host") == "continuum@8+host 100 GB"
     assert find(found, "lmcache-like") == "lmcache-like 100 GB" and find(found, "handoff") is None
 
 
-def test_changes_are_by_seed_and_beside_the_best_rival() -> None:
+def test_changes_are_paired_by_seed_against_baseline_and_best_rival() -> None:
     found = cell(fcfs=10.0, handoff=6.0, continuum=5.0, context_serve=8.0)
     (beside,) = compare([found], "handoff", "fcfs", SERVICE)
     assert beside.change.mean == pytest.approx(-0.4) and beside.change.half_width == pytest.approx(0.0)
@@ -55,13 +55,13 @@ def test_changes_are_by_seed_and_beside_the_best_rival() -> None:
     assert best.other == "continuum" and best.change.mean == pytest.approx(0.2)
 
 
-def test_the_job_that_suffers_most_is_that_of_any_seed() -> None:
+def test_worst_job_slowdown_is_taken_over_all_seeds() -> None:
     lines = [line("fcfs", 0, [1.0, 2.0]), line("handoff", 0, [1.0, 2.0])]
     lines += [line("fcfs", 1, [1.0, 2.0]), line("handoff", 1, [3.5, 0.5])]
     assert worst_job(cells_of(lines)[0], "handoff") == 3.5
 
 
-def test_verdicts_say_how_often_and_how_badly() -> None:
+def test_verdicts_report_cells_within_tolerance_and_worst_case() -> None:
     good = cell(fcfs=10.0, handoff=9.0, continuum=9.5, context_serve=9.6, oracle=8.9)
     bad = cell(fcfs=10.0, handoff=10.5, continuum=9.0, context_serve=9.6, oracle=9.0)
     said = "\n".join(verdicts([studied(good, bad)]))
@@ -71,12 +71,12 @@ def test_verdicts_say_how_often_and_how_badly() -> None:
     assert "suffers most under handoff takes 1.05 times" in said
 
 
-def test_rivals_are_compared_above_saturation_alone() -> None:
+def test_rivals_are_compared_only_above_saturation() -> None:
     below = Studied("a card, some work", 2.0, [cell(fcfs=10.0, handoff=10.0, continuum=1.0)])
     assert "nothing to compare with the best rival" in "\n".join(verdicts([below]))
 
 
-def test_a_row_for_each_load(tmp_path: Path) -> None:
+def test_report_table_has_one_row_per_load(tmp_path: Path) -> None:
     found = studied(cell(fcfs=10.0, continuum_at_cdf=9.0, handoff=5.0, handoff_host=4.0))
     rows = table(found).splitlines()
     assert rows[-1] == ("| 120 % | 1.2 | 2 | 15 | -10.0 ± 0.0 |  | -50.0 ± 0.0 |  |  |  | -60.0 ± 0.0 | 0.50 |")
@@ -86,12 +86,12 @@ def test_a_row_for_each_load(tmp_path: Path) -> None:
     assert len(runs) == 8 and runs[0]["figures"]["service_s"]["mean"] == 10.0
 
 
-def test_rivals_go_on_with_their_best_pin_time() -> None:
+def test_each_rival_keeps_its_best_pin_time() -> None:
     tried = cell(continuum=9.0, continuum_at_8=7.0, context_serve=5.0, context_serve_at_8=6.0)
     assert best_times([tried]) == {"continuum": "continuum@8", "context-serve": "context-serve"}
 
 
-def test_what_is_run_in_a_cell() -> None:
+def test_cell_runs_cover_arms_seeds_and_host_sizes() -> None:
     arms = arms_at(125, {"continuum": "continuum@8", "context-serve": "context-serve"})
     assert {"continuum@8", "continuum@8+host", "oracle", "oracle+host"} <= set(arms)
     assert "oracle" not in arms_at(100, {"continuum": "continuum", "context-serve": "context-serve"})

@@ -34,7 +34,7 @@ def costs(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_trace_is_played_with_the_policy_and_the_pool_that_are_asked_for(tmp_path: Path, costs: Path) -> None:
+def test_simulated_replay_uses_the_given_policy_and_pool_size(tmp_path: Path, costs: Path) -> None:
     seen = trace(tmp_path / "seen.jsonl", 12)
     hits = {}
     for policy, pool in (("fcfs", 1000), ("handoff", 1000), ("fcfs", 8192)):
@@ -45,7 +45,7 @@ def test_the_trace_is_played_with_the_policy_and_the_pool_that_are_asked_for(tmp
     assert hits["fcfs", 8192] == pytest.approx(207 / 440, abs=0.01)
 
 
-def test_what_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_compares_live_and_simulated_figures(capsys: pytest.CaptureFixture[str]) -> None:
     lived: dict[str, Any] = {"jobs": 7, "jobs_failed": 0, "cached_tokens": 30, "prompt_tokens": 60}
     lived |= {f"{kind}_{name}_s": 4.0 for kind in ("avg", "p95") for name in ("duration", "service")}
     played = {name: {"mean": 5.0, "p95": 3.0} for name in ("duration_s", "service_s")} | {"hit_rate": 0.25}
@@ -59,7 +59,7 @@ def test_what_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert "differ by 15.0 % on average, 25.0 % at most" in said
 
 
-def test_costs_are_scaled_until_a_run_comes_out_right(tmp_path: Path, costs: Path) -> None:
+def test_calibration_scales_costs_to_match_target_service_time(tmp_path: Path, costs: Path) -> None:
     seen, scaled = trace(tmp_path / "seen.jsonl", 6), tmp_path / "scaled.json"
     args = argparse.Namespace(rows=8, pool_tokens=8192)
 
@@ -74,7 +74,7 @@ def test_costs_are_scaled_until_a_run_comes_out_right(tmp_path: Path, costs: Pat
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_live_runs_of_two_policies(tmp_path: Path, costs: Path) -> None:
+def test_validation_covers_live_runs_of_two_policies(tmp_path: Path, costs: Path) -> None:
     words = ["--model", str(TOY_MODEL), "--workload", "toy", "--policies", "fcfs", "handoff", "--jps", "2"]
     words += ["--duration", "3", "--token-scale", "1", "--time-scale", "0.05", "--costs", str(costs)]
     done = run_benchmark("agents.validate_simulator", *words, out=tmp_path)

@@ -40,11 +40,11 @@ BAD = {
 }
 
 
-def test_pins_that_hold() -> None:
+def test_held_pins_report_no_problem() -> None:
     assert problems(NOTHING, steps(*GOOD)) == []
 
 
-def test_a_server_without_leases_is_judged_by_its_usage() -> None:
+def test_server_without_lease_gauge_is_judged_by_kv_usage() -> None:
     looks = [[Look(0.1, None)] * 2, [Look(0.2, None)] * 2, [Look(0.0, None)]]
     assert problems(Look(0.0, None), steps(*looks)) == []
     looks[0][1] = Look(0.05, None)
@@ -52,26 +52,26 @@ def test_a_server_without_leases_is_judged_by_its_usage() -> None:
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_pins_that_do_not(words: str) -> None:
+def test_broken_pins_are_reported(words: str) -> None:
     start, looks = BAD[words]
     found = problems(start, steps(*looks))
     assert re.search(words, "\n".join(found)), found
 
 
-def test_a_gap_has_two_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gap_too_short_for_two_looks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_arguments(["--url", "x", "--gap", "1.2"])
     assert "--gap is 1.2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("flag", "said"), [("--jobs", "--jobs is 0; use 1"), ("--turns", "--turns is 0; use 2")])
-def test_without_a_gap_nothing_is_verified(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zero_jobs_or_turns_are_refused(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_arguments(["--url", "x", flag, "0"])
     assert said in capsys.readouterr().err
 
 
-def test_a_server_that_is_right_not_to_pin() -> None:
+def test_hints_explain_servers_that_do_not_pin() -> None:
     assert "policy is fcfs, which pins nothing" in hints({"schedule_policy": "fcfs"})[0]
     assert "has a host cache" in hints({"schedule_policy": "handoff", "host_cache_gb": 1.0})[0]
     assert hints({"schedule_policy": "handoff", "host_cache_gb": 0.0}) == hints({}) == []

@@ -33,7 +33,7 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_a_seed_gives_the_same_jobs_whatever_else_there_is(workload: str) -> None:
+def test_jobs_depend_only_on_the_seed(workload: str) -> None:
     jobs = plan(workload, SIZES, jps=2.0, duration=20.0, seed=7)
     assert jobs == plan(workload, SIZES, jps=2.0, duration=20.0, seed=7)
     assert jobs != plan(workload, SIZES, jps=2.0, duration=20.0, seed=8)
@@ -43,7 +43,7 @@ def test_a_seed_gives_the_same_jobs_whatever_else_there_is(workload: str) -> Non
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_a_job_has_its_turns_and_no_tool_behind_the_last(workload: str) -> None:
+def test_job_has_planned_turns_and_no_tool_after_the_last(workload: str) -> None:
     for turns in (1, 3, DEFAULT_TURNS[workload]):
         for job in plan_jobs(workload, Sizes(turns=turns), 20, 0):
             assert len(job.turns) == turns and job.turns[-1].tool_s == 0
@@ -51,7 +51,7 @@ def test_a_job_has_its_turns_and_no_tool_behind_the_last(workload: str) -> None:
             assert all(turn.says for turn in job.turns)
 
 
-def test_mini_has_the_published_contexts_and_one_slow_tool() -> None:
+def test_mini_matches_published_contexts_and_has_one_slow_tool() -> None:
     (job,) = plan_jobs("mini", Sizes(turns=10), 1, 0)
     tokens = [turn.prompt_tokens for turn in job.turns]
     assert tuple(tokens[:8]) == MINI_CONTEXTS
@@ -61,14 +61,14 @@ def test_mini_has_the_published_contexts_and_one_slow_tool() -> None:
     assert f"```bash\n{job.turns[4].command}\n```" in job.turns[4].says[-1].text
 
 
-def test_scales() -> None:
+def test_time_and_token_scales_are_applied() -> None:
     (whole,), (small,) = (plan_jobs("mini", Sizes(turns=8, time=each, tokens=each), 1, 0) for each in (1.0, 0.1))
     for turn, scaled in zip(whole.turns, small.turns):
         assert scaled.tool_s == pytest.approx(turn.tool_s / 10)
         assert scaled.prompt_tokens == round(turn.prompt_tokens / 10)
 
 
-def test_heavy_tools_have_a_tail() -> None:
+def test_heavy_tool_times_are_long_tailed() -> None:
     rng = random.Random(3)
     drawn = [heavy_tool(rng)[1] for _ in range(20_000)]
     assert 0.45 < median(drawn) < 1.5
@@ -76,7 +76,7 @@ def test_heavy_tools_have_a_tail() -> None:
     assert max(drawn) == MAX_TOOL_S
 
 
-def test_coding_jobs_grow_by_their_turns_and_some_drop_their_history() -> None:
+def test_coding_jobs_grow_each_turn_and_some_drop_history() -> None:
     jobs = plan_jobs("coding", Sizes(turns=11), 300, 0)
     turns = [turn for job in jobs for turn in job.turns]
     assert all(1000 <= turn.new_tokens <= 2000 and 150 <= turn.max_tokens <= 450 for turn in turns)
@@ -86,7 +86,7 @@ def test_coding_jobs_grow_by_their_turns_and_some_drop_their_history() -> None:
     assert all(job.system_tokens == 2000 for job in jobs)
 
 
-def test_toy_jobs_are_transcripts_of_its_language() -> None:
+def test_toy_jobs_alternate_tools_and_users() -> None:
     for job in plan_jobs("toy", SIZES, 20, 0):
         assert job.turns[0].says[0].role == "user"
         for turn, following in zip(job.turns, job.turns[1:]):

@@ -34,13 +34,13 @@ A, B, C, D = [1, 2], [1, 3], [4, 2], [4, 3]
         ([(D, -0.9), (A, -1.0), (B, -2.0)], 0.5, "different"),
     ],
 )
-def test_what_counts_as_a_difference(other, margin, verdict) -> None:
+def test_search_comparison_verdicts_are_symmetric(other, margin, verdict) -> None:
     ours = search((A, -1.0), (B, -2.0), (C, -3.0))
     assert search_stage.compare(ours, search(*other), margin)[0] == verdict
     assert search_stage.compare(search(*other), ours, margin)[0] == verdict
 
 
-def test_neighbours_may_change_places_where_rounding_decides() -> None:
+def test_near_ties_may_swap_neighbouring_results() -> None:
     ours = search((A, -1.0), (B, -2.00001), (C, -2.00002))
     swapped = search((A, -1.0), (C, -2.0), (B, -2.00001))
     assert search_stage.compare(ours, swapped, 0.5)[0] == "near tie"
@@ -48,7 +48,7 @@ def test_neighbours_may_change_places_where_rounding_decides() -> None:
     assert search_stage.compare(ours, apart, 0.5)[0] == "different"
 
 
-def test_failures_name_what_went_wrong() -> None:
+def test_failures_report_missed_handoffs_and_different_results() -> None:
     ours, layer = (search_stage.BeamCell(name, 10, 2) for name in ("native", "serving layer"))
     ours.total, ours.paths = [1.0, 1.0], search_stage.Counter(handoff=2)
     layer.compared.update({"equal": 2, "near tie": 1})
@@ -65,7 +65,7 @@ def test_failures_name_what_went_wrong() -> None:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_all_three_find_the_same(tmp_path: Path) -> None:
+def test_native_serving_layer_and_transformers_find_equal_beams(tmp_path: Path) -> None:
     models.save_random_model(tmp_path, models.LLAMA_TINY)
     models.write_tokenizer(tmp_path, models.LLAMA_TINY["vocab_size"])
     lengths = ["--prompt-len", "40", "--stage1-tokens", "5", "--beam-width", "4", "--page-size", "16"]

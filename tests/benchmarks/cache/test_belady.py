@@ -49,7 +49,7 @@ def best_of_all(trace: Trace, capacity: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_nobody_hits_more(seed: int) -> None:
+def test_optimal_hits_equal_exhaustive_search(seed: int) -> None:
     trace = small_trace(seed)
     longest = max(trace.content.lengths)
     for capacity in (longest, longest + 1, longest + 3):
@@ -70,7 +70,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_no_order_hits_more_than_the_optimum(name: str) -> None:
+def test_no_eviction_order_beats_the_optimum(name: str) -> None:
     trace = TRACES[name](0, 300)
     pool = max(max(trace.content.lengths) + 1, int(trace.working_set() * 0.5))
     best = sum(optimal_hits(trace, pool))

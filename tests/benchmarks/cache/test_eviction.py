@@ -18,7 +18,7 @@ def study(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> None:
     eviction.main()
 
 
-def test_it_shows_what_it_found_and_goes_on_where_it_was(
+def test_study_reports_results_and_resumes_without_rerunning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng, lines = random.Random(0), []
@@ -51,7 +51,7 @@ def runs(learned: float, evict_us: float = 5.0) -> list[Run]:
     return found
 
 
-def test_shares_of_the_gap() -> None:
+def test_gap_to_optimum_is_reported_as_share_closed() -> None:
     cell = Cell(runs(learned=0.5))
     assert cell.closed("learned", True).mean == pytest.approx(0.25)
     assert cell.closed("learned", True).half_width == pytest.approx(0, abs=1e-9)
@@ -67,7 +67,9 @@ def test_shares_of_the_gap() -> None:
         (0.39, 5.0, ["below lru", "closes 15%"]),
     ],
 )
-def test_gates(learned: float, evict_us: float, missed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_missed_gates_are_printed(
+    learned: float, evict_us: float, missed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     print_gates(runs(learned, evict_us))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("MISSED")]
     assert bool(lines) is bool(missed)

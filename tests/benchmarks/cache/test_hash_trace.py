@@ -20,7 +20,7 @@ def written(folder: Path, lines: list) -> Path:
     return path
 
 
-def test_same_ids_are_the_same_tokens_in_order_of_time(tmp_path: Path) -> None:
+def test_equal_hash_ids_give_equal_tokens_in_time_order(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, [*LINES, ""]))
     content, requests = trace.content, trace.requests
     prompts = [content.token_ids(request.prompt).tolist() for request in requests]
@@ -33,7 +33,7 @@ def test_same_ids_are_the_same_tokens_in_order_of_time(tmp_path: Path) -> None:
     assert len(read_trace(written(tmp_path, LINES), most=2).requests) == 2
 
 
-def test_a_part_of_a_block_is_not_the_block(tmp_path: Path) -> None:
+def test_partial_block_differs_from_whole_block(tmp_path: Path) -> None:
     short = {"timestamp": 1, "input_length": 700, "output_length": 1, "hash_ids": [0, 1]}
     trace = read_trace(written(tmp_path, [LINES[1], short]))
     whole, part = (trace.content.token_ids(request.prompt) for request in trace.requests)
@@ -53,11 +53,11 @@ def test_a_part_of_a_block_is_not_the_block(tmp_path: Path) -> None:
         (LINES[0] | {"hash_ids": [], "input_length": 0}, "0 hash_ids for 0 tokens"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, line: object, message: str) -> None:
+def test_malformed_items_are_rejected_with_reason(tmp_path: Path, line: object, message: str) -> None:
     with pytest.raises(BadTraceError, match=message):
         read_trace(written(tmp_path, [LINES[0], line]))
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
+def test_empty_trace_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadTraceError, match="holds no requests"):
         read_trace(written(tmp_path, []))

@@ -13,7 +13,7 @@ from tests.doubles.benchmark_runs import run_benchmark
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_run_finds_what_can_be_found(tmp_path: Path) -> None:
+def test_measured_hit_rate_equals_attainable_hit_rate(tmp_path: Path) -> None:
     done = run_benchmark("cache.prefix_workloads", "--tiny", "--requests", "5", out=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "prefix_workloads.json").read_text())
@@ -28,7 +28,7 @@ def test_a_run_finds_what_can_be_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
-def test_workloads_are_repeatable_and_of_the_size_asked_for(workload: Workload) -> None:
+def test_workloads_are_deterministic_and_sized_as_requested(workload: Workload) -> None:
     def made(seed: int) -> list[list[list[int]]]:
         rng = np.random.default_rng(seed)
         return workload.make(rng, lambda count: rng.integers(0, 1000, count).tolist(), 20)
@@ -50,5 +50,5 @@ def test_workloads_are_repeatable_and_of_the_size_asked_for(workload: Workload) 
         (0.03, 0.01, "missed"),
     ],
 )
-def test_a_cost_that_should_be_nothing(mean: float, half_width: float, word: str) -> None:
+def test_zero_cost_verdict_allows_for_the_interval(mean: float, half_width: float, word: str) -> None:
     assert verdict({"mean": mean, "half_width": half_width}) == word

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.cache.traces import NOWHERE, TRACES, Content, Request, Trace
 
 
-def test_places_and_their_tokens() -> None:
+def test_content_tree_maps_places_to_tokens() -> None:
     content = Content()
     top = content.add_tokens(NOWHERE, 3)
     left, right = content.add_tokens(top, 2), content.add_tokens(top, 1)
@@ -15,7 +15,7 @@ def test_places_and_their_tokens() -> None:
     assert (content.lengths, content.sizes, list(content.path(right))) == ([3, 5, 4], [3, 2, 1], [right, top])
 
 
-def test_the_working_set_is_what_will_be_asked_for_again() -> None:
+def test_working_set_counts_content_between_first_and_last_use() -> None:
     content = Content()
     kept, once = content.add_tokens(NOWHERE, 10), content.add_tokens(NOWHERE, 7)
     requests = [Request(place, place) for place in (kept, once, kept, once, kept, kept)]
@@ -24,7 +24,7 @@ def test_the_working_set_is_what_will_be_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_a_seed_gives_one_trace(name: str) -> None:
+def test_traces_are_deterministic_per_seed(name: str) -> None:
     one, same, other = TRACES[name](3, 200), TRACES[name](3, 200), TRACES[name](4, 200)
     assert one == same and one != other and len(one.requests) == 200
     shared = 0
@@ -38,7 +38,7 @@ def test_a_seed_gives_one_trace(name: str) -> None:
     assert 0 < hinted <= 200
 
 
-def test_what_is_said_to_be_over_is() -> None:
+def test_hinted_requests_are_never_reused() -> None:
     for name, make in TRACES.items():
         trace = make(1, 1500)
         last_use = [uses[-1] if uses else -1 for uses in trace.uses()]

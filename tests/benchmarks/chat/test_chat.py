@@ -14,7 +14,7 @@ TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_two_turns_in_three_ways(tmp_path: Path) -> None:
+def test_chat_turns_compare_continuation_lookup_and_replay(tmp_path: Path) -> None:
     sizes = ("--agents", "1", "--turns", "2", "--rounds", "1", "--answer", "4")
     done = run_benchmark("chat", "--model", str(TOY_MODEL), *sizes, "--plot", out=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.doubles.benchmark_runs import run_benchmark
 
 
-def test_conversations_beside_one_shots(tmp_path: Path) -> None:
+def test_kept_conversations_survive_one_shot_flood(tmp_path: Path) -> None:
     sizes = ("--seeds", "1", "--policies", "fcfs", "handoff")
     done = run_benchmark("chat.kept", *sizes, out=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

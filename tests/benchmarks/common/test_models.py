@@ -10,7 +10,7 @@ from baton.runtime.text.tokenizer import Tokenizer
 from benchmarks.common import models
 
 
-def test_any_ids_survive_text(tmp_path: Path) -> None:
+def test_any_token_ids_round_trip_through_text(tmp_path: Path) -> None:
     models.write_dummy_model(tmp_path, models.LLAMA_TINY)
     size = load_model_config(tmp_path).vocab_size
     tokenizer = Tokenizer.load(tmp_path)

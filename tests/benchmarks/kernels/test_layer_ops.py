@@ -9,7 +9,7 @@ from baton.runtime.layers.ops import OpShape
 from benchmarks.kernels import layer_ops
 
 
-def test_a_table_of_what_the_device_has(monkeypatch, capsys):
+def test_table_lists_every_layer_op_and_token_count(monkeypatch, capsys):
     tiny = OpShape(64, 48, num_heads=2, num_kv_heads=1, head_dim=16, qk_norm=True, eps=1e-5)
     monkeypatch.setattr(layer_ops, "MODELS", {"llama-3.1-8b": tiny})
     options = ["--device", "cpu", "--dtype", "float32", "--tokens", "1", "5", "--repeat", "1"]
@@ -21,7 +21,7 @@ def test_a_table_of_what_the_device_has(monkeypatch, capsys):
     assert rows == [[name, tokens] for name in OP_NAMES if name != "transfer_kv" for tokens in ("1", "5")]
 
 
-def test_bytes_of_a_call():
+def test_bytes_moved_per_call():
     shape = OpShape(64, 48, num_heads=2, num_kv_heads=1, head_dim=16, qk_norm=False, eps=1e-5)
     assert layer_ops.bytes_moved("add_rms_norm", shape, 3, 0, 2) == 2 * 4 * 64 * 3
     assert layer_ops.bytes_moved("rotate_and_store", shape, 3, 0, 2) == 2 * 2 * 64 * 3

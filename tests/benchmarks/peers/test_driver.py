@@ -37,7 +37,7 @@ def generate(driver: Driver, limit_s: float = 60) -> Any:
     return driver.ask("generate", limit_s, requests=[{"ids": [1, 2], "tokens": 3}], stream=False)
 
 
-def test_it_answers_whatever_its_libraries_print(start: Start, tmp_path: Path) -> None:
+def test_driver_ignores_library_output_on_stdout(start: Start, tmp_path: Path) -> None:
     driver = start()
     assert driver.about == {"version": "1.2.3"}
     assert generate(driver)["requests"][0]["ids"] == [7, 7, 7]
@@ -45,7 +45,7 @@ def test_it_answers_whatever_its_libraries_print(start: Start, tmp_path: Path) -
     assert "greets on stdout" in (tmp_path / "fake.log").read_text()
 
 
-def test_an_error_is_told_and_the_engine_goes_on(start: Start) -> None:
+def test_engine_error_is_raised_and_engine_stays_usable(start: Start) -> None:
     driver = start(at="beam", what="raise")
     with pytest.raises(EngineFailed, match="RuntimeError: no room for this") as failure:
         driver.ask("beam", 60, requests=[{"ids": [1]}], width=2, steps=3)
@@ -53,7 +53,7 @@ def test_an_error_is_told_and_the_engine_goes_on(start: Start) -> None:
     assert generate(driver)["seconds"] == 0.5
 
 
-def test_one_that_dies_is_told_with_its_last_lines(start: Start) -> None:
+def test_dead_engine_is_reported_with_its_last_lines(start: Start) -> None:
     driver = start(at="generate", what="die")
     with pytest.raises(EngineFailed, match="ended with status 3") as failure:
         generate(driver)
@@ -62,7 +62,7 @@ def test_one_that_dies_is_told_with_its_last_lines(start: Start) -> None:
         generate(driver)
 
 
-def test_one_that_hangs_is_ended_with_all_it_started(start: Start) -> None:
+def test_hung_engine_is_killed_with_its_children(start: Start) -> None:
     before = children()
     driver = start(at="generate", what="hang")
     with pytest.raises(EngineFailed, match="no answer within 5 s") as failure:
@@ -73,24 +73,24 @@ def test_one_that_hangs_is_ended_with_all_it_started(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("what", "said"), [("die", "ended with status 3"), ("raise", "ended with status 1")])
-def test_one_that_does_not_start(start: Start, what: str, said: str) -> None:
+def test_engine_that_fails_to_start_is_reported(start: Start, what: str, said: str) -> None:
     with pytest.raises(EngineFailed, match=said):
         start(at="start", what=what)
 
 
-def test_one_that_starts_for_ever_leaves_no_process(start: Start, tmp_path: Path) -> None:
+def test_startup_timeout_leaves_no_process(start: Start, tmp_path: Path) -> None:
     before = children()
     with pytest.raises(EngineFailed, match="no answer within 2 s"):
         start(start_s=2, at="start", what="hang")
     assert children() == before
 
 
-def test_a_program_that_is_none(tmp_path: Path) -> None:
+def test_missing_program_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed, match="nothing-here: No such file"):
         Driver([str(tmp_path / "nothing-here")], {}, tmp_path / "log", 1)
 
 
-def test_a_closed_one_is_gone(start: Start) -> None:
+def test_closed_driver_leaves_no_process(start: Start) -> None:
     before = children()
     driver = start()
     assert children() != before
@@ -98,7 +98,7 @@ def test_a_closed_one_is_gone(start: Start) -> None:
     assert children() == before
 
 
-def test_waiting_ends_with_the_time() -> None:
+def test_wait_until_stops_at_its_timeout() -> None:
     assert not wait_until(lambda: False, 0.3)
     assert wait_until(lambda: True, 0)
 

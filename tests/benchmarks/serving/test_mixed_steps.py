@@ -12,7 +12,7 @@ from tests.doubles.benchmark_runs import run_benchmark
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_both_ways_do_the_same_work_and_mixed_steps_are_fewer(tmp_path: Path) -> None:
+def test_mixed_steps_need_fewer_steps_than_plain(tmp_path: Path) -> None:
     sizes = ("--shape", "llama-tiny", "--prompt-lens", "20", "90", "--chunk", "32", "--tokens", "13", "--rounds", "1")
     done = run_benchmark("serving.mixed_steps", *sizes, out=tmp_path)
     assert done.returncode == 0, done.stderr

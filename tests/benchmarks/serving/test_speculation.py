@@ -13,7 +13,7 @@ from tests.doubles.benchmark_runs import ROOT, run_benchmark
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("work", ["the toy model's", "edits", "stories"])
-def test_drafts_are_accepted_and_answers_stay(work: str, tmp_path: Path) -> None:
+def test_speculation_benchmark_accepts_drafts(work: str, tmp_path: Path) -> None:
     sizes = ["--sessions", "2", "--turns", "2", "--at-once", "1", "2", "--rounds", "1", "--tokens", "40"]
     if work == "stories":
         sizes += ["--work", "stories"]

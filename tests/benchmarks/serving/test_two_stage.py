@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 run = functools.partial(run_benchmark, "serving.two_stage")
 
 
-def test_modes_compute_what_they_say(tmp_path: Path) -> None:
+def test_each_mode_computes_the_expected_tokens(tmp_path: Path) -> None:
     done = run("--prompt-len", "60", "--stage1-tokens", "5", "--concurrency", "3", "--pairs", "6", out=tmp_path)
     assert done.returncode == 0, done.stderr
     cells = {(c["mode"], c["pressed"]): c for c in json.loads((tmp_path / "two_stage.json").read_text())["cells"]}
@@ -28,6 +28,6 @@ def test_modes_compute_what_they_say(tmp_path: Path) -> None:
     assert len(cells) == 5
 
 
-def test_handoffs_keep_their_promise_under_pressure(tmp_path: Path) -> None:
+def test_handoff_check_passes_under_memory_pressure(tmp_path: Path) -> None:
     done = run("--handoff-check", "150", "--page-sizes", "16", out=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -24,7 +24,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_conversations_find_all_on_the_host_and_nothing_on_the_device(report: dict[str, Any]) -> None:
+def test_conversations_are_fully_cached_on_host_but_not_on_device(report: dict[str, Any]) -> None:
     (part,) = report["scenarios"]["multi_turn"]
     cells = {cell["engine"]: cell for cell in part["cells"]}
     prompts = [80, 80 + 6 + 12, 80 + 2 * (6 + 12)]
@@ -56,7 +56,7 @@ def test_write_through_is_timed_in_pairs(report: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_broken_lease_costs_the_prompt_only_without_a_tier(report: dict[str, Any]) -> None:
+def test_broken_lease_recomputes_prompt_only_without_host_tier(report: dict[str, Any]) -> None:
     (part,) = report["scenarios"]["broken_lease"]
     cells = {cell["mode"]: cell for cell in part["cells"]}
     whole, suffix = 60 + 8 + 3, 3
@@ -70,7 +70,7 @@ def test_a_broken_lease_costs_the_prompt_only_without_a_tier(report: dict[str, A
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_what_cannot_be_run_is_said_to_be_skipped(report: dict[str, Any]) -> None:
+def test_unrunnable_scenario_is_reported_as_skipped(report: dict[str, Any]) -> None:
     (part,) = report["scenarios"]["restart"]
     if HAS_DISK:
         assert part["rounds"][0]["before"]["cached"] == 0
@@ -80,13 +80,13 @@ def test_what_cannot_be_run_is_said_to_be_skipped(report: dict[str, Any]) -> Non
         assert "--disk-cache-path" in part["skipped"][0]
 
 
-def test_a_difference_comes_with_its_interval() -> None:
+def test_paired_difference_reports_confidence_interval() -> None:
     found = difference([1.04, 1.08, 1.00, 1.04], [1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0])
     assert found["mean"] == found["median"] == pytest.approx(0.02)
     assert found["half_width"] == pytest.approx(3.182 * 0.01633 / 2, rel=0.02)  # t of 3 degrees, sd, root of 4
 
 
-def test_a_machine_that_slows_down_costs_the_tier_nothing() -> None:
+def test_machine_slowdown_is_not_charged_to_the_tier() -> None:
     seconds = {
         name: {kind: [1.0 + late, 2.0 + late] for kind in MEASURES}
         for name, late in (("device", 0.0), ("host", 0.1), ("device again", 0.2))
@@ -96,12 +96,12 @@ def test_a_machine_that_slows_down_costs_the_tier_nothing() -> None:
     assert found["device again"]["cpu_s"]["mean"] == pytest.approx((0.2 / 1.1 + 0.2 / 2.1) / 2)
 
 
-def test_a_goal_within_the_interval_is_neither_met_nor_missed() -> None:
+def test_goal_within_interval_is_undecided() -> None:
     verdicts = [goal("", 0.03, 0.02, at_least=False, half_width=width)["verdict"] for width in (0.0, 0.009, 0.011)]
     assert verdicts == ["missed", "missed", "undecided"]
     assert goal("", 0.01, 0.02, at_least=False)["verdict"] == goal("", 3.0, 3.0, at_least=True)["verdict"] == "met"
 
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(5, 2.571), (9, 2.262), (19, 2.093), (60, 2.000)])
-def test_quantiles_of_student(degrees: int, quantile: float) -> None:
+def test_student_t_quantiles(degrees: int, quantile: float) -> None:
     assert student(degrees) == pytest.approx(quantile, rel=0.01)

@@ -44,19 +44,19 @@ def analysed(*requests: LoggedRequest, page: int = 1, max_bytes: int = 0) -> Ana
     return analysis
 
 
-def test_at_least_the_last_token_of_a_prompt_is_computed() -> None:
+def test_last_prompt_token_is_always_computed() -> None:
     found = analysed(request([1, 2, 3, 4]), request([1, 2, 3, 4]))
     assert found.totals.endless_hits == 3
     assert analysed(request([1, 2, 3, 4]), request([1, 2, 3, 4]), page=4).totals.endless_hits == 0
     assert analysed(request([1, 2, 3, 4]), request([1, 2, 3, 4, 5]), page=4).totals.endless_hits == 4
 
 
-def test_the_last_token_of_an_output_has_no_kv() -> None:
+def test_last_output_token_has_no_kv() -> None:
     found = analysed(request([1, 2], [3, 4]), request([1, 2, 3, 4, 5]))
     assert found.totals.endless_hits == 3
 
 
-def test_each_output_can_be_gone_on_from_and_is_no_hit_itself() -> None:
+def test_outputs_can_be_continued_but_are_not_hits_themselves() -> None:
     first = request([1, 2])
     first.outputs, first.output_tokens, first.has_outputs = (ids([3, 4, 5]), ids([6, 7])), 5, True
     found = analysed(first, request([1, 2, 3, 4, 9]), request([1, 2, 6, 9]))
@@ -69,7 +69,7 @@ def test_namespaces_share_nothing() -> None:
     assert analysed(request([1, 2, 3]), request([1, 2, 3], namespace="s")).totals.endless_hits == 0
 
 
-def test_units_stand_for_many_tokens() -> None:
+def test_hashed_blocks_count_as_many_tokens() -> None:
     analysis = Analysis(Units(8, 512, "blocks"), max_bytes=0, has_times=True)
     blocks = array("q", [1, 2, 3]).tobytes()
     analysis.add_request(LoggedRequest(prompt=blocks[:16], prompt_tokens=1500, time=0.0))
@@ -79,7 +79,7 @@ def test_units_stand_for_many_tokens() -> None:
     assert analysis.turns.count == 1 and analysis.turns.inherited_units == 2
 
 
-def test_times_that_go_backwards_or_are_no_numbers_do_no_harm() -> None:
+def test_backward_and_nonfinite_times_are_tolerated() -> None:
     times = [100.0, 50.0, float("nan"), float("inf"), None, 170.0]
     found = analysed(*(request([1, number], [2], at) for number, at in enumerate(times)))
     assert found.span == 70.0 and [point.at for point in found.working_set.points] == sorted(
@@ -104,7 +104,7 @@ def make_agents(seed: int, jobs: int, turns: int) -> list[LoggedRequest]:
     return requests
 
 
-def test_what_a_lease_keeps_is_what_eviction_takes() -> None:
+def test_lost_inheritance_depends_on_pool_size() -> None:
     """Ten jobs in turn: a pool that has room for all but a few of them finds nothing, and a lease everything."""
     analysis = analysed(*make_agents(1, 10, 6))
     story = LogStory("x")
@@ -122,7 +122,7 @@ def test_what_a_lease_keeps_is_what_eviction_takes() -> None:
     assert small["leased_tokens_on_average"] == pytest.approx(10 * total / 59, rel=0.06)
 
 
-def test_sizes_reach_what_they_promise() -> None:
+def test_recommended_sizes_reach_the_promised_hit_rate() -> None:
     analysis = analysed(*make_agents(2, 40, 6))
     tiers = recommend(analysis, REACH)
     hits = dict(zip(analysis.curve.grid, analysis.curve.hits()))
@@ -135,19 +135,19 @@ def test_sizes_reach_what_they_promise() -> None:
     assert flags(tiers, 1024) == f"--max-total-tokens {tiers[0].tokens}"
 
 
-def test_a_pool_has_room_for_the_longest_request() -> None:
+def test_recommended_pool_fits_the_longest_request() -> None:
     tiers = recommend(analysed(request([1, 2, 3]), request([1, 2, 3]), request(list(range(500)), [1] * 100)), REACH)
     assert tiers[0].tokens == 600 and "longest request" in tiers[0].why
 
 
-def test_what_the_tree_could_not_see_is_not_promised() -> None:
+def test_no_size_is_recommended_beyond_the_exact_range() -> None:
     analysis = analysed(*make_agents(3, 60, 6), max_bytes=40_000)
     tiers = recommend(analysis, REACH)
     assert analysis.exact_tokens is not None and tiers[0].tokens is None
     assert f"more than {analysis.exact_tokens:,} tokens" in tiers[0].why and flags(tiers, 1) == ""
 
 
-def test_flags_name_what_the_server_has() -> None:
+def test_recommended_flags_parse_as_server_flags() -> None:
     from baton.entrypoints.server_args import parse_command_line
 
     rng = random.Random(4)
@@ -162,7 +162,7 @@ def test_flags_name_what_the_server_has() -> None:
 
 
 @pytest.mark.parametrize(("size", "shown"), [(0.0, 0.0), (1.0, 1.0), (1.01, 1.1), (0.1234, 0.13), (123.4, 130.0)])
-def test_sizes_are_rounded_up(size: float, shown: float) -> None:
+def test_gib_sizes_are_rounded_up(size: float, shown: float) -> None:
     assert ceil_gib(size) == shown
 
 
@@ -171,7 +171,7 @@ def write_config(folder: Path, **fields) -> Path:
     return folder
 
 
-def test_bytes_of_a_token_come_from_the_models_config(tmp_path: Path) -> None:
+def test_kv_bytes_per_token_come_from_model_config(tmp_path: Path) -> None:
     llama = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
     assert kv_bytes_per_token(write_config(tmp_path, **llama, torch_dtype="bfloat16")) == 131072
     assert kv_bytes_per_token(write_config(tmp_path, **llama, head_dim=64, dtype="float32")) == 131072
@@ -189,12 +189,12 @@ def test_bytes_of_a_token_come_from_the_models_config(tmp_path: Path) -> None:
         ({"num_attention_heads": 4, "head_dim": 4, "num_hidden_layers": 1, "dtype": "float8"}, "dtype float8"),
     ],
 )
-def test_what_the_config_does_not_tell_is_refused(tmp_path: Path, fields: dict, reason: str) -> None:
+def test_config_without_kv_shape_is_refused(tmp_path: Path, fields: dict, reason: str) -> None:
     with pytest.raises(ModelSizeError, match=reason):
         kv_bytes_per_token(write_config(tmp_path, **fields))
 
 
-def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path) -> None:
+def test_folder_without_readable_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelSizeError, match="cannot be read: No such file"):
         kv_bytes_per_token(tmp_path)
     (tmp_path / "config.json").write_text("[1]")

@@ -32,7 +32,7 @@ def turns(count: int) -> list[dict]:
     return lines
 
 
-def test_a_report_in_three_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_written_as_table_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = write_lines(tmp_path / "log", *turns(12), "{broken")
     out = ["--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.png")]
     assert main([log, "--model", str(TOY_MODEL), *out]) == 0
@@ -68,7 +68,7 @@ def test_a_report_in_three_forms(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["LOG", "--block-tokens", "16"], "--block-tokens is for logs in the format mooncake"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_failures_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], reason: str
 ) -> None:
     files = {
@@ -94,13 +94,13 @@ def test_what_cannot_be_done_is_one_line(
         (["--json", "/no/such/folder/x"], "there is no folder /no/such/folder"),
     ],
 )
-def test_contradictions(capsys: pytest.CaptureFixture[str], argv: list[str], reason: str) -> None:
+def test_contradictory_options_are_refused(capsys: pytest.CaptureFixture[str], argv: list[str], reason: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["log", *argv])
     assert ended.value.code == 2 and reason in capsys.readouterr().err
 
 
-def test_neither_torch_nor_a_server_is_needed(tmp_path: Path) -> None:
+def test_analysis_runs_without_torch(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log", *[{"messages": [{"role": "user", "content": "How many lines?"}]}] * 3)
     code = (
         "import sys; from baton.entrypoints.analyze.__main__ import main;"
@@ -112,7 +112,7 @@ def test_neither_torch_nor_a_server_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hashed", [False, True])
-def test_what_an_engine_records_is_what_it_found(
+def test_analysis_of_recorded_log_matches_engine_hits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], hashed: bool
 ) -> None:
     """One request at a time in a pool with room for all: the curve's end is what the engine's own cache found."""
@@ -167,7 +167,7 @@ ITEMS = [
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: next(iter(item)))
 @pytest.mark.parametrize("array", [False, True], ids=["lines", "array"])
-def test_whatever_is_in_an_item_there_is_a_report(tmp_path: Path, item: dict, array: bool) -> None:
+def test_fuzzed_log_items_still_yield_a_report(tmp_path: Path, item: dict, array: bool) -> None:
     rng = random.Random(1)
     lines = [json.dumps(item)]
     for _ in range(200):

@@ -36,7 +36,7 @@ def amount(unit: str, value: int) -> dict[str, Any]:
 # -- the field ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults_are_anthropics() -> None:
+def test_context_edit_defaults_match_anthropic() -> None:
     assert read_context_management(None, Ignored()) is None
     assert read() == read_context_management({}, Ignored()) == ContextEdits()
     assert read({"type": THINKING}, {"type": USES}) == ContextEdits(
@@ -44,7 +44,7 @@ def test_the_defaults_are_anthropics() -> None:
     )
 
 
-def test_every_setting() -> None:
+def test_every_context_edit_setting_is_read() -> None:
     edits = read(
         {
             "type": USES,
@@ -66,7 +66,7 @@ def test_every_setting() -> None:
     assert by_uses.tool_uses == ClearToolUses(type=USES, trigger_uses=7, inputs_of=frozenset({"Bash"}))
 
 
-def test_an_edit_that_is_not_made_here_is_told() -> None:
+def test_unsupported_edit_is_reported_as_ignored() -> None:
     ignored = Ignored()
     assert read_context_management({"edits": [{"type": "compact_20260112"}]}, ignored) == ContextEdits()
     assert list(ignored.reasons) == ["context_management.edits[0]"]
@@ -134,12 +134,12 @@ def uses_edit(**fields: Any) -> ContextEdits:
     return ContextEdits(tool_uses=ClearToolUses(type=USES, **fields))
 
 
-def test_below_the_trigger_nothing_is_cleared() -> None:
+def test_nothing_is_cleared_below_the_trigger() -> None:
     messages = chat(*(use(number) for number in range(5)))
     assert edited(messages, uses_edit(trigger_tokens=10_000)) == (messages, [])
 
 
-def test_the_oldest_results_are_cleared_and_the_last_are_kept() -> None:
+def test_oldest_tool_results_are_cleared_and_latest_kept() -> None:
     messages = chat(*(use(number) for number in range(6)))
     before = [dict(message) for message in messages]
     after, applied = edited(messages, uses_edit(trigger_tokens=600, keep=2))
@@ -151,21 +151,21 @@ def test_the_oldest_results_are_cleared_and_the_last_are_kept() -> None:
     ]
 
 
-def test_tools_that_are_excluded_and_results_that_are_short_stay() -> None:
+def test_excluded_tools_and_short_results_are_not_cleared() -> None:
     messages = chat(use(0, "Memory"), use(1, size=5), *(use(number) for number in range(2, 6)))
     edit = uses_edit(trigger_tokens=200, keep=1, exclude_tools=frozenset({"Memory"}))
     assert cleared(edited(messages, edit)[0]) == [2, 3, 4]
 
 
 @pytest.mark.parametrize(("inputs_of", "left"), [(None, [{}, {}]), (frozenset({"Bash"}), [{}, {"n": 1}])])
-def test_inputs_are_cleared_on_request(inputs_of: frozenset[str] | None, left: list[dict]) -> None:
+def test_tool_inputs_are_cleared_on_request(inputs_of: frozenset[str] | None, left: list[dict]) -> None:
     messages = chat(use(0, "Bash"), use(1, "Read"), use(2))
     after, _ = edited(messages, uses_edit(trigger_tokens=100, keep=1, inputs_of=inputs_of))
     arguments = [message["tool_calls"][0]["function"]["arguments"] for message in after if "tool_calls" in message]
     assert arguments == [*left, {"n": 2}] and messages[1]["tool_calls"][0]["function"]["arguments"] == {"n": 0}
 
 
-def test_what_is_not_worth_it_is_left_until_it_is() -> None:
+def test_clearing_waits_for_clear_at_least() -> None:
     uses = [use(number) for number in range(8)]
     edit = uses_edit(trigger_tokens=300, keep=1, clear_at_least=4 * (100 - len(CLEARED_RESULT)))
     assert cleared(edited(chat(*uses[:4]), edit)[0]) == []
@@ -173,14 +173,14 @@ def test_what_is_not_worth_it_is_left_until_it_is() -> None:
     assert cleared(edited(chat(*uses[:8]), edit)[0]) == [0, 1, 2, 3], "three more are too few"
 
 
-def test_tool_uses_may_be_the_trigger() -> None:
+def test_tool_use_count_can_trigger_clearing() -> None:
     uses = [use(number) for number in range(9)]
     edit = uses_edit(trigger_uses=4, keep=1)
     found = [cleared(edited(chat(*uses[:count]), edit)[0]) for count in range(10)]
     assert found == [[], [], [], [], [], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], list(range(8))]
 
 
-def test_calls_in_parallel_and_results_without_a_call() -> None:
+def test_parallel_calls_and_stray_results_are_handled() -> None:
     calls = [use(number)[0]["tool_calls"][0] for number in range(3)]
     results = [use(number)[1] for number in (2, 0, 1)]
     stray = {"role": "tool", "tool_call_id": "unknown", "content": "y" * 100}
@@ -190,7 +190,7 @@ def test_calls_in_parallel_and_results_without_a_call() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_between_two_activations_a_growing_chat_keeps_its_prefix(seed: int) -> None:
+def test_growing_chat_keeps_its_prefix_between_clearings(seed: int) -> None:
     """The results of one turn are those of the next but for those that it clears, and then the prompt was too large."""
     rng = random.Random(seed)
     uses = [use(number, size=rng.randrange(1, 400), thoughts="t" * rng.randrange(0, 90)) for number in range(40)]
@@ -250,7 +250,7 @@ TURNS = [
         (1, ["third"], 2, 19),
     ],
 )
-def test_thoughts_of_the_last_turns_are_kept(keep: int | None, left: list[str], turns: int, tokens: int) -> None:
+def test_thinking_of_the_last_turns_is_kept(keep: int | None, left: list[str], turns: int, tokens: int) -> None:
     """All answers between two messages of the user are one turn."""
     after, applied = edited(TURNS, thinking(keep))
     assert [message["reasoning_content"] for message in after if "reasoning_content" in message] == left
@@ -258,13 +258,13 @@ def test_thoughts_of_the_last_turns_are_kept(keep: int | None, left: list[str], 
     assert applied == ([told] if turns else [])
 
 
-def test_both_edits_are_told_thoughts_first() -> None:
+def test_applied_edits_list_thinking_first() -> None:
     edits = ContextEdits(ClearThinking(THINKING), ClearToolUses(type=USES, trigger_tokens=50, keep=0))
     _, applied = edited(TURNS, edits)
     assert [edit["type"] for edit in applied] == [THINKING, USES]
 
 
-def test_a_reminder_between_two_calls_begins_no_turn() -> None:
+def test_system_reminder_between_calls_starts_no_turn() -> None:
     reminder = {"role": "system", "content": "Mind the time."}
     messages = [*chat(use(0, thoughts="one")), reminder, *use(1, thoughts="two")]
     assert edited(messages, thinking(1)) == (messages, [])

@@ -111,7 +111,9 @@ ORDERS: list[tuple[list[Piece], FinishReason, list[dict], str]] = [
 
 
 @pytest.mark.parametrize(("pieces", "finish", "content", "stop_reason"), ORDERS)
-def test_every_order(pieces: list[Piece], finish: FinishReason, content: list[dict], stop_reason: str) -> None:
+def test_streamed_events_rebuild_the_whole_message(
+    pieces: list[Piece], finish: FinishReason, content: list[dict], stop_reason: str
+) -> None:
     details: dict[str, Any] = {
         "retained": RetainedOutput(tokens=5, ttl=1.0),
         "continuation": ContinuationOutput(path="handoff", inherited_tokens=3, recomputed_tokens=2, trimmed_tokens=1),
@@ -138,7 +140,7 @@ def test_every_order(pieces: list[Piece], finish: FinishReason, content: list[di
         assert read(streamed(updates)) == whole
 
 
-def test_the_events_of_a_stream_by_the_letter() -> None:
+def test_stream_events_have_the_documented_shape() -> None:
     pieces = [Reasoning("Hm."), Text("Hi"), *PWD]
     events = streamed([ChatUpdate(output(None), []), ChatUpdate(output(END), pieces)])
     assert events[0] == {
@@ -167,7 +169,7 @@ def test_the_events_of_a_stream_by_the_letter() -> None:
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
-def test_a_stream_says_at_once_what_it_knows() -> None:
+def test_stream_events_are_emitted_per_update() -> None:
     """The first update opens the message, and each brings all of its words."""
     events = MessageEvents(ASKED, "served", call_ids())
     assert [event["type"] for event in events.take_update(ChatUpdate(output(None), []))] == ["message_start", "ping"]
@@ -185,7 +187,7 @@ TOO_DEEP = '{"a":' * 5000 + "1" + "}" * 5000
     ids=["empty", "cut off", "too long", "a list", "a number", "too deep"],
 )
 @pytest.mark.parametrize("finish", [END, FinishReason("length")])
-def test_a_call_that_is_cut_off_is_none_to_be_run(arguments: str, finish: FinishReason) -> None:
+def test_cut_off_call_is_reported_as_unfinished_input(arguments: str, finish: FinishReason) -> None:
     pieces = [*LS, CallBegins(1, "pwd"), *([CallArguments(1, arguments)] if arguments else [])]
     whole = whole_message(ASKED, "served", ChatUpdate(output(finish), pieces), call_ids())
     assert whole["content"] == [USE_LS, USE_PWD]
@@ -195,7 +197,7 @@ def test_a_call_that_is_cut_off_is_none_to_be_run(arguments: str, finish: Finish
     assert end["delta"]["stop_reason"] == whole["stop_reason"] and end["baton"] == whole["baton"]
 
 
-def test_an_aborted_answer_is_an_error() -> None:
+def test_aborted_answer_is_an_error() -> None:
     gone = ChatUpdate(output(FinishReason("abort", message="by request")), [Text("Hi")])
     for answer in (lambda: whole_message(ASKED, "served", gone, call_ids()), lambda: streamed([gone])):
         with pytest.raises(RequestRefused, match="aborted: by request") as error:
@@ -213,14 +215,14 @@ def test_an_aborted_answer_is_an_error() -> None:
         ("request_failed", "api_error"), ("not_ready", "overloaded_error"),
     ],
 )  # fmt: skip
-def test_the_shape_of_errors(code: str, kind: str) -> None:
+def test_error_body_has_anthropic_shape(code: str, kind: str) -> None:
     assert error_body(RequestRefused("no", code=code, param="tools")) == {
         "type": "error",
         "error": {"type": kind, "message": "no", "details": {"error_code": code, "param": "tools"}},
     }
 
 
-def test_what_was_cleared_is_told_at_the_end() -> None:
+def test_applied_edits_are_reported_in_the_last_event() -> None:
     applied = [{"type": "clear_tool_uses_20250919", "cleared_tool_uses": 2, "cleared_input_tokens": 70}]
     for asked, told in ((ASKED, None), (dataclasses.replace(ASKED, applied_edits=applied), {"applied_edits": applied}),
                         (dataclasses.replace(ASKED, applied_edits=[]), {"applied_edits": []})):  # fmt: skip

@@ -51,7 +51,7 @@ def use(call: str, **fields: Any) -> dict:
 # -- fields ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults() -> None:
+def test_minimal_request_gets_defaults() -> None:
     asked = parse()
     call = asked.call
     assert call.conversation.messages == HI and call.conversation.tools is None and call.conversation.variables == {}
@@ -61,7 +61,7 @@ def test_the_defaults() -> None:
     assert call.separate_reasoning and not call.prompt.spec.client
 
 
-def test_sampling_and_batons_own_fields() -> None:
+def test_sampling_and_baton_fields_are_read() -> None:
     asked = parse(
         temperature=0.5, top_p=0.9, top_k=3, stop_sequences=["a", "b"], min_p=0.1, seed=7, min_tokens=2, rid="msg_mine",
         metadata={"user_id": "me"}, cache_salt="s", retain_ttl=5, priority=4, stream=True,
@@ -77,13 +77,13 @@ def test_sampling_and_batons_own_fields() -> None:
 
 @pytest.mark.parametrize("counts_only", [False, True])
 @pytest.mark.parametrize("most", [0, -1, 2**63, 1.0, "9"])
-def test_a_limit_is_checked_where_tokens_are_only_counted(most: Any, counts_only: bool) -> None:
+def test_max_tokens_is_validated_even_when_only_counting(most: Any, counts_only: bool) -> None:
     with pytest.raises(RequestRefused) as error:
         parse_messages({"model": "m", "max_tokens": most, "messages": HI}, counts_only=counts_only)
     assert error.value.param == "max_tokens"
 
 
-def test_labels_and_nulls_ask_for_nothing() -> None:
+def test_nulls_and_metadata_fields_have_no_effect() -> None:
     asked = parse(
         cache_control={"type": "ephemeral"}, service_tier="auto", system=None, tools=None, tool_choice=None,
         stop_sequences=None, thinking=None, metadata={"user_id": None}, container=None, speed="standard",
@@ -93,7 +93,7 @@ def test_labels_and_nulls_ask_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "max_tokens", "messages"])
-def test_what_must_be_there(name: str) -> None:
+def test_missing_required_fields_are_named(name: str) -> None:
     for fields in ({name: None}, {}):
         body = {"model": "m", "max_tokens": 9, "messages": HI}
         del body[name]
@@ -102,7 +102,7 @@ def test_what_must_be_there(name: str) -> None:
         assert error.value.param == name
 
 
-def test_tokens_are_counted_without_a_limit() -> None:
+def test_counting_tokens_needs_no_max_tokens() -> None:
     body = {"model": "m", "messages": HI, "system": "S"}
     assert len(parse_messages(body, counts_only=True).call.conversation.messages) == 2
 
@@ -146,7 +146,7 @@ def test_refusals_name_the_field(fields: dict[str, Any], message: str, param: st
 # -- thinking ----------------------------------------------------------------------------------------------------------
 
 
-def test_thinking_becomes_a_variable_of_the_template() -> None:
+def test_thinking_sets_a_template_variable() -> None:
     enabled = parse(thinking={"type": "enabled", "budget_tokens": 2048, "display": "summarized"})
     assert (enabled.thinking, enabled.unenforced) == ("enabled", ("thinking.budget_tokens",))
     for asked, thinks in ((enabled, True), (parse(thinking={"type": "adaptive"}), True),
@@ -166,7 +166,7 @@ def test_thinking_becomes_a_variable_of_the_template() -> None:
         ({"type": "enabled", "budget_tokens": "5"}, "thinking.budget_tokens"),
     ],
 )
-def test_thinking_that_cannot_be_asked_for(thinking: Any, param: str) -> None:
+def test_invalid_thinking_settings_are_refused(thinking: Any, param: str) -> None:
     assert refused(thinking=thinking).param == param
 
 
@@ -185,7 +185,9 @@ def test_thinking_that_cannot_be_asked_for(thinking: Any, param: str) -> None:
         ("disabled", "{% if enable_thinking %}", True, True),
     ],
 )
-def test_a_model_without_the_switch(kind: str | None, template: str, thoughts_are_known: bool, is_told: bool) -> None:
+def test_thinking_without_template_support_is_reported(
+    kind: str | None, template: str, thoughts_are_known: bool, is_told: bool
+) -> None:
     ignored = Ignored()
     check_thinking(parse(thinking=kind and {"type": kind}), template, ignored, thoughts_are_known=thoughts_are_known)
     assert list(ignored.reasons) == ([] if is_told else ["thinking"])
@@ -194,7 +196,7 @@ def test_a_model_without_the_switch(kind: str | None, template: str, thoughts_ar
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_block() -> None:
+def test_every_content_block_type_is_converted() -> None:
     marked = {"cache_control": {"type": "ephemeral"}}
     asked = parse(
         user(text("List"), text("it.") | marked),
@@ -223,7 +225,7 @@ def test_every_kind_of_block() -> None:
     assert not asked.call.conversation.goes_on
 
 
-def test_results_come_before_the_words_and_say_that_a_tool_failed() -> None:
+def test_tool_results_precede_text_and_mark_errors() -> None:
     asked = parse(
         *HI,
         assistant(use("1"), use("2")),
@@ -238,7 +240,7 @@ def test_results_come_before_the_words_and_say_that_a_tool_failed() -> None:
     assert only_results.call.conversation.messages[2:] == [{"role": "tool", "tool_call_id": "1", "content": "x"}]
 
 
-def test_neighbours_of_one_role_are_one_message() -> None:
+def test_consecutive_messages_of_one_role_are_merged() -> None:
     said = {"role": "assistant", "content": "So"}
     asked = parse(*HI, user(text("you")), said, assistant(text("what"), use("1")), user(result("1", "x")), *HI)
     assert [(message["role"], message["content"]) for message in asked.call.conversation.messages] == [
@@ -247,14 +249,14 @@ def test_neighbours_of_one_role_are_one_message() -> None:
     assert asked.call.conversation.messages[1]["tool_calls"][0]["id"] == "1"
 
 
-def test_an_answer_that_was_begun_is_gone_on_with() -> None:
+def test_assistant_prefill_is_continued() -> None:
     call = parse(*HI, {"role": "assistant", "content": "The best is ("}).call
     assert call.conversation.goes_on and call.conversation.messages[-1]["content"] == "The best is ("
     error = refused(*HI, assistant(text("Look:"), use("1")))
     assert "add a user message with its tool_result" in error.message and error.param == "messages"
 
 
-def test_the_system_may_speak_later_and_an_empty_prompt_is_none() -> None:
+def test_later_system_messages_are_kept_and_empty_ones_dropped() -> None:
     asked = parse(*HI, {"role": "system", "content": "Be brief."}, system="")
     assert asked.call.conversation.messages == [*HI, {"role": "system", "content": "Be brief."}]
 
@@ -285,19 +287,19 @@ def test_the_system_may_speak_later_and_an_empty_prompt_is_none() -> None:
         ({"role": "system", "content": [use("1")]}, "messages[0].content[0]"),
     ],
 )
-def test_messages_that_cannot_be_read(message: Any, param: str) -> None:
+def test_malformed_messages_are_refused(message: Any, param: str) -> None:
     assert refused(message, *HI).param == param
 
 
 @pytest.mark.parametrize("messages", ["Hi", [], {}])
-def test_messages_are_a_list(messages: Any) -> None:
+def test_messages_must_be_a_nonempty_list(messages: Any) -> None:
     assert refused(messages=messages).param == "messages"
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-def test_tools_take_the_shape_that_templates_expect() -> None:
+def test_tools_are_converted_to_function_schemas() -> None:
     marked = {"type": "custom", "cache_control": {"type": "ephemeral"}, "strict": False, "eager_input_streaming": True}
     asked = parse(tools=[LS | marked, {"name": "pwd", "input_schema": {}}])
     assert (
@@ -321,7 +323,7 @@ def test_tools_take_the_shape_that_templates_expect() -> None:
         ({"type": "none"}, Choice("none")),
     ],
 )
-def test_the_choice_of_a_tool(given: dict, choice: Choice) -> None:
+def test_tool_choice_is_read(given: dict, choice: Choice) -> None:
     asked = parse(tools=[LS], tool_choice=given)
     assert asked.call.choice == choice
     assert (asked.call.conversation.tools is None) is (choice.kind == "none"), "the model is told of them or not"
@@ -353,7 +355,7 @@ def test_the_choice_of_a_tool(given: dict, choice: Choice) -> None:
          "tool_choice.disable_parallel_tool_use"),
     ],
 )  # fmt: skip
-def test_tools_that_cannot_be_offered(fields: dict[str, Any], param: str) -> None:
+def test_invalid_tools_are_refused(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields).param == param
 
 
@@ -362,7 +364,7 @@ def ignored_of(**fields: Any) -> tuple[MessagesRequest, dict[str, str]]:
     return parse_messages({"model": "m", "max_tokens": 9, "messages": HI} | fields, ignored=ignored), ignored.reasons
 
 
-def test_tools_that_nobody_here_can_run_are_passed_over() -> None:
+def test_server_side_tools_are_ignored_with_reason() -> None:
     kinds = ("web_search_20250305", "bash_20250124", "text_editor_20250728", "computer_20250124", "mcp_toolset")
     tools = [{"type": kind, "name": kind.rpartition("_")[0], "max_uses": 3} for kind in kinds]
     asked, ignored = ignored_of(tools=[*tools, LS])
@@ -372,7 +374,7 @@ def test_tools_that_nobody_here_can_run_are_passed_over() -> None:
     assert asked.call.tools == [], "nothing is asked of them"
 
 
-def test_what_binds_nothing_of_a_tool_is_told() -> None:
+def test_unenforced_tool_fields_are_reported() -> None:
     told = {"strict": True, "defer_loading": True, "allowed_callers": ["code_execution_20250825"],
             "input_examples": [{"path": "/"}]}  # fmt: skip
     asked, ignored = ignored_of(tools=[LS | told | {"cache_control": {"type": "ephemeral"}}])
@@ -381,18 +383,18 @@ def test_what_binds_nothing_of_a_tool_is_told() -> None:
     assert ignored_of(tools=[LS | off])[1] == {}
 
 
-def test_wishes_about_thoughts_and_budgets_are_told() -> None:
+def test_unenforced_thinking_and_budget_fields_are_reported() -> None:
     fields = {"thinking": {"type": "adaptive", "display": "omitted"}, "output_config": {"task_budget": {"total": 9}}}
     assert sorted(ignored_of(**fields)[1]) == ["output_config.task_budget", "thinking.display"]
 
 
-def test_a_reference_to_a_tool_is_its_name() -> None:
+def test_tool_reference_is_rendered_as_its_name() -> None:
     found = [{"type": "tool_reference", "tool_name": "ls"}, text("and more")]
     asked = parse(user(text("Hi")), assistant(use("a")), user(result("a", found)))
     assert asked.call.conversation.messages[-1]["content"] == "ls\nand more"
 
 
-def test_an_image_in_a_result_is_refused_by_name() -> None:
+def test_image_in_tool_result_is_refused_by_name() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     error = refused(user(text("Hi")), assistant(use("a")), user(result("a", [image])))
     assert (error.code, error.param) == ("unsupported_content", "messages[2].content[0].content[0]")
@@ -411,12 +413,12 @@ LABEL = "x-anthropic-billing-header: cc_version=2.1.197.%s; cc_entrypoint=cli; c
         ([text("Be brief."), text("x-anthropic: no label")], "Be brief.\nx-anthropic: no label"),
     ],
 )
-def test_labels_for_the_provider_do_not_begin_the_prompt(system: Any, read: str) -> None:
+def test_provider_labels_are_stripped_from_the_system_prompt(system: Any, read: str) -> None:
     assert parse(system=system).call.conversation.messages == [{"role": "system", "content": read}, *HI]
     assert parse(system=LABEL % (1, 2)).call.conversation.messages == HI
 
 
-def test_messages_and_blocks_with_more_keys_than_the_standard() -> None:
+def test_extra_keys_of_messages_and_blocks_are_ignored() -> None:
     more = {"id": "m", "timestamp": 1, "cache_control": None, "provider_specific_fields": {"a": 1}, "index": 0}
     call = {"type": "tool_use", "id": "c", "name": "ls", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a"}]}

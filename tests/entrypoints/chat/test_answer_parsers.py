@@ -27,7 +27,7 @@ def parse(parsers: AnswerParsers, text: str, opening: str = "", **fields: Any) -
     return parser.push_text(text) + parser.finish()
 
 
-def test_the_template_says_which() -> None:
+def test_parsers_are_chosen_from_the_template() -> None:
     parsers = AnswerParsers("auto", "auto", CHAT_TEMPLATE)
     assert (parsers.tools_name, parsers.reasoning_name) == ("qwen", "qwen3")
     plain = AnswerParsers("auto", "auto", "{{ messages }}")
@@ -38,20 +38,20 @@ def test_the_template_says_which() -> None:
     assert (told.tools_name, told.reasoning_name) == ("llama3", "deepseek-r1")
 
 
-def test_calls_are_read_only_where_there_are_tools() -> None:
+def test_calls_are_parsed_only_when_tools_are_offered() -> None:
     parsers = AnswerParsers("hermes", "none", "")
     assert parse(parsers, CALL, tools=[LS]) == [CallBegins(0, "ls"), CallArguments(0, "{}")]
     assert parse(parsers, CALL) == [Text(CALL)]
     assert parse(parsers, CALL, tools=[LS], tool_choice="none") == [Text(CALL)]
 
 
-def test_tools_that_nobody_could_read_are_refused() -> None:
+def test_tools_without_a_call_parser_are_refused() -> None:
     with pytest.raises(RequestRefused, match="--tool-call-parser") as refused:
         parse(AnswerParsers("auto", "auto", "{{ tools }}"), "", tools=[LS])
     assert refused.value.param == "tools" and refused.value.code == "no_tool_call_parser"
 
 
-def test_thoughts_are_told_from_words() -> None:
+def test_reasoning_is_separated_from_text() -> None:
     parsers = AnswerParsers("none", "qwen3", "")
     thought = "<think>\nHm.\n</think>\n\nYes"
     assert parse(parsers, thought) == [Reasoning("Hm."), Text("Yes")]
@@ -62,14 +62,14 @@ def test_thoughts_are_told_from_words() -> None:
     assert parse(usually, "Hm.</think>Yes") == [Reasoning("Hm."), Text("Yes")], "R1 begins inside of a thought"
 
 
-def test_ids_of_calls() -> None:
+def test_call_ids_are_unique_and_well_formed() -> None:
     ids = {AnswerParsers("hermes", "none", "").new_call_id() for _ in range(100)}
     assert len(ids) == 100 and all(re.fullmatch("call_[0-9a-f]{24}", each) for each in ids)
     for parsers in (AnswerParsers("mistral", "none", ""), AnswerParsers("none", "none", "must have length 9!")):
         assert re.fullmatch("[A-Za-z0-9]{9}", parsers.new_call_id())
 
 
-def test_only_the_first_call() -> None:
+def test_first_call_only_drops_later_calls() -> None:
     pieces = [
         Text("a"),
         CallBegins(0, "x"),
@@ -102,5 +102,5 @@ def test_only_the_first_call() -> None:
         (CALL + " <", CALL + "\n<", True),
     ],
 )
-def test_saying_the_same(words: str, said: str, same: bool) -> None:
+def test_equivalent_answers_are_recognised(words: str, said: str, same: bool) -> None:
     assert AnswerParsers("hermes", "qwen3", "").says_the_same(words, said) is same

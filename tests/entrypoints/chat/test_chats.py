@@ -99,7 +99,7 @@ def said(words: str) -> dict[str, str]:
     return {"role": "assistant", "content": words}
 
 
-def test_the_first_turn_stands_by_itself_and_is_kept(scene: Scene) -> None:
+def test_first_turn_has_no_predecessor_and_is_retained(scene: Scene) -> None:
     (update,) = scene.chat(HI)
     assert update.pieces == [Text("Ho")]
     assert scene.text == "[user]Hi<eos>\n[assistant]" and scene.sent.spec.predecessor is None
@@ -107,7 +107,7 @@ def test_the_first_turn_stands_by_itself_and_is_kept(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_next_turn_names_it(scene: Scene, stream: bool) -> None:
+def test_next_turn_names_its_predecessor(scene: Scene, stream: bool) -> None:
     scene.chat(HI, rid="one", stream=stream)
     scene.chat(HI, said("Ho"), HI, rid="two")
     assert scene.sent.spec.predecessor == Predecessor("one")
@@ -119,7 +119,7 @@ def test_the_next_turn_names_it(scene: Scene, stream: bool) -> None:
     [("", [*b"a<eos>"]), ("a<eo", [*b"s>"]), ("", [*b"a<eos>", EOS_ID, ord("b")])],
     ids=["spelled", "completed", "one of two"],
 )
-def test_nobody_goes_on_from_a_special_token_in_letters(scene: Scene, begun: str, said_ids: list[int]) -> None:
+def test_spelled_out_special_token_is_not_continued(scene: Scene, begun: str, said_ids: list[int]) -> None:
     """Whoever sends its text means the token: a model that sees letters reads on in the same message."""
     text = bytes(each for each in said_ids if each != EOS_ID).decode()
     goes_on = {"continue_final_message": True, "skip_special_tokens": False}
@@ -131,7 +131,7 @@ def test_nobody_goes_on_from_a_special_token_in_letters(scene: Scene, begun: str
     assert (scene.sent.input_ids or []).count(EOS_ID) == 1 + whole.count("<eos>")
 
 
-def test_special_tokens_that_the_model_wrote_are_gone_on_from(scene: Scene) -> None:
+def test_generated_special_tokens_are_continued(scene: Scene) -> None:
     length = FinishReason("length")
     goes_on = {"continue_final_message": True}
     scene.run(HI, said("<eos>"), says=[(0, "a", [ord("a"), EOS_ID, ord("b")], length)], rid="one", **goes_on)
@@ -139,7 +139,7 @@ def test_special_tokens_that_the_model_wrote_are_gone_on_from(scene: Scene) -> N
     assert scene.sent.spec.predecessor == Predecessor("one")
 
 
-def test_what_goes_on_from_letters_is_not_found_either(scene: Scene) -> None:
+def test_descendants_of_spelled_out_special_tokens_are_not_continued(scene: Scene) -> None:
     """A turn that is named is gone on from as it was said, and so its letters are in the next one."""
     length = FinishReason("length")
 
@@ -159,7 +159,7 @@ def test_what_goes_on_from_letters_is_not_found_either(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_the_loop_renders_and_compares_short_chats_alone(scene: Scene, long: bool) -> None:
+def test_long_chats_are_rendered_off_the_event_loop(scene: Scene, long: bool) -> None:
     """Nobody waits until a long one is rendered, its opening found, and its answer compared with what was said."""
     threads: set[threading.Thread] = set()
 
@@ -177,7 +177,7 @@ def test_the_loop_renders_and_compares_short_chats_alone(scene: Scene, long: boo
     assert threads and (threading.current_thread() not in threads if long else threads == {threading.current_thread()})
 
 
-def test_what_the_model_really_said_stays_as_it_was(scene: Scene, tokenizer: Tokenizer) -> None:
+def test_continuation_keeps_generated_token_ids(scene: Scene, tokenizer: Tokenizer) -> None:
     """The ids of the turn are taken, not those of its text."""
     scene.run(HI, says=[(0, "Ho", [*b"Ho", EOS_ID], STOP)], rid="one")
     odd = [7, 7, 7]
@@ -187,7 +187,7 @@ def test_what_the_model_really_said_stays_as_it_was(scene: Scene, tokenizer: Tok
     assert (scene.sent.input_ids or [])[:3] == odd and scene.text.endswith("Ho<eos>\n[user]Hi<eos>\n[assistant]")
 
 
-def test_samples_and_streams_in_pieces(scene: Scene) -> None:
+def test_streamed_samples_are_separate_turns(scene: Scene) -> None:
     says = [
         (1, "Hal", [*b"Hal"], None), (0, "H", [*b"H"], None), (1, "lo", [*b"lo", EOS_ID], STOP),
         (0, "o", [*b"o", EOS_ID], STOP),
@@ -199,20 +199,20 @@ def test_samples_and_streams_in_pieces(scene: Scene) -> None:
     assert scene.sent.spec.predecessor == Predecessor("one", 0)
 
 
-def test_an_aborted_answer_is_no_turn(scene: Scene) -> None:
+def test_aborted_answer_is_not_continued(scene: Scene) -> None:
     scene.run(HI, says=[(0, "Ho", [*b"Ho"], FinishReason("abort"))])
     scene.chat(HI, said("Ho"), HI)
     assert scene.sent.spec.predecessor is None
 
 
-def test_a_stop_string_is_no_part_of_it(scene: Scene) -> None:
+def test_stop_string_is_not_part_of_the_turn(scene: Scene) -> None:
     scene.run(HI, says=[(0, "Ho", [*b"Ho#end"], FinishReason("stop", matched="#end"))], rid="one", stop="#end")
     scene.chat(HI, said("Ho"), HI)
     assert scene.sent.spec.predecessor == Predecessor("one")
     assert scene.text == "[user]Hi<eos>\n[assistant]Ho<eos>\n[user]Hi<eos>\n[assistant]"
 
 
-def test_a_message_that_is_gone_on_with(scene: Scene) -> None:
+def test_continued_final_message_becomes_one_turn(scene: Scene) -> None:
     """The whole message is what the next turn brings."""
     scene.chat(HI, said("Ho"), says=" ho", rid="one", continue_final_message=True)
     assert scene.text == "[user]Hi<eos>\n[assistant]Ho"
@@ -224,12 +224,12 @@ def test_a_message_that_is_gone_on_with(scene: Scene) -> None:
     assert scene.sent.spec.predecessor == Predecessor("stripped")
 
 
-def test_own_wishes_come_first(scene: Scene) -> None:
+def test_explicit_retain_ttl_overrides_the_default(scene: Scene) -> None:
     scene.chat(HI, retain_ttl=0)
     assert scene.sent.spec.retain_ttl == 0.0
 
 
-def test_chats_that_go_on_from_nothing(tokenizer: Tokenizer) -> None:
+def test_no_auto_continue_disables_continuation(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, no_auto_continue=True)
     scene.chat(HI)
     scene.chat(HI, said("Ho"), HI)
@@ -240,7 +240,7 @@ def test_chats_that_go_on_from_nothing(tokenizer: Tokenizer) -> None:
     ("required", '<tool_call>\n{"name": "'),
     ({"type": "function", "function": {"name": "ls"}}, '<tool_call>\n{"name": "ls", "arguments":'),
 ])  # fmt: skip
-def test_a_forced_call_is_part_of_the_answer(scene: Scene, choice: Any, forced: str) -> None:
+def test_forced_call_is_part_of_the_answer(scene: Scene, choice: Any, forced: str) -> None:
     rest = ('ls", "arguments": ' if choice == "required" else "") + '{"a": 1}}\n</tool_call>'
     tools = [LS, {"type": "function", "function": {"name": "pwd"}}]
     (update,) = scene.chat(HI, says=rest, tools=tools, tool_choice=choice, rid="one")
@@ -253,7 +253,7 @@ def test_a_forced_call_is_part_of_the_answer(scene: Scene, choice: Any, forced: 
     assert scene.sent.spec.predecessor == Predecessor("one")
 
 
-def test_a_forced_call_that_the_template_writes_otherwise(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_forced_call_is_continued_despite_template_spacing(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = tmp_path / "tight.jinja"
     file.write_text(CHAT_TEMPLATE.replace('{"name": "', '{"name":"'))
     scene = Scene(tokenizer, chat_template=str(file))
@@ -263,17 +263,17 @@ def test_a_forced_call_that_the_template_writes_otherwise(tokenizer: Tokenizer, 
     assert scene.sent.spec.predecessor == Predecessor("one")
 
 
-def test_what_might_have_become_a_call_is_told_at_the_end(scene: Scene) -> None:
+def test_incomplete_call_mark_is_returned_as_text(scene: Scene) -> None:
     (update,) = scene.chat(HI, says="a <tool_", tools=[LS])
     assert "".join(piece.text for piece in update.pieces if isinstance(piece, Text)) == "a <tool_"
 
 
-def test_a_user_who_speaks_of_thoughts_opens_none(scene: Scene) -> None:
+def test_think_tag_in_user_message_opens_no_reasoning(scene: Scene) -> None:
     (update,) = scene.chat({"role": "user", "content": "What is <think>?"}, says="A tag.")
     assert update.pieces == [Text("A tag.")]
 
 
-def test_a_forced_call_ends_a_thought_that_the_prompt_opened(scene: Scene) -> None:
+def test_forced_call_closes_reasoning_opened_by_the_prompt(scene: Scene) -> None:
     named = {"type": "function", "function": {"name": "ls"}}
     thinks: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     (update,) = scene.chat(HI, says="{}}\n</tool_call>", tools=[LS], tool_choice=named, **thinks)
@@ -283,13 +283,13 @@ def test_a_forced_call_ends_a_thought_that_the_prompt_opened(scene: Scene) -> No
     assert update.pieces == [Reasoning("Hm."), Text("Yes")]
 
 
-def test_only_the_first_call_where_one_is_asked_for(scene: Scene) -> None:
+def test_parallel_tool_calls_false_keeps_only_the_first_call(scene: Scene) -> None:
     calls = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>' * 2
     (update,) = scene.chat(HI, says=calls, tools=[LS], parallel_tool_calls=False)
     assert [piece.index for piece in update.pieces if isinstance(piece, CallBegins)] == [0]
 
 
-def test_special_tokens_reach_the_parser_that_needs_them(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_kept_for_parsers_that_need_them(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, tool_call_parser="mistral")
     scene.chat(HI, tools=[LS])
     assert not scene.sent.sampling.skip_special_tokens
@@ -297,7 +297,7 @@ def test_special_tokens_reach_the_parser_that_needs_them(tokenizer: Tokenizer) -
     assert scene.sent.sampling.skip_special_tokens
 
 
-def test_tools_that_the_template_has_no_place_for(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_tools_unsupported_by_the_template_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = tmp_path / "plain.jinja"
     file.write_text(CHAT_TEMPLATE.replace("tools", "x").replace("tool ", "y "))
     scene = Scene(tokenizer, chat_template=str(file))
@@ -329,7 +329,7 @@ def chatml(tmp_path: Path) -> Scene:
 CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "a"}}\n</tool_call>'
 
 
-def test_tools_are_told_by_a_bundled_template(chatml: Scene) -> None:
+def test_bundled_tool_template_renders_tools(chatml: Scene) -> None:
     (update,) = chatml.chat(HI, says=CALL, tools=[LS])
     assert [type(piece) for piece in update.pieces] == [CallBegins, CallArguments]
     assert '"name": "ls"' in chatml.text and chatml.text.endswith("<|im_start|>assistant\n")
@@ -339,7 +339,7 @@ def test_tools_are_told_by_a_bundled_template(chatml: Scene) -> None:
     assert "ls" not in chatml.text
 
 
-def test_turns_with_the_same_tools_go_on_from_each_other(chatml: Scene) -> None:
+def test_turns_with_equal_tools_are_continued(chatml: Scene) -> None:
     chatml.chat(HI, says=CALL, tools=[LS], rid="one")
     called = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": '{"path":"a"}'}}
     talk = [HI, {"role": "assistant", "content": None, "tool_calls": [called]}]
@@ -350,7 +350,7 @@ def test_turns_with_the_same_tools_go_on_from_each_other(chatml: Scene) -> None:
     assert chatml.sent.spec.predecessor == Predecessor("two")
 
 
-def test_tools_that_come_and_go_change_the_beginning_of_the_prompt(chatml: Scene) -> None:
+def test_turn_continues_the_latest_turn_with_equal_tools(chatml: Scene) -> None:
     """A turn goes on from the last one that had the same tools: with others, the prompt begins with other text."""
     chatml.chat(HI, rid="plain")
     chatml.chat(HI, said("Ho"), HI, tools=[LS], rid="tools")
@@ -361,7 +361,7 @@ def test_tools_that_come_and_go_change_the_beginning_of_the_prompt(chatml: Scene
     assert chatml.sent.spec.predecessor == Predecessor("tools")
 
 
-def test_earlier_calls_are_shown_when_the_tools_are_gone(chatml: Scene) -> None:
+def test_earlier_calls_are_rendered_without_tools(chatml: Scene) -> None:
     called = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
     chatml.chat(
         HI, {"role": "assistant", "tool_calls": [called]}, {"role": "tool", "tool_call_id": "1", "content": "b"}
@@ -370,7 +370,7 @@ def test_earlier_calls_are_shown_when_the_tools_are_gone(chatml: Scene) -> None:
     assert "You can call functions" not in chatml.text
 
 
-def test_what_can_never_fit(scene: Scene) -> None:
+def test_chat_that_cannot_fit_is_refused_before_rendering(scene: Scene) -> None:
     scene.manager.limits = ModelLimits(context_length=3, vocab_size=257)
     scene.chat(HI, HI, HI)
     with pytest.raises(RequestRefused, match=r"at least 4 tokens\) is longer than the model's context length"):
@@ -381,7 +381,7 @@ def test_what_can_never_fit(scene: Scene) -> None:
         asyncio.run(scene.chats.render(parse_chat({"messages": [HI] * 4}).call))
 
 
-def test_a_prompt_that_is_only_counted(scene: Scene) -> None:
+def test_counting_renders_the_prompt_without_sending_it(scene: Scene) -> None:
     ids = asyncio.run(scene.chats.render(parse_chat({"messages": [HI]}).call))
     assert bytes(token for token in ids if token != EOS_ID) == b"[user]Hi\n[assistant]" and not scene.manager.prompts
 
@@ -396,7 +396,7 @@ def test_a_prompt_that_is_only_counted(scene: Scene) -> None:
         ({"job_id": "a", "retain_ttl": 0}, 0.0, False),
     ],
 )
-def test_a_chat_is_kept_for_its_next_turn_whether_or_not_it_names_its_job(
+def test_chat_is_retained_for_its_next_turn_with_or_without_job_id(
     tokenizer: Tokenizer, fields: dict[str, Any], retain_ttl: float | None, unasked: bool
 ) -> None:
     scene = Scene(tokenizer, conversation_ttl=7.0)

@@ -31,7 +31,7 @@ def asks(words: str) -> dict[str, Any]:
     return {"role": "user", "content": words}
 
 
-def test_the_next_turn_brings_what_is_new():
+def test_next_turn_sends_only_the_rest():
     recorder = Recorder()
     asked = conversation("Hello")
     turn = recorder.answer(asked, "Good day é漢.")
@@ -43,13 +43,13 @@ def test_the_next_turn_brings_what_is_new():
 
 
 @pytest.mark.parametrize("words", [("Hello",), ("Hello", "Good day!", "And?"), ("Hallo", "Good day.", "And?"), ("H",)])
-def test_other_words_go_on_from_nothing(words: tuple[str, ...]):
+def test_different_messages_find_no_turn(words: tuple[str, ...]):
     recorder = Recorder()
     recorder.answer(conversation("Hello"), "Good day.")
     assert recorder.find_turn(conversation(*words)) is None
 
 
-def test_the_longest_turn_wins_and_of_equals_the_latest():
+def test_longest_then_latest_matching_turn_wins():
     recorder = Recorder()
     recorder.answer(conversation("a"), "b", "first")
     recorder.answer(conversation("a", "b", "c"), "d", "second")
@@ -61,7 +61,7 @@ def test_the_longest_turn_wins_and_of_equals_the_latest():
     assert found is not None and found.turn.rid == "first"
 
 
-def test_samples_of_one_answer_are_turns_of_their_own():
+def test_samples_are_separate_turns():
     recorder = Recorder()
     for index, said in enumerate(("one", "two", "three")):
         recorder.answer(conversation("a"), said, index=index)
@@ -69,7 +69,7 @@ def test_samples_of_one_answer_are_turns_of_their_own():
     assert found is not None and (found.turn.rid, found.turn.index) == ("turn", 1)
 
 
-def test_a_name_that_is_used_again_is_the_new_turn():
+def test_reused_rid_replaces_the_turn():
     recorder = Recorder()
     recorder.answer(conversation("a"), "one")
     recorder.answer(conversation("b"), "two")
@@ -77,7 +77,7 @@ def test_a_name_that_is_used_again_is_the_new_turn():
     assert recorder.find_turn(conversation("b", "two", "c")) is not None
 
 
-def test_nobody_goes_on_from_another_namespace():
+def test_turns_of_other_namespaces_are_not_found():
     recorder = Recorder()
     recorder.answer(conversation("a"), "b", salt="mine")
     following = conversation("a", "b", "c")
@@ -85,7 +85,7 @@ def test_nobody_goes_on_from_another_namespace():
     assert recorder.find_turn(following, "mine") is not None
 
 
-def test_tools_and_variables_are_part_of_the_prompt():
+def test_different_tools_find_no_turn():
     recorder = Recorder()
     asked = Conversation(messages=[asks("a")], tools=TOOLS)
     recorder.answer(asked, "b")
@@ -93,7 +93,7 @@ def test_tools_and_variables_are_part_of_the_prompt():
     assert recorder.find_turn(then(asked, message("b"), asks("c"))) is not None
 
 
-def test_an_answer_goes_on_where_it_was_cut_off():
+def test_cut_off_answer_is_continued():
     recorder = Recorder()
     recorder.answer(conversation("Count"), "1, 2, 3")
     found = recorder.find_turn(conversation("Count", "1, 2, 3", goes_on=True))
@@ -103,7 +103,7 @@ def test_an_answer_goes_on_where_it_was_cut_off():
     assert found is not None and (found.turn.rid, found.rest[:12]) == ("more", "<eos>\n[user]")
 
 
-def test_only_the_latest_answers_to_a_prompt_are_read():
+def test_only_latest_answers_to_a_prompt_are_compared():
     """Reading takes time: a thousand may have asked the same."""
     recorder, read = Recorder(), []
     recorder.conversations._says_the_same = lambda words, said: read.append(said) or False
@@ -114,7 +114,7 @@ def test_only_the_latest_answers_to_a_prompt_are_read():
     assert recorder.find_turn(conversation("a", "0", "c")) is not None, "the same words are found in all of them"
 
 
-def test_what_is_much_longer_than_the_answer_is_not_read():
+def test_much_longer_messages_are_not_compared():
     recorder, read = Recorder(), []
     recorder.conversations._says_the_same = lambda words, said: read.append(said) or False
     recorder.answer(conversation("a"), "b")
@@ -122,7 +122,7 @@ def test_what_is_much_longer_than_the_answer_is_not_read():
     assert recorder.find_turn(conversation("a", "x" * 900, "c")) is None and read == ["b"]
 
 
-def test_a_turn_may_be_replaced_while_it_is_read():
+def test_turn_replaced_during_comparison_is_still_found():
     recorder = Recorder()
     turn = recorder.answer(conversation("a"), " b")
     recorder.conversations._says_the_same = lambda *_: bool(recorder.answer(conversation("z"), "y"))
@@ -145,7 +145,7 @@ def test_a_turn_may_be_replaced_while_it_is_read():
         ("<think>Hm.</think>Yes", message("Yes", reasoning_content="Hm.")),
     ],
 )  # fmt: skip
-def test_what_says_the_same_is_gone_on_from(said: str, came_back: dict[str, Any]):
+def test_equivalent_answer_is_continued(said: str, came_back: dict[str, Any]):
     recorder = Recorder()
     asked = Conversation(messages=[asks("List /")], tools=TOOLS)
     turn = recorder.answer(asked, said)
@@ -171,7 +171,7 @@ def test_what_says_the_same_is_gone_on_from(said: str, came_back: dict[str, Any]
         ("Yes", message("")),
     ],
 )
-def test_what_says_something_else_is_not(said: str, came_back: dict[str, Any]):
+def test_different_answer_is_not_continued(said: str, came_back: dict[str, Any]):
     recorder = Recorder()
     asked = Conversation(messages=[asks("List /")], tools=TOOLS)
     recorder.answer(asked, said)
@@ -179,7 +179,7 @@ def test_what_says_something_else_is_not(said: str, came_back: dict[str, Any]):
     assert recorder.find_turn(then(asked, {"role": "user", "content": said}, asks("And?"))) is None
 
 
-def test_a_template_that_drops_thoughts_ends_the_shared_part_there():
+def test_template_dropping_reasoning_matches_only_plain_turns():
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}[assistant]"
     recorder = Recorder(template)
     recorder.answer(conversation("a"), "<think>Hm.</think>b", "thought")
@@ -188,7 +188,7 @@ def test_a_template_that_drops_thoughts_ends_the_shared_part_there():
     assert found is not None and found.turn.rid == "plain"
 
 
-def test_a_template_that_rewrites_what_came_before():
+def test_template_rewriting_earlier_text_prevents_continuation():
     """It numbers the messages that are to come: no text of an earlier call is the beginning of a later one's."""
     template = "{{ messages | length }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}[assistant]"
     recorder = Recorder(template)
@@ -196,7 +196,7 @@ def test_a_template_that_rewrites_what_came_before():
     assert recorder.find_turn(conversation("a", "b", "c")) is None
 
 
-def test_thoughts_that_the_prompt_opened():
+def test_reasoning_opened_by_the_prompt_is_continued():
     recorder = Recorder()
     asked = Conversation(messages=[asks("a")], variables={"enable_thinking": True})
     recorder.answer(asked, "Hm.\n</think>\n\nYes")
@@ -204,7 +204,7 @@ def test_thoughts_that_the_prompt_opened():
     assert found is not None and found.rest.startswith("<eos>\n[user]b")
 
 
-def test_the_template_is_not_asked_for_every_turn():
+def test_template_renders_per_lookup_are_bounded():
     """A long chat begins with the prompts of many turns that said something else; only their texts are compared."""
     recorder = Recorder()
     words = [word for number in range(20) for word in (f"ask {number}", "b")]
@@ -220,7 +220,7 @@ def test_the_template_is_not_asked_for_every_turn():
     assert len(renders) == conversations.MAX_TEMPLATES_ASKED
 
 
-def test_a_template_that_ends_otherwise_than_it_goes_on():
+def test_template_with_special_final_message_prevents_continuation():
     """What it writes behind the last answer is not what it writes behind the answer once there is more."""
     template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}"
@@ -235,7 +235,7 @@ def test_a_template_that_ends_otherwise_than_it_goes_on():
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+def test_least_recently_used_turns_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     """One that was gone on from counts as new."""
     monkeypatch.setattr(conversations, "MAX_TURNS", 3)
     recorder = Recorder()
@@ -247,7 +247,7 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     assert known == [True, False, True, True] and len(recorder.conversations) == 3
 
 
-def test_long_ones_push_out_others_but_not_themselves(monkeypatch: pytest.MonkeyPatch):
+def test_long_turn_evicts_others_but_not_itself(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conversations, "MAX_CHARS", 300)
     recorder = Recorder()
     recorder.answer(conversation("a"), "b" * 100, "one")
@@ -260,7 +260,7 @@ def test_long_ones_push_out_others_but_not_themselves(monkeypatch: pytest.Monkey
     assert len(recorder.conversations) == 1 and recorder.find_turn(conversation("d", "b", "e")) is not None
 
 
-def test_a_client_that_floods_the_turns_has_them_forget_its_own(monkeypatch: pytest.MonkeyPatch):
+def test_client_flooding_turns_evicts_only_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conversations, "MAX_TURNS", 4)
     recorder = Recorder()
     for number in range(2):
@@ -273,7 +273,7 @@ def test_a_client_that_floods_the_turns_has_them_forget_its_own(monkeypatch: pyt
     assert hers == [True, True] and his == [False] * 10 + [True, True]
 
 
-def test_long_turns_of_one_client_push_out_no_short_ones_of_another(monkeypatch: pytest.MonkeyPatch):
+def test_long_turns_do_not_evict_turns_of_other_clients(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conversations, "MAX_CHARS", 300)
     recorder = Recorder()
     recorder.answer(conversation("a"), "b", "hers", salt="alice/", client="alice")
@@ -284,7 +284,7 @@ def test_long_turns_of_one_client_push_out_no_short_ones_of_another(monkeypatch:
     assert recorder.find_turn(conversation("7", "b" * 100, "c"), "bob/") is not None
 
 
-def test_what_is_forgotten_leaves_nothing():
+def test_forgotten_turns_leave_no_bookkeeping():
     recorder = Recorder()
     for number in range(20):
         recorder.answer(conversation("a" * number), "b", "one name")

@@ -40,5 +40,5 @@ def test_kept_tokens(token_bytes: TokenBytes, ids: list[int], visible: str | Non
     assert kept_tokens(token_bytes, ids, visible, True) == (ids[:kept], text)
 
 
-def test_special_tokens_that_the_client_saw(token_bytes: TokenBytes) -> None:
+def test_visible_special_tokens_are_kept(token_bytes: TokenBytes) -> None:
     assert kept_tokens(token_bytes, SPECIAL, "a<eos>", False) == (SPECIAL[:2], "a<eos>")

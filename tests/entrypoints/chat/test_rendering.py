@@ -19,30 +19,30 @@ PLAIN = (
 )
 
 
-def test_the_model_answers() -> None:
+def test_generation_prompt_and_forced_prefix_are_rendered() -> None:
     assert make_renderer(PLAIN).render(conversation("Hi", forced="{")) == "<user>Hi</><a>{"
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_long_conversations_are_worked_on_beside_the_loop(long: bool) -> None:
+def test_long_conversations_are_processed_off_the_event_loop(long: bool) -> None:
     size = size_of(conversation("x" * (30_000 if long else 1_000)))
     at_work = asyncio.run(beside_others(size, threading.current_thread))
     assert (at_work is not threading.current_thread()) is long
 
 
-def test_nothing_is_asked_of_the_model() -> None:
+def test_rendering_without_generation_prompt() -> None:
     renderer = make_renderer(PLAIN)
     assert renderer.render(conversation("Hi", "Ho", add_generation_prompt=False)) == "<user>Hi</><assistant>Ho</>"
     assert renderer.render(conversation("Hi", "Ho", "Hm", forced="no").first(2)) == "<user>Hi</><assistant>Ho</>"
 
 
 @pytest.mark.parametrize("content", ["Ho", "", " two  spaces ", "<user>Hi</>"])
-def test_the_model_goes_on_with_the_last_message(content: str) -> None:
+def test_final_message_is_left_open_when_continued(content: str) -> None:
     asked = conversation("Hi", content, goes_on=True, add_generation_prompt=False)
     assert make_renderer(PLAIN).render(asked) == f"<user>Hi</><assistant>{content}"
 
 
-def test_what_comes_behind_a_message() -> None:
+def test_text_after_message_content() -> None:
     assert make_renderer(PLAIN).after_content(conversation("Hi", "Ho").first(2)) == "</>"
     assert make_renderer("{% for m in messages %}{{ m.content | trim }}<|end|>\n{% endfor %}").after_content(
         conversation("Hi", "<|end|>").first(2)
@@ -58,12 +58,12 @@ def test_variables_tools_and_documents_reach_the_template() -> None:
     assert renderer.render(asked.first(0)) == "1 2 False"
 
 
-def test_variables_of_any_name() -> None:
+def test_reserved_variable_names_do_not_break_rendering() -> None:
     renderer = make_renderer("{{ namespace }} {{ messages | length }}")
     assert renderer.render(Conversation(messages=[], variables={"self": 1, "namespace": 2, "messages": "x"})) == "2 0"
 
 
-def test_developers_are_the_system_where_the_template_does_not_know_them() -> None:
+def test_developer_role_falls_back_to_system() -> None:
     asked = Conversation(messages=[{"role": "developer", "content": "Be"}, {"role": "user", "content": "Hi"}])
     assert make_renderer(PLAIN).render(asked) == "<system>Be</><user>Hi</><a>"
     knows = make_renderer(PLAIN + "{# developer #}")
@@ -80,14 +80,14 @@ def test_developers_are_the_system_where_the_template_does_not_know_them() -> No
         (make_renderer("constant"), "chat_template_error", "continue_final_message"),
     ],
 )
-def test_templates_that_cannot(renderer: Renderer, code: str, says: str) -> None:
+def test_template_failures_are_refused_with_a_code(renderer: Renderer, code: str, says: str) -> None:
     asked = conversation("Hi", "Ho", goes_on=code == "chat_template_error" and says == "continue_final_message")
     with pytest.raises(RequestRefused, match=says) as refused:
         renderer.render(asked)
     assert (refused.value.code, refused.value.param, status_of(refused.value)) == (code, "messages", 400)
 
 
-def test_what_is_too_deep_to_be_measured_is_refused() -> None:
+def test_deeply_nested_conversation_is_refused() -> None:
     """A body's decoder goes as deep as the encoder, which may stand on a taller stack."""
     deep: list = []
     for _ in range(5000):
@@ -117,20 +117,20 @@ def said(*pairs: tuple[str, str]) -> Conversation:
         ([("user", "A"), ("user", "B"), ("assistant", "C")], "<user>A\n\nB</><assistant>C</>"),
     ],
 )
-def test_a_template_with_strict_roles_takes_the_messages_of_agents(given: list, rendered: str) -> None:
+def test_strict_role_template_renders_agent_messages(given: list, rendered: str) -> None:
     assert make_renderer(STRICT).render(said(*given)) == rendered
     roles = [("system" if role == "developer" else role, content) for role, content in given]
     as_given = "".join(f"<{role}>{content}</>" for role, content in roles) + "<a>"
     assert make_renderer(PLAIN).render(said(*given)) == as_given
 
 
-def test_a_conversation_begins_as_it_did_where_roles_are_put_in_turn() -> None:
+def test_reordered_roles_keep_the_rendered_prefix() -> None:
     turns = [("system", "S"), ("user", "A"), ("system", "B"), ("assistant", "C"), ("user", "D"), ("system", "E")]
     renderer = make_renderer(STRICT)
     assert renderer.render(said(*turns)).startswith(renderer.render(said(*turns[:3])))
 
 
-def test_the_complaint_of_a_template_is_told_as_it_was() -> None:
+def test_template_exception_message_is_passed_on() -> None:
     refusing = make_renderer("{{ raise_exception('Never ' ~ messages | length) }}")
     with pytest.raises(RequestRefused, match="Never 2"):
         refusing.render(said(("system", "A"), ("system", "B")))

@@ -56,16 +56,16 @@ def tokenizer_of(folder: Path, template: str | list[dict], marks: list[str] = MA
         ("{{ raise_exception('never') }}", False),
     ],
 )
-def test_whether_a_template_has_a_place_for_tools_is_tried(source: str, has_place: bool) -> None:
+def test_tool_support_of_a_template_is_probed(source: str, has_place: bool) -> None:
     assert has_place_for_tools(ChatTemplate(source, {})) is has_place
 
 
-def test_a_template_with_a_place_for_tools_serves_both(tmp_path: Path) -> None:
+def test_template_with_tool_support_serves_both_chat_kinds(tmp_path: Path) -> None:
     chosen = choose_templates(tokenizer_of(tmp_path, CHAT_TEMPLATE))
     assert chosen.with_tools is chosen.plain is not None and not chosen.bundled
 
 
-def test_a_named_template_for_tools_is_taken(tmp_path: Path) -> None:
+def test_named_tool_use_template_is_chosen(tmp_path: Path) -> None:
     named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": CHAT_TEMPLATE}]
     tokenizer = tokenizer_of(tmp_path, named)
     chosen = choose_templates(tokenizer)
@@ -76,13 +76,13 @@ def test_a_named_template_for_tools_is_taken(tmp_path: Path) -> None:
     )
 
 
-def test_a_named_template_for_tools_beside_no_default(tmp_path: Path) -> None:
+def test_named_tool_use_template_without_default(tmp_path: Path) -> None:
     named = [{"name": "rag", "template": CHATML}, {"name": "tool_use", "template": CHAT_TEMPLATE}]
     chosen = choose_templates(tokenizer_of(tmp_path, named))
     assert chosen.plain is None and chosen.with_tools is not None
 
 
-def test_without_a_template_there_is_none_for_tools(tmp_path: Path) -> None:
+def test_without_chat_template_there_is_none_for_tools(tmp_path: Path) -> None:
     write_byte_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     chosen = choose_templates(Tokenizer.load(tmp_path))
@@ -99,7 +99,7 @@ def test_without_a_template_there_is_none_for_tools(tmp_path: Path) -> None:
         (INST, MARKS, ""),
     ],
 )
-def test_the_bundled_template_fits_the_models_marks(
+def test_bundled_template_matches_the_model_marks(
     tmp_path: Path, template: str, marks: list[str], bundled: str
 ) -> None:
     chosen = choose_templates(tokenizer_of(tmp_path, template, marks))
@@ -108,7 +108,7 @@ def test_the_bundled_template_fits_the_models_marks(
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA, "{{ bos_token }}" + CHATML])
-def test_a_bundled_template_writes_as_the_models_own(tmp_path: Path, template: str) -> None:
+def test_bundled_template_renders_like_the_model_template(tmp_path: Path, template: str) -> None:
     """Without tools and calls it is the same text, bos and all; with them, a chat begins as it did when it goes on."""
     chosen = choose_templates(tokenizer_of(tmp_path, template))
     plain, with_tools = chosen.plain, chosen.with_tools

@@ -52,11 +52,11 @@ REQUEST = taken(
         ({"name": "a", "nmae": 1}, False),
     ],
 )
-def test_a_body(body: dict[str, Any], is_valid: bool) -> None:
+def test_request_schema_validates_bodies(body: dict[str, Any], is_valid: bool) -> None:
     assert jsonschema_rs.is_valid(REQUEST, body) == is_valid
 
 
-def test_what_is_not_supported_says_what_to_use() -> None:
+def test_unsupported_field_description_names_the_alternative() -> None:
     assert "use text" in REQUEST["properties"]["images"]["description"]
 
 
@@ -72,19 +72,19 @@ def test_what_is_not_supported_says_what_to_use() -> None:
         open_object(),
     ],
 )
-def test_null_besides(schema: dict[str, Any]) -> None:
+def test_nullable_schema_accepts_null(schema: dict[str, Any]) -> None:
     assert not jsonschema_rs.is_valid(schema, None)
     assert jsonschema_rs.is_valid(nullable(schema), None)
     assert nullable(schema).get("description") == schema.get("description")
 
 
-def test_one_value_or_one_for_each_prompt() -> None:
+def test_per_prompt_schema_accepts_one_value_or_a_list() -> None:
     schema = per_prompt(whole("How many.", 0, 3))
     assert [jsonschema_rs.is_valid(schema, value) for value in (2, [1, None], 4, [4])] == [True, True, False, False]
     assert schema["description"].startswith("How many.")
 
 
-def test_an_answer_has_all_its_fields_and_no_others() -> None:
+def test_answer_schema_requires_all_fields_and_no_others() -> None:
     schema = answered({"a": string()}, optional={"b": string()})
     bodies: list[Any] = [{"a": ""}, {"a": "", "b": ""}, {"b": ""}, {"a": "", "c": ""}]
     assert [jsonschema_rs.is_valid(schema, body) for body in bodies] == [True, True, False, False]

@@ -18,7 +18,7 @@ def route(operation: Operation, *, path: str = "/a", methods: tuple[str, ...] = 
     return Described(path, methods, operation, "application/json", needs_key=not open)
 
 
-def test_what_has_a_title_is_described_once() -> None:
+def test_titled_schema_becomes_one_component() -> None:
     found = document(route(Operation(summary="S", body=ITEM, answer=list_of(ITEM))))
     operation = found["paths"]["/a"]["post"]
     reference = {"$ref": "#/components/schemas/Item"}
@@ -27,19 +27,19 @@ def test_what_has_a_title_is_described_once() -> None:
     assert found["components"]["schemas"]["Item"]["properties"]["name"] == {"type": ["string", "null"]}
 
 
-def test_one_title_is_not_given_twice() -> None:
+def test_duplicate_schema_titles_are_an_error() -> None:
     other: Schema = {"title": "Item", "type": "string"}
     with pytest.raises(ValueError, match="two schemas have the title 'Item'"):
         document(route(Operation(summary="S", body=ITEM, answer=other)))
 
 
-def test_a_field_may_be_called_title() -> None:
+def test_field_named_title_is_allowed() -> None:
     found = document(route(Operation(summary="S", body=taken({"title": string()}))))
     schema = found["paths"]["/a"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert schema["properties"]["title"] == {"type": ["string", "null"]}
 
 
-def test_refusals_follow_from_what_the_endpoint_takes() -> None:
+def test_documented_refusals_follow_from_the_route() -> None:
     def statuses(method: str, described: Described) -> set[str]:
         return set(document(described)["paths"]["/a"][method]["responses"]) - {"200"}
 
@@ -49,7 +49,7 @@ def test_refusals_follow_from_what_the_endpoint_takes() -> None:
     assert statuses("get", probe) < statuses("post", reads)
 
 
-def test_parameters_of_path_and_query() -> None:
+def test_path_and_query_parameters_are_documented() -> None:
     operation = Operation(summary="S", query={"limit": string("How many.")}, required_query=("limit",))
     found = document(route(operation, path="/a/{name:path}", methods=("GET",)))
     in_path, in_query = found["paths"]["/a/{name}"]["get"]["parameters"]
@@ -59,13 +59,13 @@ def test_parameters_of_path_and_query() -> None:
     }  # fmt: skip
 
 
-def test_examples_say_what_they_show() -> None:
+def test_examples_are_documented_with_summaries() -> None:
     found = document(route(Operation(summary="S", body=ITEM, examples={"a name": {"name": "x"}})))
     content = found["paths"]["/a"]["post"]["requestBody"]["content"]["application/json"]
     assert content["examples"] == {"a name": {"summary": "a name", "value": {"name": "x"}}}
 
 
-def test_a_body_is_of_post_alone() -> None:
+def test_request_body_is_documented_for_post_only() -> None:
     found = document(route(Operation(summary="S", body=ITEM, body_is_optional=True), methods=("GET", "POST")))
     assert "requestBody" not in found["paths"]["/a"]["get"]
     assert not found["paths"]["/a"]["post"]["requestBody"]["required"]

@@ -102,7 +102,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("api", "name", "value", "allowed"), CASES)
-def test_limits_are_those_of_the_reader(api: str, name: str, value: Any, allowed: bool) -> None:
+def test_schema_limits_match_the_reader(api: str, name: str, value: Any, allowed: bool) -> None:
     read, table, _, smallest = READERS[api]
     beside = {other: given for other, given in BESIDE.get(name, {}).items() if other in table}
     if name == "best_of" and allowed:
@@ -121,14 +121,14 @@ def test_limits_are_those_of_the_reader(api: str, name: str, value: Any, allowed
 
 
 @pytest.mark.parametrize("api", list(READERS)[1:])
-def test_the_smallest_body_fits_its_schema(api: str) -> None:
+def test_smallest_body_is_valid_and_readable(api: str) -> None:
     read, _, body, smallest = READERS[api]
     assert jsonschema_rs.is_valid(body, smallest)
     read(smallest)
 
 
 @pytest.mark.parametrize("api", list(READERS))
-def test_defaults_are_taken(api: str) -> None:
+def test_documented_defaults_are_accepted(api: str) -> None:
     read, table, _, smallest = READERS[api]
     defaults = {name: schema["default"] for name, schema in table.items() if "default" in schema}
     for name, default in defaults.items():
@@ -137,12 +137,12 @@ def test_defaults_are_taken(api: str) -> None:
         read(without | {name: default} if default is not None else smallest | {name: None})
 
 
-def test_sampling_parameters_are_all_described() -> None:
+def test_every_sampling_parameter_is_described() -> None:
     assert set(SAMPLING) == {*SamplingParams.__struct_fields__, *SAMPLING_ALIASES}
     assert set(VLLM) == set(VLLM_NAMES)
 
 
-def test_defaults_of_sampling_parameters_are_the_true_ones() -> None:
+def test_documented_sampling_defaults_match_sampling_params() -> None:
     for name, schema in SAMPLING.items():
         default = getattr(SamplingParams(), SAMPLING_ALIASES.get(name, name))
         expected = list(default) if isinstance(default, tuple) else default

@@ -37,7 +37,7 @@ def refused(names: FieldNames | None, overflow: ContextOverflow) -> RequestRefus
 
 
 @pytest.mark.parametrize("api", ["chat", "completions", "responses"])
-def test_openais_words(api: str) -> None:
+def test_overflow_message_matches_openai(api: str) -> None:
     names = SENT[api]
     what = {"chat": "messages", "completions": "prompt", "responses": "input"}[api]
     assert refused(names, BOTH).message == (
@@ -52,7 +52,7 @@ def test_openais_words(api: str) -> None:
     assert "at least 4097 tokens" in refused(names, UNCOUNTED).message
 
 
-def test_anthropics_words() -> None:
+def test_overflow_message_matches_anthropic() -> None:
     assert refused(MESSAGE_NAMES, PROMPT).message == "prompt is too long: 5019 tokens > 4096 maximum"
     assert refused(MESSAGE_NAMES, FULL).message == "prompt is too long: 4096 tokens > 4095 maximum"
     text = refused(MESSAGE_NAMES, BOTH).message
@@ -60,7 +60,7 @@ def test_anthropics_words() -> None:
     assert refused(MESSAGE_NAMES, BOTH).param == "max_tokens"
 
 
-def test_sglangs_words() -> None:
+def test_overflow_message_matches_sglang() -> None:
     assert (
         "The input (5019 tokens) is longer than the model's context length (4096 tokens"
         in refused(None, PROMPT).message
@@ -81,7 +81,7 @@ harnesses that are built on it."""
 
 @pytest.mark.parametrize("overflow", [PROMPT, UNCOUNTED, FULL, BOTH])
 @pytest.mark.parametrize("api", [None, *SENT])
-def test_litellm_knows_all_of_them(api: str | None, overflow: ContextOverflow) -> None:
+def test_litellm_recognises_every_overflow_message(api: str | None, overflow: ContextOverflow) -> None:
     text = refused(SENT[api] if api else None, overflow).message.lower()
     assert any(words in text for words in LITELLM)
 
@@ -89,7 +89,7 @@ def test_litellm_knows_all_of_them(api: str | None, overflow: ContextOverflow) -
 MESSAGE = [{"role": "user", "content": "Hi"}]
 
 
-def test_a_limit_that_the_client_did_not_give_gives_way() -> None:
+def test_default_output_limit_is_clamped_to_the_context() -> None:
     def clamps(answer: Any) -> bool:
         batch = getattr(answer, "batch", None)
         prompt = answer.call.prompt if batch is None else batch.prompts[0]

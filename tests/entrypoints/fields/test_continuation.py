@@ -24,7 +24,7 @@ def refusal(**fields: Any) -> RequestRefused:
     return caught.value
 
 
-def test_a_single_continuation_needs_no_prompt() -> None:
+def test_continuation_needs_no_prompt() -> None:
     call = parse_generate({"continuation_of": "p", "rid": "c"})
     (prompt,) = call.prompts
     assert (prompt.rid, prompt.text, prompt.input_ids, prompt.spec.retain_ttl) == ("c", None, None, None)
@@ -32,7 +32,7 @@ def test_a_single_continuation_needs_no_prompt() -> None:
     assert not call.is_list
 
 
-def test_every_field_arrives() -> None:
+def test_every_continuation_field_is_read() -> None:
     fields = {"continuation_at": "now", "continuation_index": 2, "keep_parent": True, "retain_ttl": 5, "retain_n": 2}
     (prompt,) = parse_generate({"continuation_of": "p", "continuation_suffix": "x", **fields}).prompts
     assert prompt.continuation == ContinuationSpec(parent_rid="p", index=2, at="now", keep_parent=True, suffix_text="x")
@@ -44,7 +44,7 @@ def test_every_field_arrives() -> None:
     assert prompt.continuation is None and prompt.spec.retain_ttl == 0.0
 
 
-def test_an_openai_response_id_names_its_rid() -> None:
+def test_response_id_is_accepted_as_rid() -> None:
     assert parents(parse_generate({"continuation_of": "cmpl-p"})) == ["p"]
     assert parse_generate({"text": "a", "rid": "cmpl-p"}).rid == "p"
     assert parse_generate({"text": "a"}, rid="cmpl-p").rid == "p"
@@ -61,13 +61,13 @@ def test_an_openai_response_id_names_its_rid() -> None:
         ({"continuation_of": "p", "input_ids": [[1], [2]], "continuation_suffix": "x"}, ["p", "p"]),
     ],
 )
-def test_any_list_makes_a_batch(fields: dict, want: list) -> None:
+def test_any_list_field_makes_a_batch(fields: dict, want: list) -> None:
     call = parse_generate({**fields, "rid": "b"})
     assert call.is_list and parents(call) == want
     assert [p.rid for p in call.prompts] == [f"b_{i}" for i in range(len(want))]
 
 
-def test_lists_are_spread_over_the_batch() -> None:
+def test_list_fields_are_spread_over_the_batch() -> None:
     call = parse_generate(
         {
             "continuation_of": ["p", "q", None],
@@ -91,12 +91,12 @@ def test_lists_are_spread_over_the_batch() -> None:
     assert [p.sampling.no_stop_trim for p in call.prompts] == [True, False, False]
 
 
-def test_one_suffix_of_ids_is_for_all() -> None:
+def test_single_suffix_ids_apply_to_the_whole_batch() -> None:
     call = parse_generate({"continuation_of": ["p", "q"], "continuation_ids": [1, 2]})
     assert [p.suffix_ids for p in call.prompts if p.continuation] == [[1, 2], [1, 2]]
 
 
-def test_no_stop_trim_beside_sampling_params() -> None:
+def test_contradicting_no_stop_trim_is_refused() -> None:
     def trim(**fields: Any) -> bool:
         return parse_generate({"text": "a", **fields}).prompts[0].sampling.no_stop_trim
 
@@ -122,12 +122,12 @@ def test_no_stop_trim_beside_sampling_params() -> None:
     ],
 )
 @pytest.mark.parametrize("prompt", [{}, {"text": "a"}])
-def test_without_a_parent_the_rest_is_refused(name: str, value: Any, prompt: dict) -> None:
+def test_continuation_fields_without_a_parent_are_refused(name: str, value: Any, prompt: dict) -> None:
     error = refusal(**prompt, **{name: value})
     assert error.param == name and "add continuation_of" in error.message
 
 
-def test_values_that_ask_for_nothing_need_no_parent() -> None:
+def test_default_continuation_values_need_no_parent() -> None:
     (prompt,) = parse_generate(
         {"text": "a", "continuation_at": "finish", "continuation_index": 0, "keep_parent": False}
     ).prompts
@@ -170,6 +170,6 @@ def test_values_that_ask_for_nothing_need_no_parent() -> None:
         ({"continuation_off": 1}, "continuation_off", "did you mean continuation_of?"),
     ],
 )
-def test_wrong_fields_are_named(fields: dict, param: str, words: str) -> None:
+def test_invalid_fields_are_refused_by_name(fields: dict, param: str, words: str) -> None:
     error = refusal(**{"continuation_of": "p", **fields})
     assert error.param == param and words in error.message

@@ -27,7 +27,7 @@ NAMES = FieldNames(prompt="input", renamed={"max_new_tokens": "max_output_tokens
         ("busy", None, "busy", None),
     ],
 )  # fmt: skip
-def test_names_are_translated_and_words_are_not(
+def test_field_names_in_refusals_are_translated(
     message: str, param: str | None, want: str, want_param: str | None
 ) -> None:
     cause = ValueError("why")
@@ -38,6 +38,6 @@ def test_names_are_translated_and_words_are_not(
     assert error.__cause__ is cause
 
 
-def test_other_errors_pass() -> None:
+def test_other_errors_are_not_translated() -> None:
     with pytest.raises(ValueError, match="max_new_tokens"), NAMES.translated():
         raise ValueError("max_new_tokens")

@@ -76,7 +76,7 @@ def rows_of(outcome: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("api", "field"), ROWS)
-def test_values_that_ask_for_nothing_pass_silently(api: Api, field: ForeignField) -> None:
+def test_neutral_values_of_foreign_fields_are_accepted_silently(api: Api, field: ForeignField) -> None:
     nothing = repr(read(api))
     empty = () if field.empty_asks else ("", [], {}, {"a": None})
     for value in (None, *empty, *field.off):
@@ -88,7 +88,7 @@ def test_values_that_ask_for_nothing_pass_silently(api: Api, field: ForeignField
 
 
 @pytest.mark.parametrize(("api", "field"), rows_of("refused"))
-def test_refused_fields_say_what_to_use(api: Api, field: ForeignField) -> None:
+def test_refused_foreign_fields_name_the_alternative(api: Api, field: ForeignField) -> None:
     with pytest.raises(RequestRefused) as refused:
         read(api, **{field.name: "something"})
     where = "sampling_params." if api == "sampling_params" else ""
@@ -99,7 +99,7 @@ def test_refused_fields_say_what_to_use(api: Api, field: ForeignField) -> None:
 
 
 @pytest.mark.parametrize(("api", "field"), [*rows_of("no effect"), *rows_of("nothing to do")])
-def test_ignored_fields_change_nothing(api: Api, field: ForeignField) -> None:
+def test_ignored_foreign_fields_have_no_effect(api: Api, field: ForeignField) -> None:
     ignored = Ignored()
     answer = read(api, ignored, **{field.name: "something"})
     if not (api == "responses" and field.name in ECHOED):
@@ -154,7 +154,7 @@ USED: list[tuple[Api, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("api", "given", "meant"), USED)
-def test_fields_by_another_name(api: Api, given: dict[str, Any], meant: dict[str, Any]) -> None:
+def test_aliased_fields_are_read(api: Api, given: dict[str, Any], meant: dict[str, Any]) -> None:
     def comparable(answer: Any) -> Any:
         call = getattr(answer, "call", None)
         return answer if call is None else (call, getattr(answer, "include_usage", None))
@@ -162,7 +162,7 @@ def test_fields_by_another_name(api: Api, given: dict[str, Any], meant: dict[str
     assert comparable(read(api, **given)) == comparable(read(api, **meant))
 
 
-def test_every_used_row_is_tried() -> None:
+def test_every_used_foreign_field_is_tested() -> None:
     tried = {name for _, given, _ in USED for name in given}
     assert {field.name for field in FOREIGN_FIELDS if field.outcome == "used"} <= tried
 
@@ -181,18 +181,18 @@ def test_every_used_row_is_tried() -> None:
         ({"reasoning_format": 3}, "reasoning_format is 3; it takes a string"),
     ],
 )
-def test_what_cannot_be_read(given: dict[str, Any], words: str) -> None:
+def test_malformed_foreign_fields_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         read("chat", **given)
     assert words in refused.value.message and status_of(refused.value) == 400
 
 
-def test_a_completion_has_no_unlimited_length() -> None:
+def test_unlimited_n_predict_is_refused_for_completions() -> None:
     with pytest.raises(RequestRefused, match="n_predict is -1; use max_tokens"):
         read("completions", n_predict=-1)
 
 
-def test_parts_of_used_fields_that_have_no_effect() -> None:
+def test_ineffective_subfields_are_reported() -> None:
     ignored = Ignored()
     read("chat", ignored, reasoning={"effort": "low", "exclude": True, "max_tokens": 5, "summary": None})
     read("chat", ignored, thinking={"type": "enabled", "budget_tokens": 100}, reasoning_format="hidden")
@@ -206,7 +206,7 @@ def test_no_field_is_both_served_and_foreign(api: Api) -> None:
     assert not set(READERS[api].served) & set(FOREIGN_OF[api])
 
 
-def test_zero_is_not_false() -> None:
+def test_zero_is_distinguished_from_false() -> None:
     for name, value in (("return_hidden_states", 0), ("routed_dp_rank", False), ("do_sample", 1)):
         with pytest.raises(RequestRefused, match=f"{name} is not supported"):
             read("generate", **{name: value})
@@ -214,7 +214,7 @@ def test_zero_is_not_false() -> None:
 
 
 @pytest.mark.parametrize("api", READERS)
-def test_unknown_fields(api: Api) -> None:
+def test_unknown_fields_are_refused_or_reported(api: Api) -> None:
     where = "sampling_params." if api == "sampling_params" else ""
     with pytest.raises(RequestRefused) as refused:
         read(api, colour="red")
@@ -224,7 +224,7 @@ def test_unknown_fields(api: Api) -> None:
     assert ignored.reasons == {f"{where}colour": "unknown"}
 
 
-def test_unknown_fields_of_a_requests_sampling_params_are_ignored_too() -> None:
+def test_unknown_sampling_params_can_be_ignored_too() -> None:
     ignored = Ignored("warn")
     read("generate", ignored, sampling_params={"colour": "red", "temperature": 0})
     assert ignored.reasons == {"sampling_params.colour": "unknown"}
@@ -249,7 +249,7 @@ NESTED: list[tuple[Api, dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("api", "plain", "more", "where"), NESTED)
-def test_unknown_fields_of_nested_objects(api: Api, plain: dict, more: dict, where: str) -> None:
+def test_unknown_nested_fields_are_refused_or_reported(api: Api, plain: dict, more: dict, where: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         read(api, **more)
     assert refused.value.code == "unknown_field" and refused.value.param == f"{where}.colour"
@@ -332,7 +332,7 @@ BODIES: dict[str, tuple[Api, dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("program", BODIES)
-def test_bodies_of_other_programs(program: str) -> None:
+def test_request_bodies_of_known_clients_are_accepted(program: str) -> None:
     api, body, without_effect = BODIES[program]
     ignored = Ignored()
     READERS[api].read(READERS[api].smallest | body, ignored)

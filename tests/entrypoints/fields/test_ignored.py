@@ -9,12 +9,12 @@ import pytest
 from baton.entrypoints.fields.ignored import Ignored, IgnoredLog
 
 
-def test_nothing_ignored_is_no_header() -> None:
+def test_no_warning_header_without_ignored_fields() -> None:
     log = IgnoredLog()
     assert log.report(log.begin_request()) == {}
 
 
-def test_each_field_is_logged_once_and_told_each_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_field_is_logged_once_and_reported_each_time(caplog: pytest.LogCaptureFixture) -> None:
     log = IgnoredLog()
     with caplog.at_level(logging.WARNING):
         for name in ("keep_alive", "messages[3].mood", "messages[17].mood", "keep_alive", "provider"):
@@ -25,7 +25,7 @@ def test_each_field_is_logged_once_and_told_each_time(caplog: pytest.LogCaptureF
     assert logged == ["a request's keep_alive", "a request's messages[3].mood", "a request's provider"]
 
 
-def test_names_that_are_no_header() -> None:
+def test_unsafe_field_names_are_escaped_in_the_header() -> None:
     log = IgnoredLog("warn")
     ignored = log.begin_request()
     ignored.add_field("a\r\nX-Other: 1", "unknown")
@@ -37,7 +37,7 @@ def test_names_that_are_no_header() -> None:
     header.encode("latin-1")
 
 
-def test_many_names_are_cut() -> None:
+def test_warning_header_length_is_bounded() -> None:
     log = IgnoredLog("warn")
     ignored = log.begin_request()
     for number in range(5_000):
@@ -46,7 +46,7 @@ def test_many_names_are_cut() -> None:
     assert len(header) <= 2_000
 
 
-def test_the_log_has_an_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_field_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     log = IgnoredLog("warn")
     for number in range(1_100):
         ignored = log.begin_request()
@@ -55,6 +55,6 @@ def test_the_log_has_an_end(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 1_000
 
 
-def test_a_request_that_refuses_unknown_fields() -> None:
+def test_unknown_fields_are_refused_unless_set_to_warn() -> None:
     assert not Ignored().takes_unknown and Ignored("warn").takes_unknown
     assert IgnoredLog("warn").begin_request().takes_unknown

@@ -10,19 +10,19 @@ from baton.entrypoints.fields.jobs import with_extras
 from baton.scheduler.outcome import RequestRefused
 
 
-def test_a_body_alone_stays_as_it_is() -> None:
+def test_body_without_extras_is_unchanged() -> None:
     fields = {"text": "a", "job_id": "j"}
     assert with_extras(fields, {}) == fields
 
 
-def test_extra_body_stands_beside_the_other_fields() -> None:
+def test_extra_body_is_merged_into_the_body() -> None:
     given = {"text": "a", "extra_body": {"job_id": "j", "is_last_step": True}}
     assert with_extras(given, {}) == {"text": "a", "job_id": "j", "is_last_step": True}
     assert with_extras({"text": "a", "extra_body": None}, {}) == {"text": "a"}
     assert with_extras({"job_id": "j", "extra_body": {"job_id": "j"}}, {}) == {"job_id": "j"}
 
 
-def test_headers_fill_what_is_missing() -> None:
+def test_job_headers_fill_missing_fields() -> None:
     headers = {"x-job-id": "h", "x-job-last-step": "True"}
     assert with_extras({}, headers) == {"job_id": "h", "is_last_step": True}
     assert with_extras({"job_id": "j", "is_last_step": False}, headers) == {"job_id": "j", "is_last_step": False}
@@ -30,7 +30,7 @@ def test_headers_fill_what_is_missing() -> None:
     assert with_extras({}, {"x-job-last-step": " 0 "}) == {"is_last_step": False}
 
 
-def test_a_header_names_the_same_job_as_a_body() -> None:
+def test_job_header_is_decoded_as_utf8_or_latin1() -> None:
     """A server reads the bytes of a header as latin-1; clients send UTF-8, and old ones latin-1."""
     for sent in ("jöb 日本 😀".encode(), b"plain"):
         assert with_extras({}, {"x-job-id": sent.decode("latin-1")}) == {"job_id": sent.decode()}
@@ -46,7 +46,7 @@ def test_a_header_names_the_same_job_as_a_body() -> None:
         ({}, {"x-job-last-step": "maybe"}, "is_last_step", "true or false"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_extra_body_and_job_headers_are_refused(
     fields: dict[str, Any], headers: dict[str, str], param: str, words: str
 ) -> None:
     with pytest.raises(RequestRefused, match=words) as caught:

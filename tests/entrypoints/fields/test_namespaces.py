@@ -21,7 +21,7 @@ def read(**fields: object) -> str:
     return namespace
 
 
-def test_each_part_counts_for_itself() -> None:
+def test_salt_and_key_pairs_give_distinct_namespaces() -> None:
     parts = ["", "a", "k", "ak", "a\0k", "\0", "a\0", "\0k", "\ud800"]
     pairs = list(itertools.product(parts, repeat=2))
     namespaces = {pair: read(cache_salt=pair[0], extra_key=pair[1]) for pair in pairs}
@@ -31,7 +31,7 @@ def test_each_part_counts_for_itself() -> None:
     assert read(cache_salt="a") == read(cache_salt="a", extra_key=None) == namespaces["a", ""]
 
 
-def test_a_namespace_does_not_say_its_salt() -> None:
+def test_namespace_digest_hides_the_salt() -> None:
     """Nor does the same salt give the same digest in another process."""
     digest = namespace_of("secret", "")
     assert len(digest) == 32 and "secret" not in digest
@@ -50,14 +50,14 @@ def test_limits(name: str) -> None:
         read(**{name: 5})
 
 
-def test_a_user_is_known_by_a_digest() -> None:
+def test_user_is_stored_as_a_digest() -> None:
     assert read_client({"user": "anna"}) == read_client({"user": "anna"}) != read_client({"user": "bob"})
     assert "anna" not in read_client({"user": "anna"}) and read_client({}) == ""
     with pytest.raises(RequestRefused, match="user has 2000 characters"):
         read_client({"user": "x" * 2000})
 
 
-def test_a_client_is_the_user_else_the_salt() -> None:
+def test_client_is_derived_from_user_or_salt() -> None:
     def client(**fields: str) -> str:
         return parse_generate({"text": "a", **fields}).prompts[0].spec.client
 

@@ -25,7 +25,7 @@ HUGE = 2**64
         ("priority", {"text": "a", "priority": HUGE}),
     ],
 )
-def test_numbers_that_fit_no_message_are_refused(name: str, fields: dict[str, Any]) -> None:
+def test_numbers_beyond_64_bits_are_refused(name: str, fields: dict[str, Any]) -> None:
     """They would be found out when the message to the worker is packed: after the request has been noted as open, which
     it then is for ever."""
     with pytest.raises(RequestRefused, match=f"{name} is .*; use a number of less than 64 bits") as refusal:
@@ -34,12 +34,12 @@ def test_numbers_that_fit_no_message_are_refused(name: str, fields: dict[str, An
 
 
 @pytest.mark.parametrize("given", ["x", "cmpl-x", "chatcmpl-x", "msg_x", "resp_x", "resp_msg_x"])
-def test_the_id_of_a_response_names_its_request(given: str) -> None:
+def test_response_id_prefix_is_stripped_from_rid(given: str) -> None:
     assert read_rid(given, "rid") == "x"
     assert read_rid(f"x{given}", "rid") == f"x{given}", "only what it begins with"
 
 
 @pytest.mark.parametrize("given", ["", "msg_", "x" * 513, "msg_" * 300 + "x", 1, None])
-def test_names_that_are_none(given: Any) -> None:
+def test_invalid_rids_are_refused(given: Any) -> None:
     with pytest.raises(RequestRefused, match=r"continuation_of is .*; it takes a string of 1 to 512 characters"):
         read_rid(given, "continuation_of")

@@ -42,19 +42,19 @@ APIS = [chat, completion, response, message]
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_they_stand_where_a_request_says_nothing(api: Callable[..., SamplingParams]) -> None:
+def test_model_defaults_fill_missing_sampling_parameters(api: Callable[..., SamplingParams]) -> None:
     sampling = api()
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
         assert getattr(sampling, name) == DEFAULTS[name], name
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_what_a_request_says_wins_and_null_says_nothing(api: Callable[..., SamplingParams]) -> None:
+def test_request_values_override_model_defaults_and_null_does_not(api: Callable[..., SamplingParams]) -> None:
     sampling = api(temperature=0, top_p=1.0, top_k=None)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 20)
 
 
-def test_the_limit_stands_where_an_answer_might_fill_the_context() -> None:
+def test_default_output_limit_applies_to_chats_and_responses() -> None:
     assert chat().max_new_tokens == response().max_new_tokens == 50
     assert chat(max_tokens=7).max_new_tokens == chat(max_completion_tokens=7).max_new_tokens == 7
     assert response(max_output_tokens=7).max_new_tokens == 7
@@ -63,11 +63,11 @@ def test_the_limit_stands_where_an_answer_might_fill_the_context() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"beam_width": 4}, {"use_beam_search": True, "n": 4}])
-def test_a_beam_search_draws_nothing_and_takes_none(fields: dict[str, Any]) -> None:
+def test_beam_search_ignores_model_sampling_defaults(fields: dict[str, Any]) -> None:
     sampling = completion(**fields)
     assert sampling.beam_width == 4 and sampling.temperature == 1.0 and sampling.repetition_penalty == 1.0
 
 
-def test_the_native_api_has_its_own_defaults() -> None:
+def test_native_api_ignores_model_sampling_defaults() -> None:
     """As in SGLang: there only its flag --preferred-sampling-params changes them."""
     assert parse_generate({"text": "a"}).prompts[0].sampling == SamplingParams()

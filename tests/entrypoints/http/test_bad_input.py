@@ -85,7 +85,7 @@ ENDPOINTS = ["/generate", "/v1/completions", "/abort_request", "/release", "/tok
         b"\0" * 99,
     ],
 )
-def test_garbage_is_400(server: ServerUnderTest, path: str, body: bytes) -> None:
+def test_invalid_json_is_400(server: ServerUnderTest, path: str, body: bytes) -> None:
     response = server.client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert error_of(response, 400)["code"] == "invalid_json"
 
@@ -150,7 +150,7 @@ def test_other_content_types_are_415(server: ServerUnderTest, kind: str) -> None
     assert "application/json" in error_of(response, 415)["message"]
 
 
-def test_wrong_methods_and_paths(server: ServerUnderTest) -> None:
+def test_wrong_methods_are_405_and_unknown_paths_404(server: ServerUnderTest) -> None:
     for method in ("GET", "PUT", "DELETE"):
         response = server.client.request(method, "/generate")
         assert "use POST" in error_of(response, 405)["message"] and response.headers["allow"] == "POST"
@@ -161,7 +161,7 @@ def test_wrong_methods_and_paths(server: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_too_large_body_is_413(server: ServerUnderTest, chunked: bool) -> None:
+def test_oversized_body_is_413(server: ServerUnderTest, chunked: bool) -> None:
     body = json.dumps({"text": "a" * 10_000_000}).encode()
     content: Any = (body[i : i + 100_000] for i in range(0, len(body), 100_000)) if chunked else body
     response = server.client.post("/generate", content=content, headers={"Content-Type": "application/json"})
@@ -169,7 +169,7 @@ def test_a_too_large_body_is_413(server: ServerUnderTest, chunked: bool) -> None
     assert generate(server, text="ab")["text"] == "abab"
 
 
-def test_a_declared_size_is_refused_unread(server: ServerUnderTest) -> None:
+def test_oversized_content_length_is_refused_before_reading(server: ServerUnderTest) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(
             b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -185,18 +185,18 @@ def test_a_declared_size_is_refused_unread(server: ServerUnderTest) -> None:
      ("/generate", {"text": "a", "sampling_params": {"stop": ["", "x" * 10**4]}}),
      ("/tokenize", {"prompt": "a", "model": "x" * 10**6}), ("/detokenize", {"tokens": ["x" * 10**6]})],
 )  # fmt: skip
-def test_an_error_does_not_repeat_megabytes(server: ServerUnderTest, path: str, fields: dict) -> None:
+def test_error_bodies_stay_short(server: ServerUnderTest, path: str, fields: dict) -> None:
     response = server.client.post(path, json=fields)
     assert 400 <= response.status_code < 500 and len(response.content) < 5_000
 
 
-def test_a_list_to_detokenize_is_as_long_as_the_context(server: ServerUnderTest) -> None:
+def test_detokenize_list_is_limited_to_the_context_length(server: ServerUnderTest) -> None:
     assert server.client.post("/detokenize", json={"tokens": [[97] * 4096] * 2}).status_code == 200
     error = error_of(server.client.post("/detokenize", json={"tokens": [[97] * 4097]}), 400)
     assert error["param"] == "tokens" and "4097 ids; the context has 4096" in error["message"]
 
 
-def test_a_text_that_can_never_fit_is_refused_by_its_length(server: ServerUnderTest) -> None:
+def test_text_that_cannot_fit_is_refused_before_tokenization(server: ServerUnderTest) -> None:
     error = error_of(server.generate(text="word " * 600_000), 400)
     assert error["code"] == "context_length_exceeded" and "at least 4097 tokens" in error["message"]
     error = error_of(server.client.post("/tokenize", json={"prompt": "word " * 600_000}), 400)

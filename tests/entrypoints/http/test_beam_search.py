@@ -46,7 +46,7 @@ def events(response: httpx.Response) -> list[dict]:
 AB, BC, CA = -0.195, -0.197, -0.196
 
 
-def test_results_are_a_list_best_first(server: ServerUnderTest) -> None:
+def test_beam_results_are_listed_best_first(server: ServerUnderTest) -> None:
     answers = search(server, text="abc", rid="s", sampling_params={"n": 3, "length_penalty": 2})
     assert [answer["text"] for answer in answers] == ["ab", "ca", "bc"]
     assert [answer["output_ids"] for answer in answers] == [[97, 98], [99, 97], [98, 99]]
@@ -58,12 +58,12 @@ def test_results_are_a_list_best_first(server: ServerUnderTest) -> None:
         assert "beam_search" not in meta
 
 
-def test_one_result_is_no_list(server: ServerUnderTest) -> None:
+def test_single_beam_result_is_not_a_list(server: ServerUnderTest) -> None:
     assert search(server, text="abc")["text"] == "ab"
     assert [answer["text"] for answer in search(server, text=["abc", "xa"])] == ["ab", "xa"]
 
 
-def test_logprobs_of_results(server: ServerUnderTest) -> None:
+def test_beam_results_carry_logprobs(server: ServerUnderTest) -> None:
     fields: dict[str, Any] = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     for answer in search(server, text="abc", sampling_params={"n": 2}, **fields):
         meta = answer["meta_info"]
@@ -72,14 +72,14 @@ def test_logprobs_of_results(server: ServerUnderTest) -> None:
         assert sum(row[0] for row in meta["output_token_logprobs"]) == pytest.approx(meta["cumulative_logprob"])
 
 
-def test_fewer_results_than_asked_for_say_so(server: ServerUnderTest) -> None:
+def test_missing_beam_results_are_explained(server: ServerUnderTest) -> None:
     answers = search(server, text=["ab", "abc"], sampling_params={"n": 3})
     assert [answer["text"] for answer in answers] == ["ab", "ba", "ab", "ca", "bc"]
     few = {"results": 2, "reason": "2 of 3 sequences"}
     assert [answer["meta_info"].get("beam_search") for answer in answers] == [few, few, None, None, None]
 
 
-def test_items_are_whole_and_stops_are_trimmed(server: ServerUnderTest) -> None:
+def test_beam_items_are_complete_and_stop_strings_trimmed(server: ServerUnderTest) -> None:
     params = {"n": 3, "max_new_tokens": 9, "stop": ["cc", "ca"]}
     item, stopped, other = search(server, text="abc", sampling_params={**params, "item_trie": "pairs"})
     assert (item["text"], item["meta_info"]["finish_reason"]) == ("ab", {"type": "stop", "matched": "item"})
@@ -88,7 +88,7 @@ def test_items_are_whole_and_stops_are_trimmed(server: ServerUnderTest) -> None:
     assert (stopped["text"], stopped["meta_info"]["finish_reason"]) == ("", {"type": "stop", "matched": "ca"})
 
 
-def test_a_search_without_any_result_is_an_abort(server: ServerUnderTest) -> None:
+def test_beam_search_without_results_is_aborted(server: ServerUnderTest) -> None:
     answers = search(server, text="abc", sampling_params={"n": 2, "item_trie": "empty"})
     assert [answer["meta_info"]["finish_reason"] for answer in answers] == [
         {"type": "abort", "message": "no item is left"}
@@ -112,7 +112,7 @@ def test_errors(server: ServerUnderTest, params: dict, status: int, param: str, 
     assert response.status_code == status and response.json()["error"]["param"] == param
 
 
-def test_a_stream_has_one_event_per_result(server: ServerUnderTest) -> None:
+def test_beam_stream_has_one_event_per_result(server: ServerUnderTest) -> None:
     params = {"beam_width": 3, "n": 3, "max_new_tokens": 4}
     got = events(server.generate(text=["abc", "ab"], sampling_params=params, stream=True))
     assert [(event["index"], event["text"]) for event in got] == [
@@ -121,7 +121,7 @@ def test_a_stream_has_one_event_per_result(server: ServerUnderTest) -> None:
     assert all(event["meta_info"]["finish_reason"] for event in got)
 
 
-def test_completions_in_vllms_shape(server: ServerUnderTest) -> None:
+def test_beam_completions_have_the_vllm_shape(server: ServerUnderTest) -> None:
     fields = {"prompt": "abc", "use_beam_search": True, "n": 3, "temperature": 0, "logprobs": 2, "rid": "v"}
     whole = complete(server, **fields)
     assert whole.status_code == 200, whole.text
@@ -138,7 +138,7 @@ def test_completions_in_vllms_shape(server: ServerUnderTest) -> None:
     assert chunks[-1]["usage"] == usage
 
 
-def test_completions_with_fewer_results(server: ServerUnderTest) -> None:
+def test_beam_completions_with_fewer_results(server: ServerUnderTest) -> None:
     fields = {"prompt": ["ab", "abc"], "use_beam_search": True, "n": 3, "rid": "few"}
     answer = complete(server, **fields).json()
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
@@ -150,7 +150,7 @@ def test_completions_with_fewer_results(server: ServerUnderTest) -> None:
     assert sorted((chunk["choices"][0] for chunk in chunks), key=lambda choice: choice["index"]) == answer["choices"]
 
 
-def test_completions_speak_of_their_own_fields(server: ServerUnderTest) -> None:
+def test_beam_completion_errors_use_completion_field_names(server: ServerUnderTest) -> None:
     error = complete(server, prompt="a", use_beam_search=True, n=2, item_trie="x").json()["error"]
     assert error["param"] == "item_trie"
     assert complete(server, prompt="a", use_beam_search=True, n=2, best_of=1).status_code == 400
@@ -161,7 +161,7 @@ LONG = {"beam_width": 3, "n": 2, "max_new_tokens": 4000}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_aborts_its_search(server: ServerUnderTest, stream: bool) -> None:
+def test_client_disconnect_aborts_beam_search(server: ServerUnderTest, stream: bool) -> None:
     body = json.dumps({"text": "abc", "rid": "gone", "stream": stream, "sampling_params": LONG}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(raw_post(body))

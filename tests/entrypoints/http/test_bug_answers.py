@@ -21,7 +21,7 @@ from baton.runtime.tokenizer_manager import TokenizerManager
 TOY = Path(__file__).parents[3] / "examples" / "toy_model"
 
 
-def test_the_answer_to_a_bug_says_that_the_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_answer_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn closes it behind the answer: a client that was not told sends its next request there, and gets none."""
 
     async def ask() -> httpx.Response:

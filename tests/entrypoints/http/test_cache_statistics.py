@@ -44,7 +44,7 @@ def reset(server: ServerUnderTest) -> None:
     assert answer.status_code == 200 and answer.json()["success"] is True
 
 
-def test_what_was_found_and_how(server: ServerUnderTest) -> None:
+def test_cache_hits_are_counted_by_kind(server: ServerUnderTest) -> None:
     reset(server)
     prompt = [10 + i % 7 for i in range(200)]
     ask(server, prompt, rid="parent", retain_ttl=60)
@@ -69,7 +69,7 @@ def test_what_was_found_and_how(server: ServerUnderTest) -> None:
     server.client.post("/release", json={"rid": "parent"})
 
 
-def test_what_was_evicted(server: ServerUnderTest) -> None:
+def test_evicted_tokens_are_accounted_for(server: ServerUnderTest) -> None:
     reset(server)
     hot = [5 + i % 3 for i in range(100)]
     for number in range(3 * POOL // 400):
@@ -88,7 +88,7 @@ def test_what_was_evicted(server: ServerUnderTest) -> None:
     assert found["windows"][0]["evicted_tokens"] == kept["evicted_tokens"]
 
 
-def test_a_reset_concerns_this_page_alone(server: ServerUnderTest) -> None:
+def test_statistics_reset_leaves_server_info_and_metrics_unchanged(server: ServerUnderTest) -> None:
     def since_start() -> dict:
         return server.client.get("/server_info").json()["internal_states"][0]["stats"]
 
@@ -106,7 +106,7 @@ def test_a_reset_concerns_this_page_alone(server: ServerUnderTest) -> None:
     server.wait_until(lambda: server.metric("prefix_cache_queries_total") == wanted, "metrics go on")
 
 
-def test_prometheus_sees_the_same(server: ServerUnderTest) -> None:
+def test_prometheus_metrics_match_cache_statistics(server: ServerUnderTest) -> None:
     ask(server, [4] * 60)
     ask(server, [4] * 60)
     stats = server.client.get("/server_info").json()["internal_states"][0]["stats"]
@@ -126,7 +126,7 @@ def test_prometheus_sees_the_same(server: ServerUnderTest) -> None:
     assert set(rates) == {"60", "300", "900"} and all(0 < rate < 1 for rate in rates.values())
 
 
-def test_what_is_refused(server: ServerUnderTest) -> None:
+def test_invalid_requests_are_refused(server: ServerUnderTest) -> None:
     assert error_of(server.client.post("/cache/statistics/reset", json={"all": True}), 400)["code"] == "unknown_field"
     assert error_of(server.client.get("/cache/statistics/reset"), 405)["code"] == "method_not_allowed"
     assert error_of(server.client.post("/cache/statistics"), 405)["code"] == "method_not_allowed"

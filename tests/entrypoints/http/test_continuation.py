@@ -74,7 +74,7 @@ def replayed(server: ServerUnderTest, parent: dict) -> str:
     return plain["text"]
 
 
-def test_native(server: ServerUnderTest) -> None:
+def test_native_continuation_matches_replay(server: ServerUnderTest) -> None:
     rid, parent = start(server)
     fields = {"continuation_of": rid, "continuation_suffix": SUFFIX, "sampling_params": GREEDY, "keep_parent": True}
     whole = post(server, "/generate", **fields)
@@ -88,7 +88,7 @@ def test_native(server: ServerUnderTest) -> None:
     assert post(server, "/generate", **fields)["meta_info"]["continuation"]["path"] == "match"
 
 
-def test_openai(server: ServerUnderTest) -> None:
+def test_openai_continuation_matches_replay(server: ServerUnderTest) -> None:
     common = {"model": "toy", "temperature": 0, "max_tokens": 24}
     first = post(server, "/v1/completions", prompt=PROMPT, retain_ttl=60, **common)
     (choice,) = first["choices"]
@@ -113,7 +113,7 @@ def test_openai(server: ServerUnderTest) -> None:
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == usage["completion_tokens"]
 
 
-def test_openai_logprobs_and_echo(server: ServerUnderTest) -> None:
+def test_openai_completions_return_logprobs_and_echo(server: ServerUnderTest) -> None:
     fields = {"prompt": PROMPT, "echo": True, "logprobs": 2, "max_tokens": 8, "temperature": 0, "n": 2}
     whole = post(server, "/v1/completions", **fields)
     native = post(
@@ -139,7 +139,9 @@ def test_openai_logprobs_and_echo(server: ServerUnderTest) -> None:
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_refusals_have_their_status_also_for_streams(server: ServerUnderTest, path: str, stream: bool) -> None:
+def test_continuation_refusals_have_their_status_even_when_streaming(
+    server: ServerUnderTest, path: str, stream: bool
+) -> None:
     def refused(status: int, **fields: Any) -> dict:
         return error_of(server.client.post(path, json={"stream": stream, **fields}), status)
 
@@ -170,7 +172,7 @@ def test_refusals_have_their_status_also_for_streams(server: ServerUnderTest, pa
     assert ("text or input_ids" if path == "/generate" else "as prompt too") in error["message"]
 
 
-def test_a_prompt_of_its_own_stands_in_for_a_forgotten_parent(server: ServerUnderTest) -> None:
+def test_forgotten_parent_falls_back_to_the_given_prompt(server: ServerUnderTest) -> None:
     rid, _ = start(server, retain_ttl=0)
     for _ in range(4):
         start(server, retain_ttl=0)
@@ -181,7 +183,7 @@ def test_a_prompt_of_its_own_stands_in_for_a_forgotten_parent(server: ServerUnde
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_parent_whose_client_leaves_fails_its_waiting_child(server: ServerUnderTest, path: str, stream: bool) -> None:
+def test_aborted_parent_fails_its_waiting_child(server: ServerUnderTest, path: str, stream: bool) -> None:
     rid = name("parent")
     answers: list[httpx.Response] = []
 
@@ -202,7 +204,7 @@ def test_a_parent_whose_client_leaves_fails_its_waiting_child(server: ServerUnde
     assert error_of(server.client.post(path, json={"continuation_of": f"cmpl-{rid}"}), 409)["code"] == "parent_failed"
 
 
-def test_a_batch_of_children(server: ServerUnderTest) -> None:
+def test_batch_of_continuations_is_handed_off(server: ServerUnderTest) -> None:
     parents = post(server, "/v1/completions", prompt=[PROMPT, PROMPT], temperature=0, max_tokens=24, retain_ttl=60)
     rids = [choice["baton"]["rid"] for choice in parents["choices"]]
     assert [f"cmpl-{rid}" for rid in rids] == [f"{parents['id']}_{i}" for i in (0, 1)]
@@ -214,7 +216,7 @@ def test_a_batch_of_children(server: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"rid": ""}, {"rid": 5}, {"rid": None}, {"ridd": "x"}, {"rid": ["a"]}])
-def test_release_refuses(server: ServerUnderTest, body: dict) -> None:
+def test_invalid_release_requests_are_refused(server: ServerUnderTest, body: dict) -> None:
     assert error_of(server.client.post("/release", json=body), 400)
 
 
@@ -238,7 +240,7 @@ def test_metrics(server: ServerUnderTest) -> None:
     post(server, "/release", rid=rid)
 
 
-def test_leases_are_listed(server: ServerUnderTest) -> None:
+def test_leases_are_listed_in_pages(server: ServerUnderTest) -> None:
     others = server.client.get("/cache/leases", params={"limit": 1000}).json()["leases"]
     last = max((lease["serial"] for lease in others), default=-1)
     rids = [start(server)[0] for _ in range(3)]

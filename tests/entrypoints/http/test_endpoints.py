@@ -21,7 +21,7 @@ KEY = "s3cret"
 # -- the other endpoints -----------------------------------------------------------------------------------------------
 
 
-def test_information(server: ServerUnderTest) -> None:
+def test_information_endpoints_describe_the_server(server: ServerUnderTest) -> None:
     get = server.client.get
     assert get("/health").json() == {"status": "ok"}
     assert get("/ready").json() == {"status": "ready"}
@@ -58,7 +58,7 @@ def test_tokenize_and_detokenize(server: ServerUnderTest) -> None:
         assert error_of(post("/detokenize", json={"tokens": tokens}), 400)["param"] == "tokens"
 
 
-def test_tokenize_as_vllm_has_it(server: ServerUnderTest) -> None:
+def test_tokenize_matches_vllm(server: ServerUnderTest) -> None:
     post = server.client.post
     got = post("/v1/tokenize", json={"prompt": "ab", "return_token_strs": True}).json()
     assert got == {"tokens": [97, 98], "count": 2, "max_model_len": 4096, "token_strs": ["a", "b"]}
@@ -80,7 +80,7 @@ def test_tokenize_as_vllm_has_it(server: ServerUnderTest) -> None:
     assert refused["code"] == "model_not_found"
 
 
-def test_the_model_by_its_name(server: ServerUnderTest) -> None:
+def test_model_is_found_by_name(server: ServerUnderTest) -> None:
     get = server.client.get
     models = get("/v1/models").json()
     assert get("/v1/models/echo").json() == models["data"][0]
@@ -130,7 +130,7 @@ def test_loads(server: ServerUnderTest) -> None:
         ("/completion", "use /v1/completions"),
     ],
 )
-def test_what_others_serve_is_refused_by_name(server: ServerUnderTest, path: str, words: str) -> None:
+def test_unimplemented_endpoints_are_refused_by_name(server: ServerUnderTest, path: str, words: str) -> None:
     form = server.client.post(path, files={"file": b"RIFF"})
     for response in (server.client.post(path, json={"input": "a"}), form, server.client.post(path)):
         error = error_of(response, 404)
@@ -140,14 +140,14 @@ def test_what_others_serve_is_refused_by_name(server: ServerUnderTest, path: str
     assert server.client.head(path).status_code == 404
 
 
-def test_paths_that_nobody_has(server: ServerUnderTest) -> None:
+def test_unknown_paths_are_404(server: ServerUnderTest) -> None:
     for path in ("/v1/nothing", "/v2/chat/completions", "/generate/x", "/v1/models/"):
         for method in ("GET", "POST", "DELETE"):
             assert server.client.request(method, path, json={}).status_code in (404, 405), (method, path)
     assert error_of(server.client.post("/v1/nothing", json={}), 404)["code"] == "not_found"
 
 
-def test_errors_below_an_api_have_its_shape(server: ServerUnderTest) -> None:
+def test_errors_below_messages_have_anthropic_shape(server: ServerUnderTest) -> None:
     for method, path, status, kind in (
         ("GET", "/v1/messages/nothing", 404, "not_found_error"),
         ("POST", "/v1/messages/batches", 404, "not_found_error"),
@@ -162,7 +162,7 @@ def test_errors_below_an_api_have_its_shape(server: ServerUnderTest) -> None:
     assert "type" not in server.client.get("/v1/messages_of_mine").json()
 
 
-def test_a_wrong_method_says_which_are_right(server: ServerUnderTest) -> None:
+def test_wrong_method_lists_allowed_methods(server: ServerUnderTest) -> None:
     for method, path, allowed in (
         ("PUT", "/ping", "GET, HEAD, POST"),
         ("POST", "/v1/responses/resp_x", "DELETE, GET"),
@@ -175,7 +175,7 @@ def test_a_wrong_method_says_which_are_right(server: ServerUnderTest) -> None:
         assert response.headers["allow"] == allowed and f"use {allowed}" in error["message"], path
 
 
-def test_the_root_leads_to_the_dashboard(server: ServerUnderTest) -> None:
+def test_root_redirects_to_the_dashboard(server: ServerUnderTest) -> None:
     response = server.client.get("/", follow_redirects=False)
     assert response.status_code == 307 and response.headers["location"] == "dashboard"
     assert server.client.get("/", follow_redirects=True).headers["content-type"].startswith("text/html")
@@ -184,7 +184,7 @@ def test_the_root_leads_to_the_dashboard(server: ServerUnderTest) -> None:
     assert error_of(server.client.post("/", json={}), 405)["code"] == "method_not_allowed"
 
 
-def test_a_pause(server: ServerUnderTest) -> None:
+def test_pause_and_continue_generation(server: ServerUnderTest) -> None:
     post = server.client.post
     error = error_of(post("/pause_generation", json={"mode": "retract"}), 400)
     assert error["param"] == "mode" and "use in_place" in error["message"]
@@ -207,7 +207,7 @@ def test_a_pause(server: ServerUnderTest) -> None:
     assert generate(server, text="ab")["text"] == "abab"
 
 
-def test_a_shutdown_ends_a_pause(model: Path, tmp_path: Path) -> None:
+def test_shutdown_ends_a_pause(model: Path, tmp_path: Path) -> None:
     with ServerUnderTest(model, tmp_path, behaviour={"step_s": 0.001}) as server:
         server.wait_ready()
         assert server.client.post("/pause_generation", json={"mode": "in_place"}).status_code == 200
@@ -326,7 +326,7 @@ def test_an_idle_server_sleeps(model: Path, tmp_path: Path) -> None:
         assert all(rate < 60 for rate in per_second.values()), per_second
 
 
-def test_what_is_ignored_is_said_in_a_header(server: ServerUnderTest) -> None:
+def test_ignored_fields_are_reported_in_a_header(server: ServerUnderTest) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     for path, body in (
         ("/generate", {"text": "a", "model": "unknown", "sampling_params": {"max_new_tokens": 1}}),

@@ -38,7 +38,7 @@ from tests.doubles.server_under_test import ServerUnderTest
         ("*", "evil.example", True),
     ],
 )
-def test_known_hosts(allowed: str, host: str, is_known: bool) -> None:
+def test_only_known_hosts_are_accepted(allowed: str, host: str, is_known: bool) -> None:
     hosts = KnownHosts("gpu-box", allowed)
     if is_known:
         hosts.check(host)
@@ -70,7 +70,7 @@ def test_known_hosts(allowed: str, host: str, is_known: bool) -> None:
         (b"http://evil.org", "localhost:1", "*", True),
     ],
 )
-def test_origins(origin: bytes | None, host: str | None, friend: str, is_taken: bool) -> None:
+def test_foreign_origins_are_refused(origin: bytes | None, host: str | None, friend: str, is_taken: bool) -> None:
     if is_taken:
         check_origin(origin, host, friend)
     else:
@@ -86,7 +86,7 @@ STATE_CHANGING = ["/generate", "/v1/completions", "/abort_request", "/release", 
 @pytest.mark.process
 @pytest.mark.parametrize("path", STATE_CHANGING)
 @pytest.mark.parametrize("body", [b"", b"{}"])
-def test_nothing_is_taken_from_a_foreign_page(server: ServerUnderTest, path: str, body: bytes) -> None:
+def test_state_changes_from_foreign_origins_are_refused(server: ServerUnderTest, path: str, body: bytes) -> None:
     kind = "application/octet-stream" if "tries" in path else "application/json"
     headers = {"Content-Type": kind, "Origin": "https://evil.example"}
     response = server.client.post(path, content=body, headers=headers)
@@ -98,7 +98,7 @@ def test_nothing_is_taken_from_a_foreign_page(server: ServerUnderTest, path: str
 
 @pytest.mark.process
 @pytest.mark.parametrize("path", STATE_CHANGING)
-def test_a_body_needs_its_content_type(server: ServerUnderTest, path: str) -> None:
+def test_body_requires_its_content_type(server: ServerUnderTest, path: str) -> None:
     own = "application/octet-stream" if "tries" in path else "application/json"
     other = "application/json" if "tries" in path else "application/octet-stream"
     for kind in ("", "text/plain", "application/x-www-form-urlencoded", "text/json", other):
@@ -110,7 +110,7 @@ def test_a_body_needs_its_content_type(server: ServerUnderTest, path: str) -> No
 
 
 @pytest.mark.process
-def test_other_spellings_of_json_are_taken(server: ServerUnderTest) -> None:
+def test_json_content_type_variants_are_accepted(server: ServerUnderTest) -> None:
     for kind in ("Application/JSON; charset=utf-8", "application/vnd.api+json"):
         response = server.client.post("/tokenize", content=b'{"prompt": "a"}', headers={"Content-Type": kind})
         assert response.status_code == 200
@@ -118,13 +118,13 @@ def test_other_spellings_of_json_are_taken(server: ServerUnderTest) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("path", ["/flush_cache", "/flush_cache%0A", "/start_profile", "/stop_profile"])
-def test_a_get_changes_nothing(server: ServerUnderTest, path: str) -> None:
+def test_get_cannot_change_state(server: ServerUnderTest, path: str) -> None:
     response = server.client.get(path)
     assert "use POST" in error_of(response, 405)["message"] and response.headers["allow"] == "POST"
 
 
 @pytest.mark.process
-def test_an_unknown_host_is_refused(server: ServerUnderTest) -> None:
+def test_unknown_host_is_refused(server: ServerUnderTest) -> None:
     for path in ("/generate", "/metrics", "/health", "/nothing"):
         response = server.client.get(path, headers={"Host": "evil.example"})
         assert error_of(response, 421)["code"] == "unknown_host"
@@ -136,7 +136,7 @@ def test_an_unknown_host_is_refused(server: ServerUnderTest) -> None:
 
 
 @pytest.mark.process
-def test_with_a_key_any_host_will_do_and_old_clients_may_flush_by_get(model: Path, tmp_path: Path) -> None:
+def test_api_key_allows_any_host_and_flush_by_get(model: Path, tmp_path: Path) -> None:
     with ServerUnderTest(model, tmp_path, "--api-key", "k", behaviour={}) as server:
         server.wait_ready()
         assert server.client.get("/health", headers={"Host": "any.example"}).status_code == 200

@@ -23,7 +23,7 @@ class Manager:
 @pytest.mark.parametrize(
     ("silent", "watchdog", "is_well"), [(0.0, 300, True), (9.9, 300, True), (10.1, 300, False), (3.5, 3, False)]
 )
-def test_silence(silent: float, watchdog: int, is_well: bool) -> None:
+def test_health_fails_when_a_process_is_silent(silent: float, watchdog: int, is_well: bool) -> None:
     args = compose({"model_path": "m", "watchdog_timeout": watchdog})
     routes = HealthRoutes(cast(Any, Manager(silent)), args, Readiness(warmed_up=True))
     for probe in (routes.health, routes.ready):

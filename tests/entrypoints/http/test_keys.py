@@ -59,14 +59,14 @@ def keys_of(*api: str, admin: str = "", **options: bool) -> Keys:
         (keys_of("k", "schlüssel"), "serving", "schlüssel", Caller(Client("s"))),
     ],
 )
-def test_who_a_key_is_and_what_it_opens(keys: Keys, access: str, given: str, who: Caller | int) -> None:
+def test_key_determines_caller_and_access(keys: Keys, access: str, given: str, who: Caller | int) -> None:
     try:
         assert keys.admit(access, given.encode()) == who  # type: ignore[arg-type]
     except RequestRefused as refused:
         assert status_of(refused) == who
 
 
-def test_only_the_admin_speaks_for_a_client() -> None:
+def test_only_admin_can_act_on_behalf_of_a_client() -> None:
     keys = keys_of("k", "l", admin="a")
     admin, client = keys.admit("serving", b"a"), keys.admit("serving", b"k")
     assert keys.on_behalf(admin, "k") == Caller(Client("k"), is_admin=True), "and sees only what the client sees"
@@ -83,7 +83,7 @@ def test_only_the_admin_speaks_for_a_client() -> None:
 
 
 @pytest.mark.parametrize("keys", [("k", "k"), ("k", "l", "k")])
-def test_a_key_belongs_to_one(keys: tuple[str, ...]) -> None:
+def test_duplicate_api_keys_are_refused(keys: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="the same API key is given twice"):
         keys_of(*keys)
     with pytest.raises(UsageError, match="the same API key is given twice"):
@@ -103,7 +103,7 @@ def test_a_key_belongs_to_one(keys: tuple[str, ...]) -> None:
         ({b"authorization": b"Basic k", b"x-api-key": b"k"}, b""),
     ],
 )
-def test_where_a_request_has_its_key(headers: dict[bytes, bytes], key: bytes) -> None:
+def test_api_key_is_read_from_request_headers(headers: dict[bytes, bytes], key: bytes) -> None:
     assert presented_key(headers) == key
 
 
@@ -111,7 +111,7 @@ def found(server: ServerConfig, environment: dict[str, str]) -> list[tuple[str, 
     return [(key.client, key.key) for key in read_keys(server, environment)._api]
 
 
-def test_a_key_stands_in_a_flag_a_file_or_the_environment(tmp_path: Path) -> None:
+def test_api_key_sources_are_flag_file_and_environment(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("from-file\n")
     environment = {"BATON_API_KEY": "from-environment", "BATON_ADMIN_API_KEY": "admin", "HOME": "/"}
@@ -140,7 +140,7 @@ def test_a_key_stands_in_a_flag_a_file_or_the_environment(tmp_path: Path) -> Non
         ("a: k\nA: K", [("a", "k"), ("A", "K")]),
     ],
 )
-def test_a_file_of_keys(tmp_path: Path, content: str, keys: list[tuple[str, str]]) -> None:
+def test_api_key_file_is_parsed(tmp_path: Path, content: str, keys: list[tuple[str, str]]) -> None:
     file = tmp_path / "keys"
     file.write_bytes(content.encode())
     assert found(ServerConfig(api_key_file=str(file)), {}) == keys
@@ -165,7 +165,7 @@ def test_a_file_of_keys(tmp_path: Path, content: str, keys: list[tuple[str, str]
         ("alice: s3cret\nalice: s3cret", "line 2 has a key that an earlier line has"),
     ],
 )
-def test_a_file_of_keys_that_is_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_malformed_api_key_file_is_refused_without_leaking_keys(tmp_path: Path, content: str, said: str) -> None:
     file = tmp_path / "keys"
     file.write_text(content)
     with pytest.raises(UsageError) as refused:
@@ -173,7 +173,7 @@ def test_a_file_of_keys_that_is_refused(tmp_path: Path, content: str, said: str)
     assert said in str(refused.value) and str(file) in str(refused.value) and "s3cret" not in str(refused.value)
 
 
-def test_a_runtimes_keys_reach_its_server() -> None:
+def test_runtime_api_keys_reach_its_server() -> None:
     assert in_environment("key") == in_environment(["key"]) == "key"
     assert found(ServerConfig(), {"BATON_API_KEY": in_environment(("a", "b"))}) == [
         ("client-1", "a"),
@@ -195,7 +195,7 @@ def test_a_runtimes_keys_reach_its_server() -> None:
         ("0.0.0.0", keys_of("k"), False),
     ],
 )
-def test_a_server_that_others_reach_without_a_key_is_warned_of(host: str, keys: Keys, warns: bool) -> None:
+def test_exposed_server_without_key_is_warned_about(host: str, keys: Keys, warns: bool) -> None:
     warning = exposure_warning(host, keys)
     assert bool(warning) == warns
     assert not warns or (f"--host {host}" in warning and "--api-key-file" in warning)
@@ -203,7 +203,7 @@ def test_a_server_that_others_reach_without_a_key_is_warned_of(host: str, keys: 
 
 
 @pytest.mark.parametrize("content", [None, b"", b"two\nlines", b"\xff"])
-def test_a_file_without_a_key_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_admin_key_file_without_a_key_is_refused(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "key"
     if content is not None:
         file.write_bytes(content)
@@ -240,7 +240,9 @@ def ask(server: ServerUnderTest, method: str, path: str, key: str, json: dict | 
         ("DELETE", "/item_tries/x", None),
     ],
 )
-def test_admin_endpoints_take_the_admin_key(locked: ServerUnderTest, method: str, path: str, body: dict | None) -> None:
+def test_admin_endpoints_require_the_admin_key(
+    locked: ServerUnderTest, method: str, path: str, body: dict | None
+) -> None:
     refused = ask(locked, method, path, SERVING, body)
     assert error_of(refused, 403)["code"] == "admin_key_required"
     assert error_of(ask(locked, method, path, "wrong", body), 401)["code"] == "invalid_api_key"
@@ -249,7 +251,7 @@ def test_admin_endpoints_take_the_admin_key(locked: ServerUnderTest, method: str
 
 
 @pytest.mark.process
-def test_serving_takes_either_key_and_shows_none(locked: ServerUnderTest) -> None:
+def test_serving_accepts_either_key_and_leaks_none(locked: ServerUnderTest) -> None:
     for key in (SERVING, ADMIN):
         assert ask(locked, "POST", "/generate", key, {"text": "a"}).status_code == 200
         shown = ask(locked, "GET", "/server_info", key)

@@ -59,7 +59,7 @@ def attack(server: ServerUnderTest, document: dict[str, Any], *, phases: str, ex
 
 
 @pytest.mark.parametrize(("examples", "least"), [(8, 200), pytest.param(60, 1500, marks=pytest.mark.slow)])
-def test_every_answer_is_as_described(open_server: ServerUnderTest, examples: int, least: int) -> None:
+def test_fuzzed_answers_match_openapi(open_server: ServerUnderTest, examples: int, least: int) -> None:
     """Without the examples: with them most of the time would go by in answering."""
     document = open_server.client.get("/openapi.json").json()
     for at in document["paths"].values():
@@ -70,7 +70,7 @@ def test_every_answer_is_as_described(open_server: ServerUnderTest, examples: in
     assert open_server.client.get("/health").status_code == 200
 
 
-def test_every_example_is_answered_as_described(open_server: ServerUnderTest) -> None:
+def test_openapi_examples_are_answered_as_described(open_server: ServerUnderTest) -> None:
     """Events of streams too, which schemathesis does not read."""
     document = open_server.client.get("/openapi.json").json()
     num_events = 0
@@ -108,7 +108,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status"), REFUSED)
-def test_refusals_are_described(
+def test_refusals_match_openapi(
     open_server: ServerUnderTest, method: str, path: str, body: dict[str, Any] | None, status: int
 ) -> None:
     document = open_server.client.get("/openapi.json").json()
@@ -122,12 +122,12 @@ def test_refusals_are_described(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [11, 12, 13])
-def test_many_answers_are_as_described(open_server: ServerUnderTest, seed: int) -> None:
+def test_more_fuzzed_answers_match_openapi(open_server: ServerUnderTest, seed: int) -> None:
     document = open_server.client.get("/openapi.json").json()
     attack(open_server, document, phases="examples,coverage,fuzzing", examples=60, seed=seed)
 
 
-def test_every_endpoint_is_described(open_server: ServerUnderTest) -> None:
+def test_every_endpoint_is_in_openapi(open_server: ServerUnderTest) -> None:
     document = open_server.client.get("/openapi.json").json()
     assert document["openapi"] == "3.1.0"
     paths = document["paths"]
@@ -143,7 +143,7 @@ def test_every_endpoint_is_described(open_server: ServerUnderTest) -> None:
             assert (method == "head") == ("content" not in operation["responses"]["200"])
 
 
-def test_whatever_generates_says_how_it_is_told_its_job(open_server: ServerUnderTest) -> None:
+def test_generation_endpoints_document_job_headers_and_extra_body(open_server: ServerUnderTest) -> None:
     document = open_server.client.get("/openapi.json").json()
     for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
         described = document["paths"][path]["post"]
@@ -155,7 +155,7 @@ def test_whatever_generates_says_how_it_is_told_its_job(open_server: ServerUnder
         assert properties["extra_body"]["properties"].keys() == {"job_id", "is_last_step"} < properties.keys()
 
 
-def test_the_page_loads_nothing_from_elsewhere(open_server: ServerUnderTest) -> None:
+def test_docs_page_loads_no_external_resources(open_server: ServerUnderTest) -> None:
     page = open_server.client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     policy = page.headers["content-security-policy"]
@@ -168,7 +168,7 @@ def test_the_page_loads_nothing_from_elsewhere(open_server: ServerUnderTest) -> 
     assert error_of(open_server.client.get("/docs/..%2F__init__.py"), 404)["code"] == "not_found"
 
 
-def test_the_page_in_a_browser(open_server: ServerUnderTest, tmp_path: Path) -> None:
+def test_docs_page_renders_in_a_browser(open_server: ServerUnderTest, tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("chromium is not installed")
@@ -183,7 +183,7 @@ def test_the_page_in_a_browser(open_server: ServerUnderTest, tmp_path: Path) -> 
         assert words in shown
 
 
-def test_a_page_needs_no_key(model: Path, tmp_path: Path) -> None:
+def test_docs_page_needs_no_key(model: Path, tmp_path: Path) -> None:
     with ServerUnderTest(model, tmp_path, "--api-key", "secret", behaviour={}) as server:
         server.wait_ready()
         for path in ("/openapi.json", "/docs", "/docs/start.js"):

@@ -19,7 +19,7 @@ def called(route: Route) -> Response:
     return asyncio.run(call())
 
 
-def test_without_a_dashboard_the_root_says_what_is_here() -> None:
+def test_root_without_dashboard_describes_the_server() -> None:
     routes = RootRoutes(compose({"model_path": "m", "dashboard": False})).routes
     assert {(route.path, *route.methods, route.access) for route in routes} == {
         ("/", "GET", "open"), ("/", "HEAD", "open"),
@@ -29,7 +29,7 @@ def test_without_a_dashboard_the_root_says_what_is_here() -> None:
     assert json.loads(bytes(answers[0].body)) == {"server": "baton", "docs": "/docs"} and answers[1].body == b""
 
 
-def test_with_one_it_leads_there() -> None:
+def test_root_with_dashboard_redirects_to_it() -> None:
     get, _ = RootRoutes(compose({"model_path": "m"})).routes
     answer = called(get)
     assert answer.status_code == 307 and answer.headers["location"] == "dashboard"

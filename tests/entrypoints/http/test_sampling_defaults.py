@@ -33,7 +33,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running.wait_ready()
 
 
-def test_the_server_says_what_it_uses(server: ServerUnderTest) -> None:
+def test_server_info_reports_model_sampling_defaults(server: ServerUnderTest) -> None:
     for page in ("/model_info", "/server_info"):
         assert server.client.get(page).json()["default_sampling_params"] == RECOMMENDED
     assert server.client.get("/server_info").json()["sampling_defaults"] == "model"
@@ -42,13 +42,13 @@ def test_the_server_says_what_it_uses(server: ServerUnderTest) -> None:
     )
 
 
-def test_the_log_names_flags_of_other_servers(server: ServerUnderTest) -> None:
+def test_foreign_flags_are_logged(server: ServerUnderTest) -> None:
     assert server.client.get("/server_info").json()["max_running_requests"] == 8
     assert "flag of another server: --max-num-seqs is --max-running-requests here" in server.log
     assert "flag of another server: --enable-metrics has no effect: GET /metrics is always there" in server.log
 
 
-def test_every_api_of_chats_uses_it(server: ServerUnderTest) -> None:
+def test_chat_apis_use_model_sampling_defaults(server: ServerUnderTest) -> None:
     post = server.client.post
     chat = post("/v1/chat/completions", json={"messages": TALK, "ignore_eos": True}).json()
     assert chat["usage"]["completion_tokens"] == 5 and chat["choices"][0]["finish_reason"] == "length"
@@ -59,7 +59,7 @@ def test_every_api_of_chats_uses_it(server: ServerUnderTest) -> None:
     assert (response["temperature"], response["top_p"], response["max_output_tokens"]) == (0.0, 0.95, 3)
 
 
-def test_the_flag_turns_it_off(model: Path, tmp_path: Path) -> None:
+def test_sampling_defaults_flag_disables_model_defaults(model: Path, tmp_path: Path) -> None:
     with ServerUnderTest(model, tmp_path, "--sampling-defaults", "openai", behaviour={}) as running:
         running.wait_ready()
         assert running.client.get("/model_info").json()["default_sampling_params"] == {}
@@ -68,7 +68,7 @@ def test_the_flag_turns_it_off(model: Path, tmp_path: Path) -> None:
         assert "sampling defaults of" not in running.log
 
 
-def test_a_broken_file_ends_the_start_with_its_name(tmp_path: Path) -> None:
+def test_broken_generation_config_aborts_startup(tmp_path: Path) -> None:
     folder = write_byte_tokenizer(tmp_path / "model")
     (folder / "generation_config.json").write_text('{"temperature": "warm"}')
     with ServerUnderTest(folder, tmp_path, behaviour={}) as running:

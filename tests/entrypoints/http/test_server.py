@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def test_shape_of_an_answer(server: ServerUnderTest) -> None:
+def test_generate_answer_has_the_documented_shape(server: ServerUnderTest) -> None:
     answer = generate(server, text="abc", rid="shape")
     assert answer["text"] == "abca" and answer["output_ids"] == [97, 98, 99, 97]
     meta = answer["meta_info"]
@@ -34,11 +34,11 @@ def test_shape_of_an_answer(server: ServerUnderTest) -> None:
     }
 
 
-def test_text_and_ids_are_the_same_prompt(server: ServerUnderTest) -> None:
+def test_text_and_input_ids_give_the_same_answer(server: ServerUnderTest) -> None:
     assert generate(server, input_ids=[97, 98])["text"] == generate(server, text="ab")["text"] == "abab"
 
 
-def test_batch_and_samples_come_in_order(server: ServerUnderTest) -> None:
+def test_batch_and_samples_are_ordered(server: ServerUnderTest) -> None:
     answers = generate(server, text=["ab", "xyz"], sampling_params={"n": 2}, rid="batch")
     assert [a["text"] for a in answers] == ["abab", "baba", "xyzx", "yzxy"]
     assert [a["meta_info"]["id"] for a in answers] == ["batch_0", "batch_0", "batch_1", "batch_1"]
@@ -47,7 +47,7 @@ def test_batch_and_samples_come_in_order(server: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_no_output_is_an_answer(server: ServerUnderTest, stream: bool) -> None:
+def test_zero_new_tokens_gives_an_empty_answer(server: ServerUnderTest, stream: bool) -> None:
     fields = {"text": "abc", "return_logprob": True, "logprob_start_len": 0, "stream": stream}
     response = server.generate(sampling_params={"max_new_tokens": 0}, **fields)
     (answer,) = events(response) if stream else [response.json()]
@@ -58,7 +58,7 @@ def test_no_output_is_an_answer(server: ServerUnderTest, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_is_scored_by_an_echo_without_output(server: ServerUnderTest, stream: bool) -> None:
+def test_echo_without_output_scores_a_text(server: ServerUnderTest, stream: bool) -> None:
     fields = {"prompt": ["ab", "xyz"], "echo": True, "max_tokens": 0, "logprobs": 1, "stream": stream}
     response = server.client.post("/v1/completions", json=fields)
     parts = events(response) if stream else [response.json()]
@@ -72,7 +72,7 @@ def test_a_text_is_scored_by_an_echo_without_output(server: ServerUnderTest, str
         assert choice["logprobs"]["text_offset"] == list(range(len(text)))
 
 
-def test_batch_with_parameters_of_their_own(server: ServerUnderTest) -> None:
+def test_batch_items_have_their_own_parameters(server: ServerUnderTest) -> None:
     response = server.generate(
         input_ids=[[97], [98]],
         rid=["one", "two"],
@@ -102,7 +102,7 @@ def test_logprobs(server: ServerUnderTest) -> None:
     assert [row[0][1] for row in meta["output_top_logprobs"]] == [97, 98]
 
 
-def test_stops(server: ServerUnderTest) -> None:
+def test_stop_strings_tokens_and_eos_end_the_output(server: ServerUnderTest) -> None:
     answer = generate(server, 50, text="hello. ", sampling_params={"stop": "lo"})
     assert answer["text"] == "hel" and answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "lo"}
     assert (
@@ -161,7 +161,7 @@ def test_request_id_header_is_the_rid(server: ServerUnderTest) -> None:
     assert response.json()["meta_info"]["id"] == response.headers["x-request-id"] == "body"
 
 
-def test_a_live_rid_is_taken_a_finished_one_is_free(server: ServerUnderTest) -> None:
+def test_duplicate_live_rid_is_refused_and_finished_rid_is_free(server: ServerUnderTest) -> None:
     with server.client.stream("POST", "/generate", json=long("dup", stream=True)) as response:
         chunks = response.iter_bytes()  # kept: httpx closes the response with it
         next(chunks)
@@ -175,7 +175,7 @@ def test_a_live_rid_is_taken_a_finished_one_is_free(server: ServerUnderTest) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_aborts_its_request(server: ServerUnderTest, stream: bool) -> None:
+def test_client_disconnect_aborts_its_request(server: ServerUnderTest, stream: bool) -> None:
     body = json.dumps(long(f"gone-{stream}", stream=stream)).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(raw_post(body))
@@ -201,7 +201,7 @@ def test_abort_request(server: ServerUnderTest) -> None:
     assert [a["meta_info"]["finish_reason"]["type"] for a in batch.json()] == ["abort", "abort"]
 
 
-def test_abort_request_refuses(server: ServerUnderTest) -> None:
+def test_invalid_abort_requests_are_refused(server: ServerUnderTest) -> None:
     post = server.client.post
     assert error_of(post("/abort_request", json={"rid": "nobody"}), 404)["param"] == "rid"
     assert error_of(post("/abort_request", json={}), 400)
@@ -211,7 +211,7 @@ def test_abort_request_refuses(server: ServerUnderTest) -> None:
     assert post("/abort_request", json={"abort_all": True}).json() == {"aborted": []}
 
 
-def test_a_slow_client_holds_up_nobody_and_gets_everything(server: ServerUnderTest) -> None:
+def test_slow_client_delays_no_other_and_gets_the_whole_answer(server: ServerUnderTest) -> None:
     body = json.dumps(long("slow", stream=True)).encode()
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -229,7 +229,7 @@ def test_a_slow_client_holds_up_nobody_and_gets_everything(server: ServerUnderTe
     assert len(received) < 20_000_000, "one event per token was queued"
 
 
-def test_two_hundred_at_once(server: ServerUnderTest) -> None:
+def test_two_hundred_concurrent_requests(server: ServerUnderTest) -> None:
     async def run() -> list[dict]:
         limits = httpx.Limits(max_connections=200)
         async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:

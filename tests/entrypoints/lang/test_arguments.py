@@ -21,7 +21,7 @@ def samples(s: ProgramState, question: str, n: int, seed: int = 1) -> tuple[int,
     return n, seed
 
 
-def test_a_keyword_that_the_program_has_a_parameter_for_is_its_argument() -> None:
+def test_keyword_matching_a_parameter_is_an_argument() -> None:
     backend = FakeBackend()
     assert samples.run(question="q", n=3, seed=4, backend=backend).ret_value == (3, 4)
     assert samples.run_batch([{"question": "q", "n": 5}], backend=backend)[0].ret_value == (5, 1)
@@ -35,7 +35,7 @@ def test_a_keyword_that_the_program_has_a_parameter_for_is_its_argument() -> Non
     assert backend.calls[-1]["sampling_params"] == {"n": 3}
 
 
-def test_options_of_a_run_are_defaults_for_every_gen() -> None:
+def test_run_options_are_defaults_for_every_gen() -> None:
     backend = FakeBackend()
 
     @function
@@ -55,14 +55,14 @@ def test_options_of_a_run_are_defaults_for_every_gen() -> None:
     ]
 
 
-def test_items_of_a_batch_may_have_options_of_their_own() -> None:
+def test_batch_items_may_set_their_own_options() -> None:
     backend = FakeBackend()
     two_stages.run_batch([{"question": "q", "temperature": 0.25}], backend=backend, temperature=0.5, seed=3)
     assert backend.calls[0]["sampling_params"] == {"temperature": 0.25, "seed": 3, "max_new_tokens": 8, "stop": "|"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_wrong_arguments_are_refused_before_anything_runs(stream: bool) -> None:
+def test_invalid_arguments_are_refused_before_running(stream: bool) -> None:
     backend = FakeBackend()
     run = {"backend": backend, "stream": stream}
     with pytest.raises(
@@ -78,7 +78,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(stream: bool) -> None:
     assert not backend.calls
 
 
-def test_wrong_items_of_a_batch_are_refused_before_anything_runs() -> None:
+def test_invalid_batch_items_are_refused_before_running() -> None:
     backend = FakeBackend()
     for item, message in [({"qestion": "q"}, "did you mean 'question'"), (("a", "b"), "too many"), ({}, "missing")]:
         with pytest.raises(TypeError, match=f"two_stages.run_batch: .*{message}"):
@@ -88,7 +88,7 @@ def test_wrong_items_of_a_batch_are_refused_before_anything_runs() -> None:
     assert not backend.calls
 
 
-def test_programs_with_keywords_of_any_name() -> None:
+def test_programs_may_accept_arbitrary_keywords() -> None:
     @function
     def anything(s: ProgramState, **names: Any) -> dict[str, Any]:
         return names
@@ -96,7 +96,7 @@ def test_programs_with_keywords_of_any_name() -> None:
     assert anything.run(backend=FakeBackend(), a=1, temperature=0.5).ret_value == {"a": 1}
 
 
-def test_bind() -> None:
+def test_bind_sets_arguments_ahead() -> None:
     backend = FakeBackend()
 
     @function
@@ -119,7 +119,7 @@ def test_bind() -> None:
     assert outer.run(backend=backend).ret_value == (8, 2, 4)
 
 
-def test_decorators_with_parentheses_and_calls() -> None:
+def test_decorator_with_parentheses_and_direct_call() -> None:
     @function()
     def echo(s: ProgramState, text: str) -> None:
         s += text + gen("x")
@@ -134,7 +134,7 @@ def test_decorators_with_parentheses_and_calls() -> None:
 # -- batches, one result after another ---------------------------------------------------------------------------------
 
 
-def test_results_of_a_batch_one_by_one() -> None:
+def test_batch_results_are_generated_lazily() -> None:
     backend = FakeBackend()
     items = [{"question": "x" * i} for i in range(1, 30)]
     states = two_stages.run_batch(items, backend=backend, num_threads=3, generator_style=True)
@@ -144,7 +144,7 @@ def test_results_of_a_batch_one_by_one() -> None:
     assert not backend.leases
 
 
-def test_a_reader_that_leaves_stops_the_batch() -> None:
+def test_closing_the_result_iterator_stops_the_batch() -> None:
     backend, second_is_ready, first_was_read = FakeBackend(hold=threading.Event()), threading.Event(), threading.Event()
     assert backend.hold is not None
     backend.hold.set()
@@ -168,7 +168,7 @@ def test_a_reader_that_leaves_stops_the_batch() -> None:
     assert backend.aborted and len(backend.calls) <= 6 and not backend.leases
 
 
-def test_samples_of_a_choice_are_refused() -> None:
+def test_n_does_not_apply_to_select() -> None:
     @function
     def choose(s: ProgramState) -> None:
         s += "a" + select("x", ["b"])

@@ -76,7 +76,7 @@ def event(**fields: Any) -> bytes:
     return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
 
-def test_http_errors_are_told(canned: Any) -> None:
+def test_http_errors_are_raised_with_the_server_message(canned: Any) -> None:
     backend, answers = canned
     answers["/generate"] = 410, b'{"error": {"message": "gone; send it all", "code": "parent_forgotten"}}'
     for call in (lambda: backend.generate({}), lambda: next(backend.stream({}))):
@@ -99,7 +99,7 @@ def test_http_errors_are_told(canned: Any) -> None:
         HttpBackend(f"http://127.0.0.1:{free_port()}").generate({})
 
 
-def test_http_streams(canned: Any) -> None:
+def test_http_stream_increments_are_accumulated(canned: Any) -> None:
     backend, answers = canned
     answers["/server_info"] = 200, b'{"incremental_streaming_output": true}'
     rows = [[-0.5, 1, None]]
@@ -118,7 +118,7 @@ def test_http_streams(canned: Any) -> None:
         list(backend.stream({}))
 
 
-def test_a_model_without_a_template(canned: Any) -> None:
+def test_chat_roles_without_template_are_refused(canned: Any) -> None:
     backend, answers = canned
     answers["/model_info"] = 200, b'{"chat_template": null, "special_tokens": {}}'
 
@@ -130,7 +130,7 @@ def test_a_model_without_a_template(canned: Any) -> None:
         chat.run(backend=backend)
 
 
-def test_what_is_a_backend(toy_engine: Engine) -> None:
+def test_backend_is_inferred_from_engine_or_url(toy_engine: Engine) -> None:
     assert isinstance(as_backend(toy_engine), EngineBackend)
     assert isinstance(as_backend("http://localhost:1"), HttpBackend)
     backend = EngineBackend(toy_engine)
@@ -140,7 +140,7 @@ def test_what_is_a_backend(toy_engine: Engine) -> None:
 
 
 @pytest.mark.process
-def test_the_same_over_http(toy_engine: Engine, toy_server: ServerUnderTest) -> None:
+def test_programs_give_equal_results_over_http(toy_engine: Engine, toy_server: ServerUnderTest) -> None:
     backend = HttpBackend(toy_server.url, api_key="secret")
     here = talk.run(task=TASK, backend=toy_engine, temperature=0)
     for stream in (False, True):
@@ -156,7 +156,7 @@ def test_the_same_over_http(toy_engine: Engine, toy_server: ServerUnderTest) -> 
 
 
 @pytest.mark.process
-def test_a_search_over_http(toy_engine: Engine, toy_server: ServerUnderTest) -> None:
+def test_beam_search_gives_equal_results_over_http(toy_engine: Engine, toy_server: ServerUnderTest) -> None:
     @function
     def search(s: ProgramState, n: int) -> None:
         s += user(TASK) + "<|im_start|>assistant\n" + beam("commands", width=4, n=n, max_tokens=16, stop="\n```")
@@ -177,7 +177,7 @@ def test_a_search_over_http(toy_engine: Engine, toy_server: ServerUnderTest) -> 
 
 
 @pytest.mark.process
-def test_the_server_forgets(toy_server: ServerUnderTest, toy_engine: Engine) -> None:
+def test_forgotten_parent_is_replayed_in_full(toy_server: ServerUnderTest, toy_engine: Engine) -> None:
     backend = HttpBackend(toy_server.url, api_key="secret")
 
     @function
@@ -194,14 +194,14 @@ def test_the_server_forgets(toy_server: ServerUnderTest, toy_engine: Engine) -> 
 
 
 @pytest.mark.process
-def test_a_wrong_key(toy_server: ServerUnderTest) -> None:
+def test_wrong_api_key_is_a_program_error(toy_server: ServerUnderTest) -> None:
     with pytest.raises(ProgramError, match="API key") as caught:
         talk.run(task=TASK, backend=toy_server.url)
     assert caught.value.status == 401
 
 
 @pytest.mark.process
-def test_an_interrupted_program_is_aborted(toy_server: ServerUnderTest) -> None:
+def test_interrupted_program_aborts_its_requests(toy_server: ServerUnderTest) -> None:
     @function
     def endless(s: ProgramState) -> None:
         s += "a" + gen("x", max_tokens=1900, ignore_eos=True)

@@ -24,7 +24,7 @@ def script(prompt: str, sampling: dict[str, Any]) -> str:
     return "hm|" if "stop" in sampling and "beam_width" not in sampling else "abcdef"
 
 
-def test_results_are_a_list_and_the_best_goes_on() -> None:
+def test_beam_results_are_a_list_and_the_best_is_continued() -> None:
     backend = FakeBackend(script)
     state = recommend.run(backend=backend)
     assert state["items"] == ["abc0", "abc1", "abc2"]
@@ -40,17 +40,17 @@ def test_results_are_a_list_and_the_best_goes_on() -> None:
     assert backend.released == [second["rid"], third["rid"]] and not backend.leases
 
 
-def test_one_result_is_a_list_too() -> None:
+def test_single_beam_result_is_a_list() -> None:
     state = recommend.run(n=1, backend=FakeBackend(script))
     assert state["items"] == ["abc"] and len(state.meta("items")) == 1
 
 
-def test_fewer_results_than_asked_for() -> None:
+def test_fewer_beam_results_than_requested() -> None:
     state = recommend.run(backend=FakeBackend(script, found=2))
     assert state["items"] == ["abc0", "abc1"]
 
 
-def test_defaults_of_the_run_that_say_how_to_draw_are_not_a_searchs() -> None:
+def test_sampling_defaults_of_the_run_do_not_apply_to_beam() -> None:
     backend = FakeBackend(script)
     drawing = {"temperature": 0.6, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3, "presence_penalty": 1}
     recommend.run(backend=backend, **drawing, max_new_tokens=9, ignore_eos=True, frequency_penalty=1, stop="|")
@@ -61,7 +61,7 @@ def test_defaults_of_the_run_that_say_how_to_draw_are_not_a_searchs() -> None:
 
 
 @pytest.mark.parametrize("stop", [None, "x", "item", ["x", "item"]])
-def test_a_forgotten_search_is_sent_again_with_its_best_item(stop: Any) -> None:
+def test_forgotten_beam_search_is_replayed_with_its_best_item(stop: Any) -> None:
     backend = FakeBackend(script)
 
     @function
@@ -76,7 +76,7 @@ def test_a_forgotten_search_is_sent_again_with_its_best_item(stop: Any) -> None:
     assert "".join(map(chr, again["input_ids"])) == "^uabc0."
 
 
-def test_a_select_stands_on_the_best_result() -> None:
+def test_select_follows_the_best_beam_result() -> None:
     backend = FakeBackend(script)
 
     @function
@@ -90,7 +90,7 @@ def test_a_select_stands_on_the_best_result() -> None:
     assert not backend.leases
 
 
-def test_forks_search_beside_each_other_and_go_on_from_one_search() -> None:
+def test_forks_of_a_beam_search_search_in_parallel() -> None:
     backend = FakeBackend(lambda prompt, sampling: prompt[-2:])
 
     @function
@@ -106,7 +106,7 @@ def test_forks_search_beside_each_other_and_go_on_from_one_search() -> None:
     assert not backend.leases
 
 
-def test_a_stream_brings_the_best_result_whole() -> None:
+def test_beam_stream_yields_the_best_result_whole() -> None:
     ticks = threading.Semaphore(0)
     state = recommend.run(backend=FakeBackend(script, ticks=ticks), stream=True)
     for _ in range(20):
@@ -115,7 +115,7 @@ def test_a_stream_brings_the_best_result_whole() -> None:
     assert "".join(state.text_iter()) == "u:hm|abc0.abcdef"
 
 
-def test_a_search_that_fails_is_an_error_with_its_name() -> None:
+def test_failed_beam_search_is_an_error_with_its_name() -> None:
     def failing(prompt: str, sampling: dict[str, Any]) -> str:
         if "beam_width" in sampling:
             raise BackendError("item_trie 'all' is not loaded", status=404, code="item_trie_not_found")
@@ -126,7 +126,7 @@ def test_a_search_that_fails_is_an_error_with_its_name() -> None:
     assert (caught.value.status, caught.value.code) == (404, "item_trie_not_found")
 
 
-def test_an_aborted_search_is_an_error() -> None:
+def test_aborted_beam_search_is_an_error() -> None:
     backend = FakeBackend(script, hold=threading.Event())
 
     @function

@@ -40,12 +40,12 @@ def decide(
     )
 
 
-def test_the_best_mean() -> None:
+def test_token_length_normalized_picks_the_best_mean() -> None:
     assert decide(token_length_normalized, [[-3.0], [-1.0, -2.0], [-1.5, -1.5]]).decision == "choice 1"
     assert decide(token_length_normalized, [[None, 0.0], [-9.0]]).decision == "choice 1", "None is minus infinity"
 
 
-def test_token_by_token() -> None:
+def test_greedy_token_selection_compares_token_by_token() -> None:
     # The best mean is the first one's; but the second begins better, and what begins worse is out.
     assert decide(greedy_token_selection, [[-2.0, -0.1, -0.1], [-1.0, -9.0]]).decision == "choice 1"
     # Both begin alike; the short one goes on with its mean, -1, which is worse than -0.5 and better than -2.
@@ -57,7 +57,7 @@ def test_token_by_token() -> None:
     assert decide(greedy_token_selection, [[None, 0.0], [-9.0, -9.0]]).decision == "choice 1"
 
 
-def test_what_the_text_before_adds() -> None:
+def test_unconditional_likelihood_is_subtracted() -> None:
     decision = decide(
         unconditional_likelihood_normalized,
         [[-1.0, -2.0], [-2.0, -2.5], [-1.5]],
@@ -84,7 +84,7 @@ def choose(backend: FakeBackend, method: ChoicesSamplingMethod, choices: list[st
     return program.run(backend=backend)
 
 
-def test_choices_alone_are_scored_as_prompts_of_their_own() -> None:
+def test_unconditional_scores_use_choices_as_prompts() -> None:
     asked = []
 
     def score(before: str, text: str) -> list[float]:
@@ -106,7 +106,7 @@ def test_choices_alone_are_scored_as_prompts_of_their_own() -> None:
     assert not any("retain_ttl" in call for call in backend.calls if "input_ids" in call)
 
 
-def test_methods_of_ones_own() -> None:
+def test_custom_choices_methods_are_supported() -> None:
     class Last(ChoicesSamplingMethod):
         requires_unconditional_logprobs = False  # type: ignore[assignment]  # as a plain attribute
 
@@ -125,7 +125,7 @@ def test_methods_of_ones_own() -> None:
     assert not backend.leases
 
 
-def test_methods_that_fail_leave_no_lease() -> None:
+def test_failing_choices_method_leaves_no_lease() -> None:
     class Wrong(ChoicesSamplingMethod):
         def __call__(self, *, choices: list[str], **_: Any) -> ChoicesDecision:
             return ChoicesDecision("c")

@@ -20,7 +20,7 @@ from tests.doubles.fake_backend import FakeBackend
 pytestmark = pytest.mark.timeout(30)
 
 
-def test_the_forks_texts_follow_each_other() -> None:
+def test_joined_fork_texts_are_concatenated() -> None:
     backend = FakeBackend()
 
     @function
@@ -44,7 +44,7 @@ def test_the_forks_texts_follow_each_other() -> None:
     assert not backend.leases
 
 
-def test_generated_text_is_not_tokenised_again() -> None:
+def test_joined_generated_text_is_not_retokenised() -> None:
     class Wide(FakeBackend):
         """Tokenises every word into one token; what it generates are letters."""
 
@@ -67,7 +67,7 @@ def test_generated_text_is_not_tokenised_again() -> None:
     assert tokenised == [" 1:", " end"]
 
 
-def test_a_state_that_has_gone_on_keeps_what_it_wrote() -> None:
+def test_join_keeps_text_appended_after_the_fork() -> None:
     backend = FakeBackend()
 
     @function
@@ -95,7 +95,7 @@ def test_a_state_that_has_gone_on_keeps_what_it_wrote() -> None:
     assert waiting.run(backend=backend).text() == "abcd[3][8]" and not backend.leases
 
 
-def test_forks_of_an_empty_state() -> None:
+def test_forks_of_an_empty_state_are_joined() -> None:
     backend = FakeBackend()
 
     @function
@@ -112,7 +112,7 @@ def test_forks_of_an_empty_state() -> None:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_what_can_follow(forgets: bool) -> None:
+def test_joined_state_supports_select_fork_and_join(forgets: bool) -> None:
     """A choice, a fork, another join, and a server that has forgotten everything."""
     backend = FakeBackend()
 
@@ -141,7 +141,7 @@ def test_what_can_follow(forgets: bool) -> None:
     assert not backend.leases
 
 
-def test_messages_are_joined_too() -> None:
+def test_messages_of_forks_are_joined() -> None:
     backend = FakeBackend()
 
     @function
@@ -166,7 +166,7 @@ def test_messages_are_joined_too() -> None:
     assert state.text().endswith(f"<3user>next</user><6assistant>{state['x']}</assistant>")
 
 
-def test_inside_a_message() -> None:
+def test_forks_inside_a_message_are_joined() -> None:
     backend = FakeBackend()
 
     @function
@@ -182,7 +182,7 @@ def test_inside_a_message() -> None:
     assert state.text() == "<user>a</user><assistant>01!</assistant>"
 
 
-def test_forks_that_cannot_be_joined_so() -> None:
+def test_forks_with_unbalanced_messages_cannot_be_concatenated() -> None:
     @function
     def opens(s: ProgramState) -> None:
         s += "a"

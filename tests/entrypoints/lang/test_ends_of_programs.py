@@ -44,7 +44,7 @@ def error_of_select(action: Callable[[ProgramState], object]) -> ProgramError:
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration])
-def test_a_step_may_raise_anything(kind: type[BaseException]) -> None:
+def test_any_exception_in_a_step_is_reported(kind: type[BaseException]) -> None:
     def action(_: ProgramState) -> None:
         raise kind("mine")
 
@@ -62,15 +62,15 @@ def test_a_step_may_raise_anything(kind: type[BaseException]) -> None:
         (lambda s: s.__iadd__("more"), "cannot append to that state or wait for it"),
     ],
 )
-def test_a_step_does_not_wait_for_itself(action: Callable[[ProgramState], object], words: str) -> None:
+def test_reading_own_state_in_a_step_is_an_error(action: Callable[[ProgramState], object], words: str) -> None:
     assert words in str(error_of_select(action))
 
 
-def test_a_step_may_cancel_its_program() -> None:
+def test_step_can_cancel_its_program() -> None:
     assert error_of_select(lambda s: s.cancel()).code == "stopped"
 
 
-def test_what_is_appended_after_the_end_changes_nothing() -> None:
+def test_appending_after_the_end_keeps_variables_unchanged() -> None:
     @function
     def program(s: ProgramState) -> None:
         s += "a" + gen("x")
@@ -92,7 +92,7 @@ def endless(s: ProgramState) -> None:
         time.sleep(0.001)  # a program that only appends is far ahead of its steps
 
 
-def test_a_program_that_never_reads_ends_when_it_is_cancelled() -> None:
+def test_cancel_ends_a_program_that_never_reads() -> None:
     state = endless.run(backend=FakeBackend(), stream=True)
     next(state.text_iter())
     state.cancel()
@@ -100,7 +100,7 @@ def test_a_program_that_never_reads_ends_when_it_is_cancelled() -> None:
     assert error is not None and error.code == "stopped"
 
 
-def test_a_task_that_is_cancelled_ends_the_thread_of_its_program() -> None:
+def test_task_cancellation_ends_the_program_thread() -> None:
     before = threading.active_count()
 
     async def main() -> None:
@@ -115,7 +115,7 @@ def test_a_task_that_is_cancelled_ends_the_thread_of_its_program() -> None:
         time.sleep(0.01)
 
 
-def test_what_json_cannot_hold_is_named() -> None:
+def test_values_not_representable_in_json_are_named() -> None:
     backend = HttpBackend("http://127.0.0.1:1")
     for value, words in [
         (float("nan"), "Out of range float values are not JSON compliant"),

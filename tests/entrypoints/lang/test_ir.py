@@ -26,7 +26,7 @@ from baton.entrypoints.lang import (
 from baton.entrypoints.lang.ir import Beam, Gen, RoleBegin, RoleEnd, Select, steps_of
 
 
-def test_expressions_add_up() -> None:
+def test_expressions_are_concatenated() -> None:
     expr = "a" + gen("x") + "b" + (user("c") + assistant(gen("y") + "d"))
     assert list(steps_of(expr)) == [
         "a",
@@ -69,7 +69,7 @@ def test_gen_takes_sampling_parameters() -> None:
     assert gen() == Gen(None)
 
 
-def test_beam_takes_what_a_search_takes() -> None:
+def test_beam_takes_search_parameters() -> None:
     assert beam("x", 4) == Beam("x", {"beam_width": 4, "n": 4})
     expr = beam(
         "x", width=8, max_tokens=3, item_trie="items", n=2, length_penalty=0.0, early_stopping="never", stop=("a",),
@@ -102,7 +102,7 @@ def test_choices() -> None:
     assert gen("x", choices=("a", "b"), choices_method="greedy_token_selection") == greedy
 
 
-def test_the_order_of_parameters_is_sglangs() -> None:
+def test_gen_positional_parameters_match_sglang() -> None:
     expr = gen("x", 3, 1, 2, "a", [5], "b+", 0.5, 0.9, 4, 0.1, 0.2, 0.3, True, True, 7, 2, True)
     assert isinstance(expr, Gen) and expr.options == {
         "return_logprob": True,
@@ -114,7 +114,7 @@ def test_the_order_of_parameters_is_sglangs() -> None:
     assert list(expr.sampling)[-3:] == ["frequency_penalty", "presence_penalty", "ignore_eos"]
 
 
-def test_thoughts_are_taken_out_of_gens_alone() -> None:
+def test_separate_reasoning_applies_to_gens_only() -> None:
     expr = separate_reasoning("a" + gen("x", max_tokens=3) + select("y", ["b"]), model_type="qwen3")
     assert list(steps_of(expr)) == ["a", Gen("x", {"max_new_tokens": 3}, {}, "qwen3"), Select("y", ("b",))]
 
@@ -162,6 +162,6 @@ def test_thoughts_are_taken_out_of_gens_alone() -> None:
         (lambda: LiteLLM("x"), NotImplementedError, "LiteLLM is not supported"),
     ],
 )
-def test_what_cannot_be_served(call: Any, error: type[Exception], message: str) -> None:
+def test_unsupported_expressions_are_refused(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()

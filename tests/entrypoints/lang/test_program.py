@@ -28,7 +28,7 @@ from tests.doubles.fake_backend import FakeBackend
 pytestmark = pytest.mark.timeout(30)
 
 
-def test_each_step_continues_the_one_before() -> None:
+def test_each_step_continues_the_previous_one() -> None:
     backend = FakeBackend(lambda prompt, sampling: "hm|more" if "stop" in sampling else "yes")
     state = two_stages.run("why?", backend=backend)
     assert state["thought"] == "hm" and state["answer"] == "yes"
@@ -48,7 +48,7 @@ def test_each_step_continues_the_one_before() -> None:
     assert "thought" in state and "x" not in state
 
 
-def test_text_alone_asks_nothing() -> None:
+def test_text_alone_sends_no_request() -> None:
     backend = FakeBackend()
 
     @function
@@ -60,7 +60,7 @@ def test_text_alone_asks_nothing() -> None:
     assert backend.calls == [] and backend.released == []
 
 
-def test_gen_right_after_gen_and_without_a_name() -> None:
+def test_consecutive_and_unnamed_gens() -> None:
     backend = FakeBackend()
 
     @function
@@ -101,7 +101,7 @@ def test_default_backend() -> None:
         two_stages.run("q", backend=7)
 
 
-def test_samples() -> None:
+def test_n_samples_are_a_list_and_the_first_is_continued() -> None:
     backend = FakeBackend()
 
     @function
@@ -117,7 +117,7 @@ def test_samples() -> None:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_step_is_heard_where_it_is_read_and_skips_the_rest() -> None:
+def test_failed_step_raises_on_read_and_skips_the_rest() -> None:
     def script(prompt: str, sampling: dict) -> str:
         raise BackendError("max_new_tokens is -1; use 1 or more", status=400, code="invalid_request")
 
@@ -142,7 +142,7 @@ def test_a_failed_step_is_heard_where_it_is_read_and_skips_the_rest() -> None:
         two_stages.run("q", backend=backend)  # reads nothing itself
 
 
-def test_an_error_of_the_program_aborts_and_releases() -> None:
+def test_program_error_aborts_requests_and_releases_leases() -> None:
     backend = FakeBackend()
     backend.hold = threading.Event()
     backend.hold.set()
@@ -165,14 +165,14 @@ def test_an_error_of_the_program_aborts_and_releases() -> None:
     assert not backend.leases
 
 
-def test_what_is_appended_after_the_end_is_refused() -> None:
+def test_appending_after_the_end_is_refused() -> None:
     state = two_stages.run("q", backend=FakeBackend())
     with pytest.raises(ProgramError, match="the state has ended"):
         state += "more"
     assert state.text().startswith("q")
 
 
-def test_a_forgotten_parent_is_replaced_by_all_ids() -> None:
+def test_forgotten_parent_is_replaced_by_full_input_ids() -> None:
     backend = FakeBackend(lambda prompt, sampling: "hm|" if "stop" in sampling else "ok")
 
     @function
@@ -204,7 +204,7 @@ def test_a_forgotten_parent_is_replaced_by_all_ids() -> None:
 # -- roles -------------------------------------------------------------------------------------------------------------
 
 
-def test_roles_are_written_as_the_template_writes_them() -> None:
+def test_roles_are_rendered_by_the_template() -> None:
     backend = FakeBackend()
 
     @function
@@ -237,7 +237,7 @@ def test_roles_are_written_as_the_template_writes_them() -> None:
     assert "".join(map(chr, backend.calls[0]["input_ids"])) == "<system>be brief</system><user>a"
 
 
-def test_roles_fork() -> None:
+def test_messages_are_copied_to_forks() -> None:
     backend = FakeBackend()
 
     @function
@@ -268,7 +268,7 @@ def test_misplaced_roles_are_refused() -> None:
         ends.run(backend=FakeBackend())
 
 
-def test_a_template_that_refuses_is_heard() -> None:
+def test_template_refusal_is_raised() -> None:
     backend = FakeBackend(template="{{ raise_exception('roles must alternate') }}")
 
     @function
@@ -282,7 +282,7 @@ def test_a_template_that_refuses_is_heard() -> None:
 # -- what cannot be a program ------------------------------------------------------------------------------------------
 
 
-def test_functions_that_cannot_be_programs() -> None:
+def test_unsupported_functions_are_not_programs() -> None:
     async def later(s: ProgramState) -> None: ...
 
     def nothing() -> None: ...

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(30)
 # -- select ------------------------------------------------------------------------------------------------------------
 
 
-def test_select_takes_the_best_mean_and_stands_on_it() -> None:
+def test_select_picks_the_best_mean_and_continues_it() -> None:
     scores = {"no": -3.0, "yes": -1.0, "perhaps": -2.0}
     backend = FakeBackend(score=lambda prompt, choice: scores[choice])
 
@@ -33,7 +33,7 @@ def test_select_takes_the_best_mean_and_stands_on_it() -> None:
     assert backend.calls[-1]["continuation_of"] == backend.calls[2]["rid"]
 
 
-def test_select_after_gen_scores_behind_what_the_client_saw() -> None:
+def test_select_scores_follow_the_visible_text() -> None:
     seen = []
 
     def score(prompt: str, choice: str) -> float:
@@ -50,7 +50,7 @@ def test_select_after_gen_scores_behind_what_the_client_saw() -> None:
     assert seen == [("^go done", "left"), ("^go done", "right")]
 
 
-def test_select_on_nothing_is_refused() -> None:
+def test_select_without_text_is_refused() -> None:
     @function
     def choose(s: ProgramState) -> None:
         s += select("b", ["x"])
@@ -59,7 +59,7 @@ def test_select_on_nothing_is_refused() -> None:
         choose.run(backend=FakeBackend())
 
 
-def test_a_failed_select_leaves_no_lease() -> None:
+def test_failed_select_leaves_no_lease() -> None:
     def score(prompt: str, choice: str) -> float:
         if choice == "bad":
             raise BackendError("no", status=500)
@@ -79,7 +79,7 @@ def test_a_failed_select_leaves_no_lease() -> None:
 # -- forks -------------------------------------------------------------------------------------------------------------
 
 
-def test_forks_share_what_stands_before_them() -> None:
+def test_forks_share_their_prefix() -> None:
     backend = FakeBackend()
 
     @function
@@ -102,7 +102,7 @@ def test_forks_share_what_stands_before_them() -> None:
     assert not backend.leases
 
 
-def test_forks_run_beside_each_other() -> None:
+def test_forks_run_in_parallel() -> None:
     meet = threading.Barrier(3, timeout=60)
 
     def script(prompt: str, sampling: dict) -> str:
@@ -122,7 +122,7 @@ def test_forks_run_beside_each_other() -> None:
     assert not backend.leases
 
 
-def test_forks_have_copies_and_take_lists_and_functions() -> None:
+def test_forks_copy_variables_and_accept_lists_and_functions() -> None:
     backend = FakeBackend()
 
     @function
@@ -150,7 +150,7 @@ def test_forks_have_copies_and_take_lists_and_functions() -> None:
     assert state.text() == "a[2]" and not backend.leases
 
 
-def test_a_fork_that_nobody_joins_is_finished_and_its_error_is_heard() -> None:
+def test_unjoined_fork_is_finished_and_its_error_raised() -> None:
     def script(prompt: str, sampling: dict) -> str:
         if "bad" in prompt:
             raise BackendError("no such luck", status=400, code="x")

@@ -39,7 +39,7 @@ def test_stream() -> None:
     assert not backend.leases
 
 
-def test_readers_of_a_stream_hear_of_errors() -> None:
+def test_stream_readers_get_errors() -> None:
     def script(prompt: str, sampling: dict) -> str:
         if "so" in prompt:
             raise BackendError("enough", status=500)
@@ -86,7 +86,7 @@ def test_asyncio() -> None:
     assert not backend.leases
 
 
-def test_a_cancelled_task_aborts() -> None:
+def test_cancelled_task_aborts_its_request() -> None:
     backend = FakeBackend()
     backend.hold = threading.Event()
 
@@ -120,7 +120,7 @@ def test_batch(capsys: pytest.CaptureFixture[str]) -> None:
         two_stages.run_batch(items, backend=backend, question="q")
 
 
-def test_the_first_failure_stops_a_batch() -> None:
+def test_first_failure_stops_a_batch() -> None:
     backend = FakeBackend()
     backend.hold = threading.Event()
 
@@ -136,7 +136,7 @@ def test_the_first_failure_stops_a_batch() -> None:
     assert len(backend.calls) <= 4 and not backend.leases
 
 
-def test_state_is_read_by_waiting() -> None:
+def test_reading_state_waits_for_its_step() -> None:
     backend = FakeBackend()
     backend.hold = threading.Event()
 
@@ -153,7 +153,7 @@ def test_state_is_read_by_waiting() -> None:
     waits.run(backend=backend)
 
 
-def test_a_streaming_program_can_be_stopped() -> None:
+def test_streaming_program_can_be_cancelled() -> None:
     backend = FakeBackend()
     backend.hold = threading.Event()
     state = two_stages.run("q", backend=backend, stream=True)
@@ -167,7 +167,7 @@ def test_a_streaming_program_can_be_stopped() -> None:
         state["answer"]
 
 
-def test_ctrl_c_while_the_last_steps_run_aborts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_aborts_running_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend()
     backend.hold = threading.Event()
 

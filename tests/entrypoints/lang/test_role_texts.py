@@ -40,14 +40,14 @@ def write(template: ChatTemplate, talk: list[tuple[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("source", [CHATML, DEFAULT_SYSTEM], ids=["chatml", "default system"])
-def test_piece_by_piece_is_the_whole(source: str) -> None:
+def test_incremental_role_texts_equal_the_whole_rendering(source: str) -> None:
     template = ChatTemplate(source, {"bos_token": "<s>"})
     for talk in (TALK, TALK[:1], TALK[:3], [("system", "be brief"), *TALK]):
         messages = [{"role": role, "content": content} for role, content in talk]
         assert write(template, talk) == template.render(messages, add_generation_prompt=False)
 
 
-def test_an_assistant_begins_where_the_model_would() -> None:
+def test_assistant_message_begins_at_the_generation_prompt() -> None:
     template = ChatTemplate(DROPS_THOUGHTS, {})
     talk = [("user", "a"), ("assistant", "<think>t</think>b"), ("user", "c"), ("assistant", "d")]
     text = "<user>a</user><assistant><think>t</think>b</assistant><user>c</user><assistant>d</assistant>"
@@ -57,7 +57,7 @@ def test_an_assistant_begins_where_the_model_would() -> None:
     assert write(llama2, [("user", "a"), ("assistant", " b")]) == "<s>[INST] a [/INST] b </s>"
 
 
-def test_copies_go_their_own_ways() -> None:
+def test_copied_role_texts_are_independent() -> None:
     roles = RoleTexts(ChatTemplate(CHATML, {}))
     roles.begin_message("user")
     other = roles.copy_roles()
@@ -82,7 +82,7 @@ def test_copies_go_their_own_ways() -> None:
         ("{{ raise_exception('no ' ~ messages[0].role) }}", "no user"),
     ],
 )
-def test_templates_that_cannot_be_cut(source: str, message: str) -> None:
+def test_unsplittable_templates_are_refused(source: str, message: str) -> None:
     roles = RoleTexts(ChatTemplate(source, {}))
     with pytest.raises(ChatTemplateError, match=message):
         roles.begin_message("user")

@@ -46,7 +46,7 @@ def count(s: ProgramState) -> None:
 
 
 @pytest.mark.process
-def test_an_endpoint_knows_its_server(toy_server: ServerUnderTest, toy_engine: Engine) -> None:
+def test_runtime_endpoint_reports_and_controls_its_server(toy_server: ServerUnderTest, toy_engine: Engine) -> None:
     endpoint = RuntimeEndpoint(toy_server.url + "/", "secret")
     assert endpoint.get_model_name() == endpoint.model_info["model_path"] == str(TOY_MODEL)
     assert endpoint.base_url == toy_server.url
@@ -64,7 +64,7 @@ def test_an_endpoint_knows_its_server(toy_server: ServerUnderTest, toy_engine: E
 
 
 @pytest.mark.process
-def test_an_endpoint_refuses_at_once(toy_server: ServerUnderTest) -> None:
+def test_runtime_endpoint_refuses_bad_arguments_immediately(toy_server: ServerUnderTest) -> None:
     with pytest.raises(BackendError, match="API key") as caught:
         RuntimeEndpoint(toy_server.url)
     assert caught.value.status == 401
@@ -82,7 +82,7 @@ def test_an_endpoint_refuses_at_once(toy_server: ServerUnderTest) -> None:
 
 
 @pytest.mark.process
-def test_a_server_of_ones_own(toy_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_starts_and_stops_its_server(toy_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = toy_engine.generate(PROMPT, GREEDY)["text"]
     commands: list[list[str]] = []
 
@@ -120,7 +120,7 @@ def test_a_server_of_ones_own(toy_engine: Engine, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.process
-def test_a_server_that_cannot_start_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runtime_startup_failure_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="unknown setting 'max_totl_tokens'; did you mean max_total_tokens"):
         Runtime(model_path=str(TOY_MODEL), max_totl_tokens=4096)
     with pytest.raises(ValueError, match="ssl_certfile and port=0 are for servers of their own"):
@@ -135,7 +135,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.process
-def test_it_ends_with_its_program(tmp_path: Path) -> None:
+def test_runtime_server_ends_with_its_program(tmp_path: Path) -> None:
     """Even where the program is killed, and cannot end it."""
     program = (
         "import sys, time\nfrom baton.entrypoints.lang import Runtime\n"
@@ -151,7 +151,7 @@ def test_it_ends_with_its_program(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(done.stdout))
 
 
-def test_settings_become_flags() -> None:
+def test_runtime_settings_become_flags() -> None:
     settings: dict[str, Any] = {
         "model_path": TOY_MODEL,
         "max_total_tokens": 4096,

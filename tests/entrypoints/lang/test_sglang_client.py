@@ -64,12 +64,12 @@ def sampling(**given: Any) -> dict[str, Any]:
     }
 
 
-def test_a_client_says_hello(client: httpx.Client) -> None:
+def test_sglang_client_reads_server_information(client: httpx.Client) -> None:
     assert client.get("/get_model_info").json()["model_path"] == str(TOY_MODEL)
     assert "max_total_tokens" in client.get("/server_info").json()
 
 
-def test_it_flushes_without_a_body(client: httpx.Client) -> None:
+def test_flush_cache_needs_no_body(client: httpx.Client) -> None:
     text = {"text": PROMPT, "sampling_params": {"max_new_tokens": 1}}
     post(client, "/generate", text)
     assert post(client, "/generate", text).json()["meta_info"]["cached_tokens"] > 0
@@ -77,7 +77,7 @@ def test_it_flushes_without_a_body(client: httpx.Client) -> None:
     assert post(client, "/generate", text).json()["meta_info"]["cached_tokens"] == 0
 
 
-def test_gen(client: httpx.Client, toy_engine: Engine) -> None:
+def test_sglang_client_gen_requests_are_served(client: httpx.Client, toy_engine: Engine) -> None:
     answer = post(
         client, "/generate", {"text": PROMPT, "sampling_params": sampling(temperature=0, stop=["\n```"])}
     ).json()
@@ -90,7 +90,7 @@ def test_gen(client: httpx.Client, toy_engine: Engine) -> None:
     assert all(len(row) == 2 for row in meta["output_top_logprobs"])
 
 
-def test_streams(client: httpx.Client) -> None:
+def test_sglang_client_stream_is_cumulative(client: httpx.Client) -> None:
     """It cuts off what it has of the text so far, and stops at [DONE]."""
     body = {"text": PROMPT, "sampling_params": sampling(temperature=0), "stream": True}
     lines = [line for line in post(client, "/generate", body).text.splitlines() if line]
@@ -108,7 +108,7 @@ def test_errors(client: httpx.Client) -> None:
     assert response.status_code == 400 and "regex is not supported" in response.json()["error"]["message"]
 
 
-def test_a_prefix_is_computed_ahead(client: httpx.Client) -> None:
+def test_prefix_is_cached_with_zero_new_tokens(client: httpx.Client) -> None:
     """For the programs of a batch, for a fork, and before a select."""
     post(client, "/flush_cache")
     meta = post(client, "/generate", {"text": PROMPT, "sampling_params": {"max_new_tokens": 0}}).json()["meta_info"]
@@ -116,7 +116,7 @@ def test_a_prefix_is_computed_ahead(client: httpx.Client) -> None:
     assert post(client, "/generate", again).json()["meta_info"]["cached_tokens"] == meta["prompt_tokens"]
 
 
-def test_select(client: httpx.Client, toy_engine: Engine) -> None:
+def test_sglang_client_select_scores_are_consistent(client: httpx.Client, toy_engine: Engine) -> None:
     """It asks for the logprobs from the last but one token of the prompt on, because a choice may change how the end of
     the prompt is tokenised, and takes the mean."""
     choices = ["```bash\n", "There is", "I"]

@@ -12,7 +12,7 @@ import pytest
 from baton.entrypoints.lang.text_stream import TextStream
 
 
-def test_followers_see_everything() -> None:
+def test_text_stream_followers_see_all_text() -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     stream, texts = TextStream("begin "), []
@@ -41,7 +41,7 @@ def test_followers_see_everything() -> None:
     assert list(stream.follow()) == [stream.text], "a late follower gets it in one piece"
 
 
-def test_an_error_comes_after_the_text() -> None:
+def test_stream_error_follows_the_text() -> None:
     stream = TextStream()
     stream.append_piece("a")
     stream.close(ValueError("oops"))
@@ -61,7 +61,7 @@ def test_an_error_comes_after_the_text() -> None:
     assert got == ["a", "a"]
 
 
-def test_a_follower_whose_loop_has_ended_does_not_stop_the_writer() -> None:
+def test_follower_of_a_closed_loop_does_not_stop_the_writer() -> None:
     stream = TextStream()
 
     async def leave() -> None:

@@ -35,7 +35,7 @@ def think(s: ProgramState) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_text_goes_on_with_the_answer(stream: bool) -> None:
+def test_reasoning_is_excluded_from_the_text(stream: bool) -> None:
     backend = answers("<think>\nhm, 2\n</think>\n\nTwo.", "yes")
     state = think.run(backend=backend, stream=stream)
     assert state["x"] == "Two." and state["x_reasoning_content"] == "hm, 2"
@@ -48,7 +48,7 @@ def test_the_text_goes_on_with_the_answer(stream: bool) -> None:
     assert not backend.leases
 
 
-def test_streams_of_the_answer_and_of_the_thought() -> None:
+def test_answer_and_reasoning_are_streamed_separately() -> None:
     backend = answers("<think>\nhm, 2\n</think>\n\nTwo.", "yes")
     state = think.run(backend=backend, stream=True)
     thought, answer = list(state.text_iter("x_reasoning_content")), list(state.text_iter("x"))
@@ -57,21 +57,21 @@ def test_streams_of_the_answer_and_of_the_thought() -> None:
     assert not backend.leases
 
 
-def test_an_answer_without_a_thought_is_continued_as_ever() -> None:
+def test_answer_without_reasoning_is_continued() -> None:
     backend = answers("Two.", "yes")
     state = think.run(backend=backend)
     assert state["x"] == "Two." and state["x_reasoning_content"] == ""
     assert backend.calls[1]["continuation_of"] == backend.calls[0]["rid"]
 
 
-def test_what_might_still_become_a_tag_is_text_at_the_end() -> None:
+def test_incomplete_think_tag_is_text_at_the_end() -> None:
     backend = answers("<thi", "yes")
     state = think.run(backend=backend, stream=True)
     assert state["x"] == "<thi" and state.text().startswith("<user>why?</user><assistant>So: <thi</assistant>")
     assert backend.calls[1]["continuation_of"] == backend.calls[0]["rid"]
 
 
-def test_a_thought_that_the_template_has_opened() -> None:
+def test_reasoning_opened_by_the_template_is_separated() -> None:
     backend = answers("hm\n</think>\n\nTwo.", "3</think>Four.", "yes")
     backend.template = THINKS
 
@@ -99,7 +99,7 @@ def think_about(backend: FakeBackend, question: str) -> ProgramState:
     return once.run(backend=backend)
 
 
-def test_parsers_that_read_special_tokens_get_them() -> None:
+def test_reasoning_parser_receives_special_tokens() -> None:
     backend = answers("[THINK]hm[/THINK]Two.")
 
     @function
@@ -111,7 +111,7 @@ def test_parsers_that_read_special_tokens_get_them() -> None:
     assert state["x"] == "Two." and state.text() == "aTwo."
 
 
-def test_samples_choices_and_forks() -> None:
+def test_reasoning_is_separated_in_samples_choices_and_forks() -> None:
     backend = answers("<think>a</think>Two.")
 
     @function
@@ -127,7 +127,7 @@ def test_samples_choices_and_forks() -> None:
     assert len(state.meta("x")) == 2 and not backend.leases
 
 
-def test_a_step_that_fails() -> None:
+def test_failed_step_raises_for_answer_and_reasoning() -> None:
     def script(prompt: str, sampling: dict) -> str:
         raise BackendError("no", status=500)
 

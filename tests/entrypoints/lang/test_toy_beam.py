@@ -75,7 +75,7 @@ def stage_one_ids(engine: Engine, calls: list) -> list[int]:
 
 
 @pytest.mark.parametrize("with_trie", [False, True])
-def test_a_search_in_a_program_equals_a_plain_one(toy_engine: Engine, trie: str, with_trie: bool) -> None:
+def test_beam_in_a_program_equals_a_plain_beam_search(toy_engine: Engine, trie: str, with_trie: bool) -> None:
     name = trie if with_trie else None
     toy_engine.flush_cache()
     backend = Recorder(toy_engine)
@@ -105,7 +105,7 @@ def test_a_search_in_a_program_equals_a_plain_one(toy_engine: Engine, trie: str,
     assert stats(toy_engine)["leased_tokens"] == 0, "the leases of the other results are released"
 
 
-def test_streams_batches_and_fewer_results(toy_engine: Engine, trie: str) -> None:
+def test_beam_streams_and_batches_give_equal_results(toy_engine: Engine, trie: str) -> None:
     whole = recommend.run(trie=trie, backend=toy_engine)
     streamed = recommend.run(trie=trie, backend=toy_engine, stream=True)
     assert "".join(streamed.text_iter()) == whole.text() and streamed["items"] == whole["items"]
@@ -116,7 +116,7 @@ def test_streams_batches_and_fewer_results(toy_engine: Engine, trie: str) -> Non
     assert stats(toy_engine)["leased_tokens"] == 0
 
 
-def test_forks_of_a_search(toy_engine: Engine, trie: str) -> None:
+def test_forks_continue_a_beam_search_by_handoff(toy_engine: Engine, trie: str) -> None:
     @function
     def forked(s: ProgramState) -> None:
         s += user(HISTORY) + "<|im_start|>assistant\n<|sid_begin|>" + beam("first", 4, max_tokens=3, item_trie=trie)
@@ -132,7 +132,7 @@ def test_forks_of_a_search(toy_engine: Engine, trie: str) -> None:
     assert stats(toy_engine)["leased_tokens"] == 0
 
 
-def test_pages_change_nothing(toy_engine: Engine) -> None:
+def test_page_size_does_not_change_results(toy_engine: Engine) -> None:
     small = recommend.run(backend=toy_engine)
     with Engine(
         model_path=str(TOY_MODEL), max_total_tokens=8192, dtype="float32", device="cpu", page_size=16
@@ -144,7 +144,7 @@ def test_pages_change_nothing(toy_engine: Engine) -> None:
         assert stats(engine)["leased_tokens"] == 0
 
 
-def test_an_unknown_trie_is_told_in_the_servers_words(toy_engine: Engine) -> None:
+def test_unknown_item_trie_raises_the_server_message(toy_engine: Engine) -> None:
     with pytest.raises(ProgramError, match=r"beam\('items'\): .*nothing-like-it") as caught:
         recommend.run(trie="nothing-like-it", backend=toy_engine)
     assert caught.value.status == 404

@@ -68,7 +68,7 @@ SAMPLING: dict[str, Any] = {"temperature": 0.9, "seed": 5}
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLING], ids=["greedy", "seeded"])
-def test_a_program_equals_a_replay_of_its_ids(backend: Recorder, options: dict[str, Any]) -> None:
+def test_program_output_equals_replay_of_its_ids(backend: Recorder, options: dict[str, Any]) -> None:
     before = stats(backend.engine)
     state = recommend_run(backend, options)
     after = stats(backend.engine)
@@ -116,7 +116,7 @@ def prompt_ids(backend: Recorder, fields: dict[str, Any]) -> list[int]:
     return prompt_ids(backend, parent) + said + suffix
 
 
-def test_select_scores_are_those_of_the_whole_prompt(backend: Recorder) -> None:
+def test_select_scores_equal_full_prompt_scores(backend: Recorder) -> None:
     choices = ["```bash\n", "There is", "I"]
 
     @function
@@ -148,7 +148,7 @@ def test_select_scores_are_those_of_the_whole_prompt(backend: Recorder) -> None:
     assert stats(engine)["leased_tokens"] == 0
 
 
-def test_forks_equal_programs_of_their_own(backend: Recorder) -> None:
+def test_forks_equal_separate_programs(backend: Recorder) -> None:
     tasks = ["How many lines are in poem.txt?", "Count the lines of notes.md.", "How long is letter.csv?"]
 
     @function
@@ -172,7 +172,7 @@ def test_forks_equal_programs_of_their_own(backend: Recorder) -> None:
     assert stats(backend.engine)["leased_tokens"] == 0
 
 
-def test_streams_and_batches_give_the_same(backend: Recorder) -> None:
+def test_streams_and_batches_give_equal_text(backend: Recorder) -> None:
     whole = recommend_run(backend, GREEDY)
     state = recommend.run(backend=backend, stream=True, **GREEDY)
     pieces = list(state.text_iter())
@@ -182,7 +182,7 @@ def test_streams_and_batches_give_the_same(backend: Recorder) -> None:
     assert stats(backend.engine)["leased_tokens"] == 0
 
 
-def test_a_program_that_is_stopped_leaves_nothing(backend: Recorder) -> None:
+def test_interrupted_program_leaves_no_lease_or_request(backend: Recorder) -> None:
     begun = threading.Event()
 
     @function
@@ -200,7 +200,7 @@ def test_a_program_that_is_stopped_leaves_nothing(backend: Recorder) -> None:
     assert backend.engine.abort() == []
 
 
-def test_the_servers_own_words(backend: Recorder) -> None:
+def test_program_errors_carry_the_server_message(backend: Recorder) -> None:
     @function
     def wrong(s: ProgramState) -> None:
         s += "a" + gen("x", temperature=-1.0)
@@ -220,7 +220,7 @@ def test_the_servers_own_words(backend: Recorder) -> None:
     assert stats(backend.engine)["leased_tokens"] == 0
 
 
-def test_a_forgotten_parent(backend: Recorder) -> None:
+def test_forgotten_parent_is_replayed_with_equal_text(backend: Recorder) -> None:
     """As if the server had been started again between two steps, or had many others since."""
     whole = recommend_run(backend, GREEDY)
 
@@ -236,7 +236,7 @@ def test_a_forgotten_parent(backend: Recorder) -> None:
     assert len(forgetful.calls) == 3 and all("input_ids" in fields for fields, _ in forgetful.calls)
 
 
-def test_an_expired_lease_costs_a_lookup_and_nothing_else(backend: Recorder) -> None:
+def test_expired_lease_falls_back_to_match(backend: Recorder) -> None:
     whole = recommend_run(backend, GREEDY)
 
     @function
@@ -252,7 +252,7 @@ def test_an_expired_lease_costs_a_lookup_and_nothing_else(backend: Recorder) -> 
     assert recommend_run(backend, GREEDY).text() == whole.text()
 
 
-def test_pages_change_nothing(backend: Recorder) -> None:
+def test_page_size_does_not_change_results(backend: Recorder) -> None:
     @function
     def all_of_it(s: ProgramState) -> None:
         s += system("You are a shell agent. Think first.") + user("How many lines are in poem.txt?")

@@ -30,7 +30,7 @@ def scored(engine: Engine, ids: list[int], start: int) -> list[float | None]:
     return [row[0] for row in answer["meta_info"]["input_token_logprobs"]]
 
 
-def test_what_the_prompt_adds_to_a_choice(toy_engine: Engine) -> None:
+def test_unconditional_scores_match_plain_calls(toy_engine: Engine) -> None:
     choices = ["There is", "```bash\n", "I"]
 
     @function
@@ -59,7 +59,7 @@ def test_what_the_prompt_adds_to_a_choice(toy_engine: Engine) -> None:
     assert toy_engine.get_server_info()["stats"]["leased_tokens"] == 0
 
 
-def test_a_joined_state_goes_on_from_the_first_fork(toy_engine: Engine) -> None:
+def test_joined_state_continues_the_first_fork_by_handoff(toy_engine: Engine) -> None:
     @function
     def parts(s: ProgramState) -> None:
         s += system("You are a shell agent. Do not think aloud.")
@@ -80,7 +80,7 @@ def test_a_joined_state_goes_on_from_the_first_fork(toy_engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_thought_is_no_part_of_the_next_prompt(toy_engine: Engine, stream: bool) -> None:
+def test_reasoning_is_excluded_from_the_next_prompt(toy_engine: Engine, stream: bool) -> None:
     @function
     def think(s: ProgramState) -> None:
         s += system("You are a shell agent. Think first.")

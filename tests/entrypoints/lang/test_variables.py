@@ -43,7 +43,7 @@ def test_programs_set_variables() -> None:
     assert state["d"] == 4, "also once the program has ended"
 
 
-def test_a_part_of_the_text_is_a_variable() -> None:
+def test_var_scope_captures_its_text() -> None:
     backend = FakeBackend()
 
     @function
@@ -64,7 +64,7 @@ def test_a_part_of_the_text_is_a_variable() -> None:
     assert "".join(streamed.text_iter("outer")) == "b[3]<user>c</user>d"
 
 
-def test_a_part_whose_step_failed_has_its_error() -> None:
+def test_var_scope_with_failed_step_raises_its_error() -> None:
     def script(prompt: str, sampling: dict[str, Any]) -> str:
         raise BackendError("no", status=500)
 
@@ -80,7 +80,7 @@ def test_a_part_whose_step_failed_has_its_error() -> None:
         fails.run(backend=FakeBackend(script))
 
 
-def test_forks_inside_a_part() -> None:
+def test_var_scope_contains_forks() -> None:
     @function
     def scopes(s: ProgramState) -> None:
         with s.var_scope("part"):
@@ -116,7 +116,7 @@ def test_copies() -> None:
     assert backend.computed == ["^a", "b", "c"]
 
 
-def test_an_error_is_known_once_the_steps_are_done() -> None:
+def test_error_waits_for_pending_steps() -> None:
     backend = FakeBackend()
     backend.hold = threading.Event()
 
@@ -130,7 +130,7 @@ def test_an_error_is_known_once_the_steps_are_done() -> None:
     assert str(state) == "ProgramState(a[)"
 
 
-def test_what_is_known_of_a_stream_comes_with_its_pieces() -> None:
+def test_stream_pieces_carry_meta_data() -> None:
     ticks = threading.Semaphore(1000)
     backend = FakeBackend(lambda prompt, sampling: "hm|" if "stop" in sampling else "well yes", ticks=ticks)
 
@@ -146,7 +146,7 @@ def test_what_is_known_of_a_stream_comes_with_its_pieces() -> None:
     assert items[-1][1]["completion_tokens"] == 8
 
 
-def test_the_last_meta_comes_even_without_new_text() -> None:
+def test_last_meta_data_arrives_without_new_text() -> None:
     class Quiet(FakeBackend):
         """Ends with an event that has no new text, as where the last token is a stop token."""
 
@@ -185,7 +185,7 @@ def test_the_last_meta_comes_even_without_new_text() -> None:
     assert asyncio.run(plain()) == ["[2]"], "without meta there are no empty pieces"
 
 
-def test_calls_to_the_chosen_backend() -> None:
+def test_module_functions_call_the_default_backend() -> None:
     class Flushable(FakeBackend):
         flushed = 0
 

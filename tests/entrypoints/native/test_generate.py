@@ -21,7 +21,7 @@ def refusal(**fields: Any) -> RequestRefused:
     return caught.value
 
 
-def test_a_single_prompt() -> None:
+def test_single_prompt_is_parsed() -> None:
     call = parse_generate({"text": "hi", "rid": "r", "sampling_params": {"temperature": 0}})
     (prompt,) = call.prompts
     assert (prompt.rid, prompt.group, prompt.text, prompt.input_ids) == ("r", "r", "hi", None)
@@ -29,14 +29,14 @@ def test_a_single_prompt() -> None:
     assert (call.stream, call.is_list, call.rid) == (False, False, "r")
 
 
-def test_rids_are_made_where_none_is_given() -> None:
+def test_missing_rids_are_generated() -> None:
     rids = {parse_generate({"text": "a"}).prompts[0].rid for _ in range(100)}
     assert len(rids) == 100
     assert parse_generate({"text": "a"}, rid="header").rid == "header"
     assert parse_generate({"text": "a", "rid": "body"}, rid="header").rid == "body"
 
 
-def test_a_batch() -> None:
+def test_batch_of_prompts_is_parsed() -> None:
     call = parse_generate({"input_ids": [[1], [2, 3]], "rid": "b", "cache_salt": ["s", "t"], "extra_key": "k"})
     assert call.is_list
     assert [p.rid for p in call.prompts] == ["b_0", "b_1"]
@@ -65,7 +65,7 @@ def test_null_is_the_default() -> None:
     assert parse_sampling_params({"max_new_tokens": None}) == SamplingParams(max_new_tokens=None)
 
 
-def test_what_sglangs_clients_send_without_meaning_it() -> None:
+def test_neutral_fields_of_sglang_clients_are_accepted() -> None:
     nulls = {"id": None, "rid": None, "offset": None, "replace": None}
     (prompt,) = parse_generate({"text": "a", "session_params": nulls, "logprob_start_len": 0}).prompts
     assert prompt.spec.logprobs is None
@@ -73,14 +73,14 @@ def test_what_sglangs_clients_send_without_meaning_it() -> None:
     assert not parse_generate({"text": "a", "stream_options": {"include_usage": True}}).stream, "there anyway"
 
 
-def test_a_top_k_of_zero_is_none() -> None:
+def test_top_k_of_zero_means_unlimited() -> None:
     assert parse_sampling_params({"top_k": 0}) == SamplingParams()
     assert parse_sampling_params({"top_k": 0, "beam_width": 2}) == SamplingParams(beam_width=2)
     error = refusal(text="a", sampling_params={"top_k": False})
     assert "expected int, got bool" in error.message and error.param == "sampling_params.top_k"
 
 
-def test_numbers_that_clients_of_vllm_and_llama_cpp_send() -> None:
+def test_vllm_and_llama_cpp_number_conventions_are_accepted() -> None:
     """A seed of -1 is none, other negative seeds are seeds, and a bias beyond the limit counts as the limit."""
     assert parse_sampling_params({"seed": -1}) == SamplingParams()
     assert parse_sampling_params({"seed": -1, "beam_width": 2}) == SamplingParams(beam_width=2)
@@ -94,7 +94,7 @@ def test_numbers_that_clients_of_vllm_and_llama_cpp_send() -> None:
     assert error.param == "sampling_params.logit_bias"
 
 
-def test_unknown_fields_name_the_nearest() -> None:
+def test_unknown_field_error_suggests_the_nearest() -> None:
     assert "did you mean input_ids?" in refusal(inputids=[1]).message
     assert "known fields: text, input_ids" in refusal(qqq=1).message
     assert "top_p is not supported; use sampling_params.top_p" in refusal(text="a", top_p=0.5).message
@@ -103,7 +103,7 @@ def test_unknown_fields_name_the_nearest() -> None:
     assert error.message == "unknown field sampling_params.top_P; did you mean sampling_params.top_p?"
 
 
-def test_sampling_params_in_sglang_names() -> None:
+def test_sglang_sampling_param_names_are_read() -> None:
     params = parse_sampling_params(
         {"stop": "x", "sampling_seed": 5, "stop_token_ids": [1, 2], "logit_bias": {"7": 1}, "top_p": 1, "n": 2}
     )
@@ -134,12 +134,12 @@ def test_sampling_params_in_sglang_names() -> None:
         ({"max_new_tokens": -1}, "max_new_tokens is -1; use 1 or more", "max_new_tokens"),
     ],
 )
-def test_wrong_sampling_params(given: dict, message: str, param: str) -> None:
+def test_invalid_sampling_params_are_refused(given: dict, message: str, param: str) -> None:
     error = refusal(text="a", sampling_params=given)
     assert message in error.message and error.param == f"sampling_params.{param}"
 
 
-def test_a_beam_search() -> None:
+def test_beam_search_parameters_are_read() -> None:
     given = {"beam_width": 4, "n": 3, "length_penalty": 0, "early_stopping": "never", "item_trie": "t"}
     call = parse_generate({"text": "a", "sampling_params": {**given, "temperature": 0}})
     assert call.is_list and call.prompts[0].sampling == SamplingParams(
@@ -181,12 +181,12 @@ def test_a_beam_search() -> None:
         ({"item_trie": ""}, "name a loaded trie", "item_trie"),
     ],
 )
-def test_wrong_beam_searches(given: dict, message: str, param: str | None) -> None:
+def test_invalid_beam_search_parameters_are_refused(given: dict, message: str, param: str | None) -> None:
     error = refusal(text="a", sampling_params=given)
     assert message in error.message and error.param == f"sampling_params.{param or next(iter(given))}"
 
 
-def test_wrong_sampling_params_of_one_prompt_name_it() -> None:
+def test_invalid_sampling_params_name_the_prompt() -> None:
     error = refusal(text=["a", "b"], sampling_params=[{}, {"top_p": 2}])
     assert error.param == "sampling_params[1].top_p"
 
@@ -212,7 +212,7 @@ def test_wrong_sampling_params_of_one_prompt_name_it() -> None:
         ({"input_ids": "abc"}, "input_ids"),
     ],
 )
-def test_wrong_fields_are_named(fields: dict, param: str) -> None:
+def test_invalid_fields_are_refused_by_name(fields: dict, param: str) -> None:
     assert refusal(**fields).param == param
 
 
@@ -224,7 +224,7 @@ def test_priorities() -> None:
         assert refusal(text="a", priority=wrong).param == "priority"
 
 
-def test_what_nobody_will_ask_for_again() -> None:
+def test_no_reuse_from_is_read_per_prompt() -> None:
     assert parse_generate({"text": "a"}).prompts[0].spec.no_reuse_from is None
     batch = parse_generate({"text": ["a", "b", "c"], "no_reuse_from": [5, None, 0]})
     assert [prompt.spec.no_reuse_from for prompt in batch.prompts] == [5, None, 0]
@@ -246,7 +246,7 @@ def test_jobs() -> None:
     assert "add job_id" in refusal(text="a", is_last_step=True).message
 
 
-def test_more_prompts_than_one_request_may_bring() -> None:
+def test_excess_prompts_are_refused() -> None:
     assert len(parse_generate({"text": ["a", "b"]}, max_prompts=2).prompts) == 2
     with pytest.raises(RequestRefused, match="text holds 3 prompts; send at most 2") as refused:
         parse_generate({"text": ["a"] * 3}, max_prompts=2)

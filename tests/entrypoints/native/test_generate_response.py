@@ -34,7 +34,7 @@ def output(finish: FinishReason | None = None, prompt: Prompt | None = None, **d
     )  # fmt: skip
 
 
-def test_an_unfinished_output() -> None:
+def test_unfinished_output_has_no_finish_reason() -> None:
     assert dressed(output()) == {
         "text": "ab",
         "output_ids": [1, 2],
@@ -60,7 +60,7 @@ def test_finish_reasons(finish: FinishReason, reason: dict) -> None:
     assert (meta["finish_reason"], meta["e2e_latency"]) == (reason, 1.5)
 
 
-def test_details_of_the_end() -> None:
+def test_finished_output_carries_details() -> None:
     inherited = ContinuationOutput(path="handoff", inherited_tokens=9, recomputed_tokens=1, trimmed_tokens=0)
     beam = BeamOutput(sequence_score=-0.5, cumulative_logprob=-1.0, num_results=1, shortfall="no more")
     kept = RetainedOutput(tokens=10, ttl=4.5)
@@ -78,7 +78,7 @@ def test_details_of_the_end() -> None:
     }
 
 
-def test_logprobs_are_lists_of_logprob_id_and_text() -> None:
+def test_logprob_rows_hold_logprob_id_and_text() -> None:
     tokens = [
         TokenLogprob(None, 5, "five"),
         TokenLogprob(-0.5, 6, "six", [TokenLogprob(-0.5, 6, "six"), TokenLogprob(None, 7, "seven")]),
@@ -119,7 +119,7 @@ def streamed(incremental: bool, **fields: Any) -> list[dict]:
     return asyncio.run(run())
 
 
-def test_events_hold_the_output_so_far() -> None:
+def test_stream_events_are_cumulative() -> None:
     events = streamed(False, text="p")
     assert [event["text"] for event in events] == ["a", "ab", "abc"]
     assert [event["output_ids"] for event in events] == [[97], [97, 98], [97, 98, 99]]
@@ -129,13 +129,13 @@ def test_events_hold_the_output_so_far() -> None:
 
 
 @pytest.mark.parametrize("incremental", [False, True])
-def test_the_prompts_ids_are_of_what_is_so_far_or_of_the_first_event(incremental: bool) -> None:
+def test_prompt_ids_appear_in_every_event_or_the_first(incremental: bool) -> None:
     events = streamed(incremental, text="p", return_prompt_token_ids=True)
     told = [event.get("prompt_token_ids") for event in events]
     assert told == ([[7, 8], None, None] if incremental else [[7, 8]] * 3)
 
 
-def test_incremental_events_hold_what_is_new() -> None:
+def test_incremental_events_hold_only_new_output() -> None:
     events = streamed(True, text=["p", "q"])
     assert [(event["index"], event["text"]) for event in events] == [(0, "a"), (0, "b"), (0, "c"), (1, "x")]
     assert [event["output_ids"] for event in events] == [[97], [98], [99], [120]]
@@ -143,7 +143,7 @@ def test_incremental_events_hold_what_is_new() -> None:
 
 
 @pytest.mark.parametrize(("text", "is_list"), [("p", False), (["p"], True)])
-def test_a_whole_response_is_a_list_where_the_prompts_are_one(text: Any, is_list: bool) -> None:
+def test_response_is_a_list_for_a_list_of_prompts(text: Any, is_list: bool) -> None:
     async def run() -> None:
         batch = parse_generate({"text": text, "rid": "r"})
         answer = Answer(batch.prompts, 0.0, lambda answer: None, chr)

@@ -28,7 +28,7 @@ def refused(**fields: Any) -> RequestRefused:
     return error.value
 
 
-def test_the_defaults() -> None:
+def test_minimal_request_gets_defaults() -> None:
     asked = parse()
     call = asked.call
     assert call.conversation.messages == HI and call.conversation.add_generation_prompt
@@ -38,7 +38,7 @@ def test_the_defaults() -> None:
     assert asked.response_id == f"chatcmpl-{call.rid}"
 
 
-def test_sampling_goes_by_openais_names() -> None:
+def test_openai_sampling_names_are_read() -> None:
     asked = parse(
         max_completion_tokens=9, temperature=0.5, top_p=0.9, n=2, stop=["a", "b"], seed=7, presence_penalty=1,
         frequency_penalty=-1, logit_bias={"5": -100}, top_k=3, min_p=0.1, min_tokens=2, user="me", rid="mine",
@@ -63,7 +63,7 @@ def test_logprobs() -> None:
     assert parse(logprobs=True).logprobs == 0
 
 
-def test_nulls_and_labels_ask_for_nothing() -> None:
+def test_null_and_metadata_fields_are_accepted() -> None:
     asked = parse(
         model=None, tools=None, tool_choice=None, response_format={"type": "text"}, functions=[], stop=None,
         metadata={"a": "b"}, store=True, service_tier="auto", stream_options=None, logprobs=False,
@@ -74,7 +74,7 @@ def test_nulls_and_labels_ask_for_nothing() -> None:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_message() -> None:
+def test_every_message_role_is_converted() -> None:
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]},
         {"role": "developer", "content": "And brief.", "name": "dev"},
@@ -106,7 +106,7 @@ TOO_DEEP = '{"a":' * 5000 + "1" + "}" * 5000
     [("", {}), (None, {}), ('{"a"', '{"a"'), ({"a": 1}, {"a": 1}), (TOO_DEEP, TOO_DEEP)],
     ids=["empty", "none", "unfinished", "an object", "too deep"],
 )
-def test_arguments_that_a_model_left_unfinished_stay_as_they_are(arguments: Any, read: Any) -> None:
+def test_unparsable_call_arguments_are_kept_as_text(arguments: Any, read: Any) -> None:
     call = {"id": "1", "function": {"name": "ls", "arguments": arguments}}
     messages = [*HI, {"role": "assistant", "tool_calls": [call]}]
     (found,) = parse(messages=messages).call.conversation.messages[1]["tool_calls"]
@@ -118,7 +118,7 @@ def called(**fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "ls", "arguments": "{}"}} | fields]}
 
 
-def test_arguments_with_millions_of_values_are_refused_before_they_are_read() -> None:
+def test_arguments_with_too_many_values_are_refused_before_parsing() -> None:
     """They came as text, so the body's own limit has not seen them. All of a request count together."""
     each = "[" + ",".join(["[]"] * 100_000) + "]"
     message = called(function={"name": "ls", "arguments": each})
@@ -159,7 +159,7 @@ def test_arguments_with_millions_of_values_are_refused_before_they_are_read() ->
         ([{"role": "assistant", "content": "x", "function_call": {}}], "messages[0].tool_calls[0]", '"arguments"'),
     ],
 )  # fmt: skip
-def test_messages_that_are_none(messages: Any, param: str, says: str) -> None:
+def test_invalid_messages_are_refused(messages: Any, param: str, says: str) -> None:
     error = refused(messages=messages)
     assert error.param == param and says in error.message and status_of(error) == 400
 
@@ -175,7 +175,7 @@ ECHOED = {
 
 @pytest.mark.parametrize("values", ["as sent", "null"])
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
-def test_messages_with_more_keys_than_the_standard(role: str, values: str) -> None:
+def test_extra_keys_of_messages_are_ignored(role: str, values: str) -> None:
     echoed = ECHOED if values == "as sent" else dict.fromkeys(ECHOED)
     ignored = Ignored()
     part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "annotations": []}
@@ -183,12 +183,12 @@ def test_messages_with_more_keys_than_the_standard(role: str, values: str) -> No
     assert asked.call.conversation.messages == [{"role": role, "content": "Hi"}] and not ignored.reasons
 
 
-def test_keys_of_other_roles_are_passed_over() -> None:
+def test_keys_of_other_roles_are_ignored() -> None:
     odd = {"tool_calls": [{"id": 1}], "reasoning_content": "t", "refusal": "no", "tool_call_id": "c"}
     assert parse(messages=[{"role": "user", "content": "Hi", **odd}]).call.conversation.messages == HI
 
 
-def test_tool_calls_with_more_keys_than_the_standard() -> None:
+def test_extra_keys_of_tool_calls_are_ignored() -> None:
     call = {"id": "c", "type": "function", "index": 0, "extra_content": {}, "provider_specific_fields": None,
             "function": {"name": "ls", "arguments": "{}", "parsed_arguments": None}}  # fmt: skip
     (message,) = parse(messages=[{"role": "assistant", "tool_calls": [call]}]).call.conversation.messages
@@ -196,19 +196,19 @@ def test_tool_calls_with_more_keys_than_the_standard() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"tool_call_id": None}])
-def test_results_of_tools_without_an_id(given: dict[str, Any]) -> None:
+def test_tool_results_without_id_are_accepted(given: dict[str, Any]) -> None:
     messages = [*HI, called(), {"role": "tool", "content": "a b", **given}, {"role": "function", "name": "ls"}]
     read = parse(messages=messages).call.conversation.messages
     assert read[2:] == [{"role": "tool", "content": "a b"}, {"role": "tool", "content": "", "name": "ls"}]
 
 
-def test_a_call_as_openai_had_it_before_tools() -> None:
+def test_legacy_function_call_is_converted() -> None:
     old = {"role": "assistant", "content": None, "function_call": {"name": "ls", "arguments": '{"a": 1}'}}
     (message,) = parse(messages=[old]).call.conversation.messages
     assert message["tool_calls"][0]["function"] == {"name": "ls", "arguments": {"a": 1}}
 
 
-def test_thoughts_among_the_parts_of_a_message() -> None:
+def test_reasoning_parts_of_a_message_are_separated() -> None:
     parts = [
         {"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "reasoning", "text": "So."},
         {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "Ho"},
@@ -218,19 +218,19 @@ def test_thoughts_among_the_parts_of_a_message() -> None:
     assert refused(messages=[{"role": "user", "content": parts}]).param == "messages[0].content[0]"
 
 
-def test_pictures_beside_the_content_are_told_of() -> None:
+def test_images_field_is_reported_as_ignored() -> None:
     ignored = Ignored()
     parse_chat({"messages": [{"role": "user", "content": "Hi", "images": ["data:"]}]}, ignored=ignored)
     assert ignored.reasons == {"messages[0].images": "the model reads text only"}
 
 
-def test_a_last_message_that_is_a_prefix() -> None:
+def test_prefix_message_is_continued() -> None:
     messages = [*HI, {"role": "assistant", "content": "Ho", "prefix": True}]
     assert parse(messages=messages).call.conversation.goes_on
     assert not parse(messages=messages, continue_final_message=False).call.conversation.goes_on
 
 
-def test_the_model_goes_on_with_a_message() -> None:
+def test_continue_final_message_continues_the_last_message() -> None:
     messages = [*HI, {"role": "assistant", "content": "Ho"}]
     conversation = parse(messages=messages, continue_final_message=True).call.conversation
     assert conversation.goes_on and not conversation.add_generation_prompt
@@ -240,7 +240,7 @@ def test_the_model_goes_on_with_a_message() -> None:
     assert not parse(messages=messages, add_generation_prompt=False).call.conversation.goes_on
 
 
-def test_variables_of_the_template() -> None:
+def test_chat_template_variables_and_documents_are_read() -> None:
     asked = parse(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low", documents=[{"text": "x"}])
     assert asked.call.conversation.variables == {"reasoning_effort": "low", "enable_thinking": False}
     assert asked.call.conversation.documents == [{"text": "x"}]
@@ -262,20 +262,20 @@ def test_variables_of_the_template() -> None:
         ({"type": "function", "function": {"name": "ls"}}, Choice("named", "ls")),
     ],
 )
-def test_tools_and_what_is_chosen(choice: Any, expected: Choice) -> None:
+def test_tools_and_tool_choice_are_read(choice: Any, expected: Choice) -> None:
     call = parse(tools=[LS], tool_choice=choice).call
     assert call.tools == [LS] and call.choice == expected
     assert call.may_call == (expected.kind != "none")
     assert call.conversation.tools == ([LS] if call.may_call else None), "no tools are shown where none may be called"
 
 
-def test_tools_of_other_kinds_are_passed_over_where_there_are_functions() -> None:
+def test_non_function_tools_are_ignored_beside_functions() -> None:
     ignored = Ignored()
     call = parse_chat({"messages": HI, "tools": [{"type": "web_search"}, LS]}, ignored=ignored).call
     assert call.tools == [LS] and ignored.reasons == {"tools[0]": "this server cannot run web_search"}
 
 
-def test_a_strict_function_is_told_that_it_is_not() -> None:
+def test_strict_function_is_reported_as_unenforced() -> None:
     for strict, told in ((True, ["tools[0].function.strict"]), (False, []), (None, [])):
         ignored = Ignored()
         tool = {"type": "function", "function": {"name": "ls", "strict": strict}}
@@ -283,12 +283,12 @@ def test_a_strict_function_is_told_that_it_is_not() -> None:
         assert list(ignored.reasons) == told
 
 
-def test_of_several_tools_the_model_takes_one() -> None:
+def test_required_choice_among_several_tools_is_any() -> None:
     pwd = {"type": "function", "function": {"name": "pwd"}}
     assert parse(tools=[LS, pwd], tool_choice="required").call.choice == Choice("any")
 
 
-def test_one_call_at_a_time() -> None:
+def test_parallel_tool_calls_can_be_disabled() -> None:
     assert not parse(tools=[LS], parallel_tool_calls=False).call.choice.parallel
 
 
@@ -314,7 +314,7 @@ def described(description: Any) -> dict[str, Any]:
         ({"tools": [LS], "parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
     ],
 )
-def test_tools_that_are_none(fields: dict[str, Any], param: str, says: str) -> None:
+def test_invalid_tools_and_choices_are_refused(fields: dict[str, Any], param: str, says: str) -> None:
     error = refused(**fields)
     assert error.param == param and says in error.message
 
@@ -345,6 +345,6 @@ def test_tools_that_are_none(fields: dict[str, Any], param: str, says: str) -> N
         ({"n": 0}, "n", "n"),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], param: str, says: str) -> None:
+def test_invalid_requests_are_refused(fields: dict[str, Any], param: str, says: str) -> None:
     error = refused(**fields)
     assert error.param == param and says in error.message and status_of(error) == 400

@@ -32,7 +32,7 @@ def news(output: list[TokenLogprob], prompt: list[TokenLogprob] | None = None) -
     )  # fmt: skip
 
 
-def test_output_tokens(token_bytes: TokenBytes) -> None:
+def test_output_logprobs_have_tokens_and_offsets(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "", num_top=20, skip_special_tokens=True)
     assert builder.add_output(news(rows((-0.5, 97, "a"), (None, 98, "b")))) == {
         "tokens": ["a", "b"],
@@ -45,7 +45,7 @@ def test_output_tokens(token_bytes: TokenBytes) -> None:
     assert builder.add_output(news([])) is None
 
 
-def test_alternatives_hold_the_token_taken_and_the_best_of_equal_texts(token_bytes: TokenBytes) -> None:
+def test_top_logprobs_include_the_chosen_token_and_merge_equal_texts(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "", num_top=20, skip_special_tokens=True)
     top = rows((-0.125, 200, "\ufffd"), (-0.25, 201, "\ufffd"))
     got = builder.add_output(news(rows((-3.0, 97, "a"), top=top)))
@@ -53,7 +53,7 @@ def test_alternatives_hold_the_token_taken_and_the_best_of_equal_texts(token_byt
     assert list(got["top_logprobs"][0]) == ["\ufffd", "a"], "best first"
 
 
-def test_offsets_count_characters_not_tokens(token_bytes: TokenBytes) -> None:
+def test_text_offsets_count_characters(token_bytes: TokenBytes) -> None:
     ids = [*"né".encode(), EOS, 33]
     output = rows(*((-1.0, i, "?") for i in ids))
     hidden = LogprobsBuilder(token_bytes, "", num_top=20, skip_special_tokens=True).add_output(news(output))
@@ -62,7 +62,7 @@ def test_offsets_count_characters_not_tokens(token_bytes: TokenBytes) -> None:
     assert shown is not None and shown["text_offset"] == [0, 1, 1, 2, 2 + len("<eos>")]
 
 
-def test_echoed_prompt_with_a_bos_that_is_not_in_the_text(token_bytes: TokenBytes) -> None:
+def test_echoed_prompt_with_invisible_bos(token_bytes: TokenBytes) -> None:
     builder = LogprobsBuilder(token_bytes, "ab", num_top=20, skip_special_tokens=True)
     prompt = rows((None, EOS, "<eos>"), (-1.0, 97, "a"), (-2.0, 98, "b"))
     got = builder.add_output(news(rows((-3.0, 99, "c")), prompt))

@@ -33,7 +33,7 @@ def output(text: str, finish: FinishReason | None, position: int = 0, **details:
     )  # fmt: skip
 
 
-def test_a_whole_answer(tokenizer: Tokenizer) -> None:
+def test_whole_completion_has_the_openai_shape(tokenizer: Tokenizer) -> None:
     call = parse_completion({"prompt": ["ab", "c"], "n": 2, "echo": True, "rid": "r"})
     inherited = ContinuationOutput(path="match", inherited_tokens=3, recomputed_tokens=2, trimmed_tokens=1)
     outputs = [
@@ -68,7 +68,7 @@ def test_a_whole_answer(tokenizer: Tokenizer) -> None:
     }  # fmt: skip
 
 
-def test_a_search_with_fewer_results_than_asked_for(tokenizer: Tokenizer) -> None:
+def test_beam_shortfall_is_reported_in_choices(tokenizer: Tokenizer) -> None:
     call = parse_completion({"prompt": ["ab", "c"], "n": 2, "use_beam_search": True, "rid": "r"})
     scores: dict[str, Any] = {"cumulative_logprob": -1.0, "sequence_score": -0.5}
     few = {"beam_search": {"results": 1, "reason": "no more"}}
@@ -81,7 +81,7 @@ def test_a_search_with_fewer_results_than_asked_for(tokenizer: Tokenizer) -> Non
     assert answer["usage"]["completion_tokens"] == 6 and answer["usage"]["prompt_tokens"] == 8
 
 
-def test_echo_of_ids(tokenizer: Tokenizer) -> None:
+def test_echo_of_token_ids_is_decoded(tokenizer: Tokenizer) -> None:
     call = parse_completion({"prompt": [97, 256], "echo": True})
     answer = CompletionResponse(call, "m", tokenizer).whole([output("x", LENGTH)])
     assert answer["choices"][0]["text"] == "a<eos>x"
@@ -100,7 +100,7 @@ def stream(call: Any, tokenizer: Tokenizer, updates: list) -> list[dict]:
     return asyncio.run(run())
 
 
-def test_a_stream(tokenizer: Tokenizer) -> None:
+def test_stream_delivers_the_answer_in_chunks(tokenizer: Tokenizer) -> None:
     fields = {"prompt": "p", "n": 2, "echo": True, "stream": True}
     updates = [
         output("a", None, 0),
@@ -122,7 +122,7 @@ def test_a_stream(tokenizer: Tokenizer) -> None:
     assert len(plain) == 4 and not any("usage" in chunk for chunk in plain)
 
 
-def test_an_error_in_a_stream_speaks_openais_words(tokenizer: Tokenizer) -> None:
+def test_stream_error_uses_openai_field_names(tokenizer: Tokenizer) -> None:
     call = parse_completion({"prompt": "p", "stream": True})
     with pytest.raises(RequestRefused, match="max_tokens") as caught:
         stream(call, tokenizer, [RequestRefused("max_new_tokens", param="max_new_tokens")])

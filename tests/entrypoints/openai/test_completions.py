@@ -33,7 +33,7 @@ def refusal(**fields: Any) -> RequestRefused:
     return caught.value
 
 
-def test_openais_defaults() -> None:
+def test_completion_defaults_match_openai() -> None:
     call = parse_completion({"prompt": "a", "rid": "r"})
     (prompt,) = call.batch.prompts
     assert prompt.sampling == SamplingParams(max_new_tokens=16, temperature=1.0)
@@ -49,7 +49,7 @@ def test_null_is_the_default() -> None:
     assert prompt.sampling == SamplingParams(max_new_tokens=16) and prompt.continuation is None
 
 
-def test_sampling_fields_under_openais_names() -> None:
+def test_openai_sampling_fields_are_read() -> None:
     given = {
         "max_tokens": 7, "min_tokens": 2, "temperature": 0, "top_p": 0.5, "n": 2, "best_of": 2, "stop": ["x"],
         "seed": 3, "presence_penalty": 1, "frequency_penalty": -1, "logit_bias": {"5": 1}, "top_k": 4, "min_p": 0.1,
@@ -75,7 +75,7 @@ def test_sampling_fields_under_openais_names() -> None:
     assert prompt_of(prompt="a", temperature=2).sampling.temperature == 2.0
 
 
-def test_logprobs_have_the_servers_limit_in_openais_words() -> None:
+def test_logprob_limit_error_uses_openai_field_names() -> None:
     asked = prompt_of(prompt="a", logprobs=500).spec.logprobs
     assert asked is not None and asked.top_k == 500
     with pytest.raises(RequestRefused) as caught, COMPLETION_NAMES.translated():
@@ -100,12 +100,12 @@ def test_logprobs_have_the_servers_limit_in_openais_words() -> None:
     ],
 )
 @pytest.mark.parametrize("temperature", [None, 0, 0.0, 1])
-def test_beam_searches(given: dict, width: int | None, n: int, temperature: float | None) -> None:
+def test_use_beam_search_sets_width_and_n(given: dict, width: int | None, n: int, temperature: float | None) -> None:
     sampling = prompt_of(prompt="a", temperature=temperature, **given).sampling
     assert (sampling.beam_width, sampling.n) == (width, n)
 
 
-def test_how_a_beam_search_ends() -> None:
+def test_beam_search_end_parameters_are_read() -> None:
     given = {"length_penalty": 0.5, "early_stopping": "never", "item_trie": "t", "n": 2, "use_beam_search": True}
     assert prompt_of(prompt="a", **given).sampling == SamplingParams(
         max_new_tokens=16, beam_width=2, n=2, length_penalty=0.5, early_stopping="never", item_trie="t"
@@ -123,7 +123,7 @@ def test_how_a_beam_search_ends() -> None:
         ([[1], [2]], [None, None], [[1], [2]]),
     ],
 )
-def test_prompts(prompt: Any, texts: list, ids: list) -> None:
+def test_prompt_forms_are_read(prompt: Any, texts: list, ids: list) -> None:
     call = parse_completion({"prompt": prompt, "rid": "r"}).batch
     assert [p.text for p in call.prompts] == texts and [p.input_ids for p in call.prompts] == ids
     assert [p.rid for p in call.prompts] == (["r"] if len(texts) == 1 else ["r_0", "r_1"])
@@ -198,13 +198,13 @@ def test_names() -> None:
         ({"no_stop_trim": 1}, "no_stop_trim", "true or false"),
     ],
 )  # fmt: skip
-def test_wrong_fields_are_named_in_openais_words(fields: dict, param: str, words: str) -> None:
+def test_invalid_fields_are_named_in_openai_terms(fields: dict, param: str, words: str) -> None:
     error = refusal(**{"prompt": "a", **fields})
     assert error.param == param and words in error.message
     assert "sampling_params" not in error.message
 
 
-def test_a_refusal_by_the_worker_in_openais_words() -> None:
+def test_worker_refusal_is_translated_to_openai_names() -> None:
     with pytest.raises(RequestRefused) as caught, COMPLETION_NAMES.translated():
         raise RequestRefused(
             "max_new_tokens (5) and input_ids; send its full prompt as text or input_ids too",
@@ -218,7 +218,7 @@ def test_a_refusal_by_the_worker_in_openais_words() -> None:
     assert caught.value.param is None
 
 
-def test_more_prompts_than_one_request_may_bring() -> None:
+def test_excess_prompts_are_refused() -> None:
     with pytest.raises(RequestRefused, match="prompt holds 3 prompts; send at most 2") as refused:
         parse_completion({"prompt": [[1], [2], [3]]}, max_prompts=2)
     assert refused.value.param == "prompt"
@@ -226,7 +226,7 @@ def test_more_prompts_than_one_request_may_bring() -> None:
 
 @pytest.mark.parametrize("best_of", [0, -1, 513])
 @pytest.mark.parametrize("search", [False, True])
-def test_best_of_has_the_limits_of_n(best_of: int, search: bool) -> None:
+def test_best_of_is_limited_like_n(best_of: int, search: bool) -> None:
     """A search of no beams would be none."""
     error = refusal(prompt="a", best_of=best_of, use_beam_search=search)
     assert (error.message, error.param) == (f"best_of is {best_of}; use 1 to 512", "best_of")

@@ -33,13 +33,13 @@ def chat(**fields: Any) -> LogprobOptions | None:
 
 
 @pytest.mark.parametrize("parsed", [completion, chat])
-def test_what_is_computed(parsed: Any) -> None:
+def test_prompt_logprobs_set_start_and_top_k(parsed: Any) -> None:
     assert parsed() is None and parsed(prompt_logprobs=None) is None
     assert parsed(prompt_logprobs=0) == LogprobOptions(start_len=0, top_k=0, prompt_top_k=0)
     assert parsed(prompt_logprobs=5) == LogprobOptions(start_len=0, top_k=0, prompt_top_k=5)
 
 
-def test_together_with_logprobs_of_the_output() -> None:
+def test_prompt_logprobs_combine_with_output_logprobs() -> None:
     assert completion(prompt_logprobs=5, logprobs=2) == LogprobOptions(start_len=0, top_k=2, prompt_top_k=5)
     assert completion(prompt_logprobs=5, logprobs=2, echo=True) == LogprobOptions(0, 2, 5)
     assert completion(prompt_logprobs=1, logprobs=2, echo=True) == LogprobOptions(0, 2, 2), "the echo wants two"
@@ -50,14 +50,14 @@ def test_together_with_logprobs_of_the_output() -> None:
 
 @pytest.mark.parametrize("value", [-1, -2, True, "5", 1.0, [5], 2**70])
 @pytest.mark.parametrize("parsed", [completion, chat])
-def test_refused_values(parsed: Any, value: Any) -> None:
+def test_invalid_values_are_refused(parsed: Any, value: Any) -> None:
     with pytest.raises(RequestRefused, match="prompt_logprobs is") as caught:
         parsed(prompt_logprobs=value)
     assert caught.value.param == "prompt_logprobs" and status_of(caught.value) == 400
 
 
 @pytest.mark.parametrize("parsed", [completion, chat])
-def test_no_stream(parsed: Any) -> None:
+def test_prompt_logprobs_are_refused_for_streams(parsed: Any) -> None:
     for value in (0, 3):
         with pytest.raises(RequestRefused, match="whole answers only") as caught:
             parsed(prompt_logprobs=value, stream=True)
@@ -65,7 +65,7 @@ def test_no_stream(parsed: Any) -> None:
     assert parsed(prompt_logprobs=3, stream=False) is not None
 
 
-def test_the_servers_limit_names_the_field_that_is_over_it() -> None:
+def test_logprob_limit_error_names_the_exceeding_field() -> None:
     for name in ("prompt_logprobs", "logprobs"):
         asked = completion(**{"prompt_logprobs": 1, "logprobs": 1, name: 21})
         with pytest.raises(RequestRefused) as caught, COMPLETION_NAMES.translated():
@@ -83,7 +83,7 @@ def of(logprobs: Logprobs, num_top: int) -> list:
     return list(prompt_logprobs(output, num_top))
 
 
-def test_each_token_with_its_alternatives() -> None:
+def test_prompt_logprob_entries_list_token_first_with_rank() -> None:
     """The prompt's own token comes first, with its true rank; among the best it is not named twice."""
     chunk = LogprobChunk(
         ids=pack_ids([5, 6, 7]),
@@ -109,12 +109,12 @@ def test_each_token_with_its_alternatives() -> None:
     assert [list(entries) for entries in of(Logprobs([chunk], chr), 0)[1:]] == [["6"], ["7"]]
 
 
-def test_minus_infinity_is_vllms() -> None:
+def test_minus_infinity_is_encoded_as_in_vllm() -> None:
     rows = of(packed([TokenLogprob(None, 5), TokenLogprob(None, 6)]), 0)
     assert rows[0] is None and rows[1]["6"]["logprob"] == -9999.0
 
 
-def test_nothing_was_computed() -> None:
+def test_empty_prompt_logprobs_give_an_empty_list() -> None:
     assert of(Logprobs(), 3) == []
 
 

@@ -36,11 +36,11 @@ CASES: dict[str, tuple[str, Expected]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_do_not_depend_on_cuts(case: str) -> None:
+def test_pieces_do_not_depend_on_chunking(case: str) -> None:
     check(GptOssReasoningParser, *CASES[case])
 
 
-def test_begins_inside() -> None:
+def test_answer_may_begin_inside_reasoning() -> None:
     check(
         lambda: GptOssReasoningParser(begins_inside=True),
         f"Hm.<|end|>{NEXT}{FINAL}Yes.",
@@ -50,7 +50,7 @@ def test_begins_inside() -> None:
     assert not GptOssReasoningParser.begins_inside(f"{THOUGHT}<|start|>assistant")
 
 
-def test_thoughts_go_out_as_they_come() -> None:
+def test_reasoning_is_streamed_as_it_arrives() -> None:
     parser = GptOssReasoningParser()
     assert parser.push_text("<|channel|>analysis<|message|>H") == [Reasoning("H")]
     assert parser.push_text(f"<|end|>{NEXT}{FINAL}Y") == [Text("Y")]

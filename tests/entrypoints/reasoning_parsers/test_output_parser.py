@@ -59,19 +59,19 @@ def make(reasoning: str, tools: str) -> OutputParser:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_in_order(case: str) -> None:
+def test_reasoning_text_and_calls_come_in_order(case: str) -> None:
     reasoning, tools, text, expected = CASES[case]
     check(lambda: make(reasoning, tools), text, expected)
 
 
-def test_either_parser_may_be_missing() -> None:
+def test_reasoning_or_tool_parser_may_be_missing() -> None:
     text = f"<think>Hm.</think>{CALL}"
     check(lambda: OutputParser(REASONING_PARSERS["qwen3"]()), text, [Reasoning("Hm."), CALL])
     check(lambda: OutputParser(tools=TOOL_PARSERS["qwen"](TOOLS)), text, ["<think>Hm.</think>", OSLO])
     assert OutputParser().push_text(text) == [Text(text)]
 
 
-def test_special_tokens_are_kept_for_either() -> None:
+def test_special_tokens_are_kept_if_either_parser_needs_them() -> None:
     assert not make("qwen3", "qwen").keeps_special_tokens
     assert make("qwen3", "hermes").keeps_special_tokens
     assert make("kimi", "qwen").keeps_special_tokens
@@ -81,7 +81,7 @@ def test_special_tokens_are_kept_for_either() -> None:
     ("reasoning", "tools", "inside"),
     [("qwen3", "qwen", True), ("qwen3", "qwen", False), ("gpt-oss", "gpt-oss", True), ("gpt-oss", "gpt-oss", False)],
 )
-def test_a_forced_call_ends_the_thought_that_the_prompt_began(reasoning: str, tools: str, inside: bool) -> None:
+def test_forced_call_closes_reasoning_begun_by_the_prompt(reasoning: str, tools: str, inside: bool) -> None:
     parser = OutputParser(REASONING_PARSERS[reasoning](begins_inside=inside), TOOL_PARSERS[tools](TOOLS))
     prefix = parser.forced_prefix("get_weather")
     pieces = parse(parser, [prefix, '{"city": "Oslo"}'])

@@ -20,15 +20,15 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_chosen_by_template(name: str) -> None:
+def test_parser_is_chosen_by_template(name: str) -> None:
     assert choose(TEMPLATES[name]) == name
 
 
-def test_no_thoughts() -> None:
+def test_template_without_reasoning_has_no_parser() -> None:
     assert choose("{% for m in messages %}{{'<|im_start|>' + m['role'] + '\\n' + m['content']}}{% endfor %}") is None
 
 
-def test_unknown_name() -> None:
+def test_unknown_parser_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no reasoning parser 'gpt'; use one of deepseek-r1, .*qwen3-thinking"):
         reasoning_parser("gpt")
     assert reasoning_parser("qwen3") is REASONING_PARSERS["qwen3"]
@@ -37,6 +37,6 @@ def test_unknown_name() -> None:
 @pytest.mark.parametrize(
     ("name", "inside"), [(name, name in ("deepseek-r1", "qwen3-thinking")) for name in REASONING_PARSERS]
 )
-def test_where_an_answer_begins(name: str, inside: bool) -> None:
+def test_parsers_start_inside_or_outside_reasoning(name: str, inside: bool) -> None:
     check(REASONING_PARSERS[name], "a", [Reasoning("a") if inside else "a"])
     check(lambda: REASONING_PARSERS[name](begins_inside=True), "a", [Reasoning("a")])

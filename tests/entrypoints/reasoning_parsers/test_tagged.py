@@ -52,26 +52,26 @@ INSIDE: dict[str, tuple[str, Expected]] = {
 
 
 @pytest.mark.parametrize("case", OUTSIDE)
-def test_begins_outside(case: str) -> None:
+def test_answer_may_begin_outside_reasoning(case: str) -> None:
     check(TaggedParser, *OUTSIDE[case])
     check(lambda: DeepSeekR1Parser(begins_inside=False), *OUTSIDE[case])
 
 
 @pytest.mark.parametrize("case", INSIDE)
-def test_begins_inside(case: str) -> None:
+def test_answer_may_begin_inside_reasoning(case: str) -> None:
     check(lambda: TaggedParser(begins_inside=True), *INSIDE[case])
     check(DeepSeekR1Parser, *INSIDE[case])
 
 
 @pytest.mark.parametrize("make", [KimiParser, MistralReasoningParser])
-def test_other_tags(make: type[TaggedParser]) -> None:
+def test_kimi_and_mistral_reasoning_tags(make: type[TaggedParser]) -> None:
     check(make, f"{make.start}Hm.{make.end}Yes.", [Reasoning("Hm."), "Yes."])
     assert make.keeps_special_tokens
     assert (KimiParser.start, KimiParser.end) == ("◁think▷", "◁/think▷")
     assert (MistralReasoningParser.start, MistralReasoningParser.end) == ("[THINK]", "[/THINK]")
 
 
-def test_nothing_certain_is_held_back() -> None:
+def test_unambiguous_text_is_not_held_back() -> None:
     parser = TaggedParser()
     assert parser.push_text("<think") == []
     assert parser.push_text(">a < b") == [Reasoning("a < b")]
@@ -84,7 +84,7 @@ def test_nothing_certain_is_held_back() -> None:
     assert TaggedParser().push_text("a") == [Text("a")]
 
 
-def test_little_is_held() -> None:
+def test_held_back_text_is_bounded() -> None:
     parser = TaggedParser(begins_inside=True)
     for character in "\n</think" * 25_000:
         parser.push_text(character)
@@ -101,5 +101,5 @@ def test_little_is_held() -> None:
         ("<｜Assistant｜></think>", False),
     ],
 )
-def test_what_the_prompt_opens(prompt: str, expected: bool) -> None:
+def test_reasoning_opened_by_the_prompt_is_detected(prompt: str, expected: bool) -> None:
     assert TaggedParser.begins_inside(prompt) is expected

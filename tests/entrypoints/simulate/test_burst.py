@@ -11,29 +11,29 @@ from tests.doubles.simulated import SECOND
 FAR = float("inf")
 
 
-def test_it_goes_as_far_as_the_longest_row_or_the_limit() -> None:
+def test_burst_runs_to_the_longest_row_or_the_limit() -> None:
     rows = [RowAhead(2, 10, FAR), RowAhead(4, 10, FAR)]
     assert burst_ends(rows, SECOND, 5.0, FAR, 16, False) == [6.0, 7.0, 8.0, 9.0]
     assert burst_ends(rows, SECOND, 5.0, FAR, 3, False) == [6.0, 7.0, 8.0]
 
 
-def test_it_stops_with_the_step_in_which_something_happens() -> None:
+def test_burst_stops_at_the_step_of_the_next_event() -> None:
     rows = [RowAhead(9, 10, FAR)]
     assert burst_ends(rows, SECOND, 5.0, 6.5, 16, False) == [6.0, 7.0]
     assert burst_ends(rows, SECOND, 5.0, 5.5, 16, False) == [6.0]
 
 
-def test_it_stops_at_the_first_end_if_somebody_waits() -> None:
+def test_burst_stops_at_the_first_finished_row_if_requests_wait() -> None:
     rows = [RowAhead(2, 10, FAR), RowAhead(4, 10, FAR)]
     assert burst_ends(rows, SECOND, 0.0, FAR, 16, True) == [1.0, 2.0]
 
 
-def test_it_stops_when_a_row_that_ends_may_be_back() -> None:
+def test_burst_stops_when_a_finished_row_may_return() -> None:
     rows = [RowAhead(2, 10, 0.5), RowAhead(9, 10, FAR)]
     assert burst_ends(rows, SECOND, 0.0, FAR, 16, False) == [1.0, 2.0, 3.0]
 
 
-def test_rows_that_have_ended_cost_nothing() -> None:
+def test_finished_rows_add_no_cost_to_a_burst() -> None:
     """By hand: contexts 10 and 20, one token more each step; the first row leaves after its second token."""
     cost = Linear(fixed_s=1.0, prompt_token_s=0.0, decode_row_s=0.1, context_token_s=0.01)
     steps = [1 + 0.2 + 0.30, 1 + 0.2 + 0.32, 1 + 0.1 + 0.22, 1 + 0.1 + 0.23]

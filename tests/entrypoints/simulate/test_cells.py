@@ -32,7 +32,7 @@ def cell(**services: Sequence[float]) -> Cell:
     return found
 
 
-def test_a_spread_by_hand() -> None:
+def test_spread_matches_hand_computed_percentiles() -> None:
     found = spread([float(value) for value in range(101)])
     assert found == {"mean": 50.0, "p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
     assert spread([]) == {}
@@ -42,7 +42,7 @@ def record(arrival: float, end: float, *turns: TurnRecord, refused: str = "") ->
     return JobRecord(talk("a", arrival, (1, 1, 2.0)), list(turns), end, refused)
 
 
-def test_figures_of_a_run_by_hand() -> None:
+def test_run_figures_match_hand_computed_values() -> None:
     first = TurnRecord(0.0, prompt=100, kept=0, first_token=1.0, end=2.0, output=5)
     later = TurnRecord(4.0, prompt=200, kept=104, first_token=7.0, end=9.0, found=80, from_host=30, output=6)
     retried = TurnRecord(1.0, prompt=100, kept=20, first_token=2.0, end=3.0, found=20, retractions=2, output=1)
@@ -57,13 +57,13 @@ def test_figures_of_a_run_by_hand() -> None:
     assert found["jobs_per_s"] == pytest.approx(2 / 9)
 
 
-def test_the_first_and_last_jobs_are_not_measured() -> None:
+def test_first_and_last_jobs_are_trimmed() -> None:
     records = [record(float(n), n + float(n)) for n in range(10)]
     assert summarize(records, trim=0.2)["duration_s"]["mean"] == pytest.approx(4.5)
     assert summarize(records, trim=0.2)["jobs_measured"] == 6
 
 
-def test_completions_count_in_the_second_half() -> None:
+def test_completion_rate_covers_the_second_half() -> None:
     records = [record(float(n), n + 2.0) for n in range(11)]  # from 5 to 10: those that ended at 6, 7, 8, 9 and 10
     assert completion_rate(records) == (1.0, 1.0)
     late = [record(float(n), n + 4.0) for n in range(10)] + [record(10.0, 99.0, refused="no")]
@@ -72,27 +72,27 @@ def test_completions_count_in_the_second_half() -> None:
     assert completion_rate(lost) == (0.0, 0.0)
 
 
-def test_an_estimate_says_how_sure_it_is() -> None:
+def test_estimate_reports_confidence_interval() -> None:
     assert Estimate.from_values([0.5]).percent() == "+50.0"
     found = Estimate.from_values([0.1, 0.2, 0.3])
     assert found.mean == pytest.approx(0.2) and found.half_width == pytest.approx(4.30 * 0.1 / 3**0.5)
     assert found.percent() == "+20.0 ± 24.8"
 
 
-def test_seeds_are_compared_one_by_one() -> None:
+def test_changes_are_paired_by_seed() -> None:
     found = cell(fcfs=[10, 100], lpm=[9, 90, 5000])
     change = found.change("lpm", "fcfs", "service_s", "mean")
     assert change is not None and change.mean == pytest.approx(-0.1) and change.half_width < 1e-9
     assert found.change("lpm", "fcfs", "no such figure") is None
 
 
-def test_cells_differ_in_all_but_policy_host_tier_and_seed() -> None:
+def test_runs_are_grouped_into_cells_by_all_but_arm_and_seed() -> None:
     lines = [line("fcfs", 0, 1), line("fcfs+host", 1, 1, host=50), line("fcfs", 0, 1, rate=2.0)]
     first, second = cells_of(lines)
     assert list(first.arms) == ["fcfs", "fcfs+host 50 GB"] and list(second.arms) == ["fcfs"]
 
 
-def test_the_best_is_chosen_unless_a_simpler_one_is_as_good() -> None:
+def test_simplest_of_equally_good_arms_is_chosen() -> None:
     assert choose(cell(fcfs=[10, 11], lpm=[9.9, 10.9], handoff=[9.95, 10.8])).arm == "fcfs"
     choice = choose(cell(fcfs=[10, 11, 12], lpm=[8, 8.8, 9.6], handoff=[7.9, 8.7, 9.5]))
     assert choice.arm == "lpm" and choice.is_sure and choice.runner_up == "handoff"
@@ -101,7 +101,7 @@ def test_the_best_is_chosen_unless_a_simpler_one_is_as_good() -> None:
     assert choose(cells_of(refuses)[0]).arm == "handoff"
 
 
-def test_recommendations_in_words() -> None:
+def test_recommendation_texts() -> None:
     def said(**services: Sequence[float]) -> str:
         return recommend([cell(**services)])[0]
 
@@ -112,14 +112,14 @@ def test_recommendations_in_words() -> None:
     assert "next best: handoff, against which it is -25.0 ± 0.0 %" in said(fcfs=[10, 20], lpm=[6, 12], handoff=[8, 16])
 
 
-def test_the_smallest_host_tier_that_is_enough() -> None:
+def test_smallest_sufficient_host_tier_is_recommended() -> None:
     lines = [line("fcfs", 0, 10)]
     lines += [line("fcfs+host", 0, service, host=size) for size, service in ((10, 8), (50, 5.05), (200, 5))]
     words = recommend(cells_of(lines))
     assert any("host tier for fcfs+host: 50 GB is enough (10 GB 8 s, 50 GB 5.05 s, 200 GB 5 s)" in w for w in words)
 
 
-def test_the_safest_over_all_cells() -> None:
+def test_safest_arm_over_all_cells_is_recommended() -> None:
     """lpm is the best on average and loses once; the two others never do, one of them gains more."""
     services = {"fcfs": (10, 10), "lpm": (1, 12), "continuum": (10, 9.5), "handoff": (10.1, 9)}
     rates = (1.0, 2.0)
@@ -129,7 +129,7 @@ def test_the_safest_over_all_cells() -> None:
     assert "1 jobs/s" in last
 
 
-def test_a_table_by_cell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_table_is_grouped_by_cell(capsys: pytest.CaptureFixture[str]) -> None:
     show([cell(fcfs=[10, 20], lpm=[9, 18])])
     title, heads, first, second = capsys.readouterr().out.strip().splitlines()
     assert title == "A100-40, llama-3.1-8b: agents, shell tools, 1 jobs/s" and heads.split()[:2] == ["policy", "jobs/s"]

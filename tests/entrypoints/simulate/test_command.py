@@ -18,7 +18,7 @@ from baton.entrypoints.simulate.work.workloads import WORKLOADS
 SMALL = ["--gpu", "RTX6000", "--pool-tokens", "3000", "--scale", "0.2", "--num-jobs", "8", "--rate", "2"]
 
 
-def test_it_compares_reports_draws_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_writes_reports_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*SMALL, "--seeds", "2", "--policies", "fcfs", "continuum", "lpm+host", "--host-gb", "1"]
     flags += ["--out", str(tmp_path)]
     assert main([*flags, "--check", "50", "--limit", "4"]) == 0
@@ -34,7 +34,7 @@ def test_it_compares_reports_draws_and_goes_on(tmp_path: Path, capsys: pytest.Ca
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 6
 
 
-def test_it_plays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_replays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = {"prompt_tokens": 20, "output_tokens": 5, "tool": "ls", "tool_s": 1}
     jobs = [{"job_id": n, "arrival": i, "turns": [first, first | {"prompt_tokens": 40}]} for i, n in enumerate("abcd")]
     trace = tmp_path / "jobs.jsonl"
@@ -47,7 +47,7 @@ def test_it_plays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "jobs.jsonl, line 5" in capsys.readouterr().err
 
 
-def test_a_grid_has_every_combination_once() -> None:
+def test_grid_has_every_combination_once() -> None:
     flags = ["--gpu", "A100-40", "H200", "--rate", "1", "2", "--seeds", "3", "--host-gb", "0", "10", "50"]
     found = plans(parse([*flags, "--policies", "fcfs", "lmcache-like", "handoff+pin"]), {})
     assert len({plan.key for plan in found}) == len(found) == 2 * 2 * 3 * (1 + 2 + 1)
@@ -81,35 +81,35 @@ def test_a_grid_has_every_combination_once() -> None:
         (["--out", "/proc/nope"], "--out /proc/nope: No such file or directory"),
     ],
 )
-def test_wrong_flags_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_simulate_flags_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(flags)
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_model_that_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_too_large_for_the_card_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--gpu", "RTX6000", "--model", "qwen2.5-14b", "--policies", "fcfs", "--rate", "1"]) == 2
     assert "Choose a larger card or a smaller model" in capsys.readouterr().err
 
 
-def test_it_needs_no_torch() -> None:
+def test_simulate_imports_no_torch() -> None:
     program = "import sys, baton.entrypoints.simulate.__main__ as m; m.parse([]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_the_page_names_every_choice() -> None:
+def test_simulator_page_names_every_choice() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
     for name in (*CARDS, *MODELS, *WORKLOADS, *SHAPES):
         assert f"`{name}`" in page, name
 
 
-def test_no_recommendation_where_no_job_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_recommendation_when_no_job_completes(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--pool-tokens", "20", "--num-jobs", "5", "--rate", "1", "--seeds", "1", "--policies", "fcfs", "handoff"]
     assert main([*flags, "--gpu", "H200", "RTX6000"]) == 0
     assert capsys.readouterr().out.count("no job was completed, so there is no recommendation") == 2
 
 
-def test_the_recommendation_warns_of_few_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recommendation_warns_about_few_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--num-jobs", "8", "--rate", "1", "--seeds", "2", "--policies", "fcfs", "handoff"]
     assert main(flags) == 0
     assert "8 jobs per run are few" in capsys.readouterr().out

@@ -16,7 +16,7 @@ def copy(fence: int, tokens: int, *, to_host: bool) -> TierCopy:
     return TierCopy(fence, to_host, slots, slots)
 
 
-def test_each_lane_works_in_order_and_does_not_wait_for_the_other() -> None:
+def test_copy_lanes_are_ordered_and_independent() -> None:
     lanes = CopyLanes(COST)
     assert lanes.next_end() is None
     lanes.order_copies([copy(1, 4, to_host=False), copy(2, 4, to_host=True), copy(3, 2, to_host=False)], 10.0)

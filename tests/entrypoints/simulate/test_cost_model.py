@@ -27,13 +27,13 @@ TINY = ModelShape("tiny", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=2, i
 PLAIN = Efficiency(compute=1.0, memory=1.0, host_step_s=0.0, host_row_s=0.0)
 
 
-def test_a_model_by_hand() -> None:
+def test_model_sizes_match_hand_computed_values() -> None:
     assert TINY.body_parameters == 2 * (192 + 240)
     assert TINY.weight_bytes == 2 * (864 + 2 * 800)
     assert TINY.kv_bytes_per_token == 2 * 2 * 2 * 2 * 2
 
 
-def test_a_step_by_hand() -> None:
+def test_roofline_step_time_matches_hand_computed_values() -> None:
     step = StepSize(prompt_tokens=3, decode_rows=2, context=20, attended=15, prompt_rows=1)
     flops = 2 * (864 * 5 + 800 * 3 + 2 * 2 * 4 * 2 * 15)
     read = 2 * (864 + 800) + 32 * 20
@@ -47,7 +47,7 @@ def test_a_step_by_hand() -> None:
     assert Roofline(slow_to_read.card, TINY, half).step_s(step) == pytest.approx(read / 2.5 + 1.0 + 3 * 0.5)
 
 
-def test_the_8b_model_is_known() -> None:
+def test_llama_8b_sizes_are_known() -> None:
     model = MODELS["llama-3.1-8b"]
     assert model.weight_bytes == pytest.approx(16.06e9, rel=1e-3)
     assert model.kv_bytes_per_token == 131072
@@ -56,27 +56,27 @@ def test_the_8b_model_is_known() -> None:
 @pytest.mark.parametrize(
     ("card", "by_computing", "from_host"), [("RTX6000", 9, 0.3), ("A100-40", 12, 1.1), ("H200", 21, 2.2)]
 )
-def test_fill_times_are_about_those_of_the_design(card: str, by_computing: float, from_host: float) -> None:
+def test_fill_times_match_the_design_document(card: str, by_computing: float, from_host: float) -> None:
     model = MODELS["llama-3.1-8b"]
     cost, pool = Roofline(CARDS[card], model), pool_tokens(CARDS[card], model)
     assert fill_by_computing_s(cost, pool) == pytest.approx(by_computing, rel=0.15)
     assert cost.load_s(pool) == pytest.approx(from_host, rel=0.5)
 
 
-def test_decode_steps_are_about_those_measured_on_an_h200() -> None:
+def test_decode_step_times_match_h200_measurements() -> None:
     cost = Roofline(CARDS["H200"], MODELS["llama-3.1-8b"])
     for rows, measured in ((1, 5.0e-3), (16, 6.4e-3), (64, 8.68e-3)):
         assert cost.step_s(StepSize(0, rows, 1056 * rows, 1056 * rows)) == pytest.approx(measured, rel=0.1)
 
 
-def test_a_pool_is_what_the_weights_leave() -> None:
+def test_pool_size_is_memory_left_by_weights() -> None:
     card = Card("a", memory=100_000, bandwidth=1, flops=1, host_bandwidth=1)
     assert pool_tokens(card, TINY, share=0.5) == (50_000 - TINY.weight_bytes) // 32
     with pytest.raises(CostError, match=r"qwen2\.5-32b has 65\.\d GB of weights"):
         pool_tokens(CARDS["L40S"], MODELS["qwen2.5-32b"])
 
 
-def test_measured_costs_are_read(tmp_path: Path) -> None:
+def test_cost_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     figures = {"fixed_s": 1, "prompt_token_s": 0.5, "decode_row_s": 0.25, "context_token_s": 0.125, "layers": 4}
     path.write_text(json.dumps(figures | {"load_token_s": 0.1, "store_token_s": 0.2}))
@@ -97,7 +97,7 @@ def test_measured_costs_are_read(tmp_path: Path) -> None:
         ({"fixed_s": 0, "decode_row_s": 0}, "would take no time"),
     ],
 )
-def test_a_damaged_file_of_costs_is_refused(tmp_path: Path, change: dict[str, float], said: str) -> None:
+def test_invalid_cost_values_are_refused(tmp_path: Path, change: dict[str, float], said: str) -> None:
     path = tmp_path / "costs.json"
     figures = {"fixed_s": 1, "prompt_token_s": 1, "decode_row_s": 1, "context_token_s": 1}
     path.write_text(json.dumps(figures | change))
@@ -106,7 +106,7 @@ def test_a_damaged_file_of_costs_is_refused(tmp_path: Path, change: dict[str, fl
 
 
 @pytest.mark.parametrize(("text", "said"), [("{", "JSON object"), ("[]", "not list"), ('{"fixed_s": 1}', "missing")])
-def test_a_file_that_holds_no_costs_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_malformed_cost_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
     with pytest.raises(CostError, match=said):

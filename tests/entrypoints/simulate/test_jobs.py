@@ -10,7 +10,7 @@ from baton.entrypoints.simulate.work.tool_shapes import SHAPES
 from baton.entrypoints.simulate.work.workloads import CONTEXTS, WORKLOADS, make_jobs, workload_named
 
 
-def test_a_turn_goes_on_from_what_was_said() -> None:
+def test_turn_prompt_extends_the_conversation() -> None:
     first, second = Turn(3, 4, 3, "ls", 1.0), Turn(9, 2, 1)
     (job,) = numbered([Job("a", 0.0, (first, second), 0, system=5)])
     talk = Conversation(job)
@@ -22,14 +22,14 @@ def test_a_turn_goes_on_from_what_was_said() -> None:
     assert len(set(after.tolist())) == 11 and first.known == 9
 
 
-def test_jobs_share_a_system_prompt_and_nothing_else() -> None:
+def test_jobs_share_only_their_system_prompt() -> None:
     turn = Turn(10, 20, 5)
     jobs = numbered([Job(name, 0.0, (turn,), 0, system) for name, system in (("a", 1), ("b", 1), ("c", 2))])
     a, b, c = (set(Conversation(job).begin_turn(0)[0].tolist()) for job in jobs)
     assert len(a & b) == 10 and not a & c and not b & c
 
 
-def test_a_compacted_turn_keeps_what_it_says() -> None:
+def test_compacted_turn_keeps_only_its_declared_prefix() -> None:
     (job,) = numbered([Job("a", 0.0, (Turn(4, 10, 5), Turn(4, 6, 5)), 0)])
     talk = Conversation(job)
     before, _ = talk.begin_turn(0)
@@ -38,14 +38,14 @@ def test_a_compacted_turn_keeps_what_it_says() -> None:
     assert not {*after[4:].tolist()} & {*talk.ids[:0].tolist(), *before.tolist()}
 
 
-def test_ids_begin_anew_where_they_run_out() -> None:
+def test_token_ids_wrap_around_at_the_limit() -> None:
     long = Turn(0, (ID_LIMIT - SYSTEM_IDS) // 2 + 1, 1)
     jobs = numbered([Job(str(number), 0.0, (long,), 0) for number in range(2)])
     assert [job.first_id for job in jobs] == [SYSTEM_IDS, SYSTEM_IDS]
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_same_seed_gives_the_same_jobs_at_any_rate(name: str) -> None:
+def test_same_seed_gives_equal_jobs_at_any_rate(name: str) -> None:
     slow, fast = (make_jobs(WORKLOADS[name], SHAPES["heavy"], rate=rate, count=20, seed=3) for rate in (0.5, 2.0))
     assert [job.turns for job in slow] == [job.turns for job in fast]
     assert [job.arrival for job in slow] == pytest.approx([4 * job.arrival for job in fast])
@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_jobs_at_any_rate(name: str) -> None:
     assert [job.turns for job in other] != [job.turns for job in fast]
 
 
-def test_a_share_of_the_jobs_ends_with_its_first_turn() -> None:
+def test_one_shot_share_of_jobs_has_one_turn() -> None:
     options = {"rate": 1.0, "count": 400, "seed": 1}
     every, mixed = (make_jobs(WORKLOADS["chats"], SHAPES["people"], one_shots=share, **options) for share in (0.0, 0.4))
     short = [job for job in mixed if len(job.turns) == 1]
@@ -64,14 +64,14 @@ def test_a_share_of_the_jobs_ends_with_its_first_turn() -> None:
     assert {turn.tool for turns, _ in left for turn in turns[:-1]} == {""}
 
 
-def test_contexts_are_those_of_the_published_trace() -> None:
+def test_context_lengths_match_the_published_trace() -> None:
     jobs = make_jobs(WORKLOADS["agents"], SHAPES["shell"], rate=1.0, count=400, seed=0)
     means = np.mean([[turn.prompt for turn in job.turns] for job in jobs], axis=0)
     assert means == pytest.approx(CONTEXTS, rel=0.03)
     assert np.diff([job.arrival for job in jobs]).mean() == pytest.approx(1.0, rel=0.15)
 
 
-def test_turns_never_keep_more_than_there_is() -> None:
+def test_turns_keep_at_most_the_known_tokens() -> None:
     for name in WORKLOADS:
         jobs = make_jobs(WORKLOADS[name], SHAPES["heavy"], rate=1.0, count=60, seed=1)
         low, high = WORKLOADS[name].turns
@@ -83,7 +83,7 @@ def test_turns_never_keep_more_than_there_is() -> None:
         assert (shorter > 0) == (WORKLOADS[name].compacted > 0) and shorter < 20
 
 
-def test_scaled_jobs_have_longer_prompts_and_say_as_much() -> None:
+def test_scaling_lengthens_prompts_but_not_outputs() -> None:
     plain, scaled = workload_named("coding-11"), workload_named("coding-11", 2.0)
     assert scaled.system == (2 * plain.system[0], 2 * plain.system[1]) and scaled.output == plain.output
     assert scaled.new[1] == (2 * plain.new[1][0], 2 * plain.new[1][1])
@@ -91,7 +91,7 @@ def test_scaled_jobs_have_longer_prompts_and_say_as_much() -> None:
         workload_named("coding-40", 20.0)
 
 
-def test_tools_of_an_agent_on_a_shell() -> None:
+def test_shell_tool_times() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         calls = SHAPES["shell"].draw_job(7, rng)
@@ -101,7 +101,7 @@ def test_tools_of_an_agent_on_a_shell() -> None:
     assert SHAPES["shell"].draw_job(0, rng) == []
 
 
-def test_heavy_tools_are_fast_slow_or_a_tail() -> None:
+def test_heavy_tool_times_have_a_long_tail() -> None:
     calls = SHAPES["heavy"].draw_job(20_000, np.random.default_rng(0))
     seconds = np.array([seconds for _, seconds in calls])
     assert 0.10 <= (seconds >= 100).mean() <= 0.13 and seconds.max() <= 900

@@ -51,7 +51,7 @@ def scene() -> list[Job]:
     return [conversation("a", 0.0), conversation("b", 0.5), *one_shots(1200, 2.0, 95.0)]
 
 
-def test_plain_chats_are_sent_as_a_server_sends_them() -> None:
+def test_plain_chats_are_retained_like_on_a_server() -> None:
     """They are leased, last turns too, are a job named after their first turn, and have asked for none of it."""
     done = played([conversation("a", 0.0, turns=1), conversation("b", 0.0, turns=2, away_s=1.0)], "plain", "fcfs")
     kept = [lease.owner for lease in done.scheduler.live_leases()]
@@ -63,7 +63,7 @@ def test_plain_chats_are_sent_as_a_server_sends_them() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_was_returned_to_outlasts_a_flood_of_one_shots(policy: str, page_size: int) -> None:
+def test_continued_conversations_survive_a_flood_of_one_shots(policy: str, page_size: int) -> None:
     done = played(scene(), "plain", policy, page_size=page_size)
     assert kept(done, first=2) > 0.9
     assert not any(record.refused for record in done.records)
@@ -71,7 +71,7 @@ def test_what_was_returned_to_outlasts_a_flood_of_one_shots(policy: str, page_si
 
 @pytest.mark.parametrize("host", [0, 1600])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_naming_a_job_never_keeps_less(policy: str, host: int) -> None:
+def test_naming_a_job_keeps_at_least_as_much(policy: str, host: int) -> None:
     plain, named = (kept(played(scene(), sender, policy, host=host)) for sender in CHATS)
     assert named >= plain > 0.5
     if not host:
@@ -79,7 +79,7 @@ def test_naming_a_job_never_keeps_less(policy: str, host: int) -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", *PINNING])
-def test_conversations_that_are_over_hold_no_room_that_others_need(policy: str) -> None:
+def test_finished_conversations_do_not_block_others(policy: str) -> None:
     """They all are returned to, one after the other, and then never again. The oldest job is not the best one."""
     jobs = [conversation(f"old{n}", 1.5 * n, turns=3, away_s=4.0) for n in range(12)]
     late = conversation("late", 30.0, away_s=4.0)
@@ -89,7 +89,7 @@ def test_conversations_that_are_over_hold_no_room_that_others_need(policy: str) 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_one_shots_get_on_while_conversations_hold_the_budget(policy: str) -> None:
+def test_one_shots_progress_while_leases_fill_the_budget(policy: str) -> None:
     """Leases of conversations fill the budget for as long as they may; none is continued."""
     jobs = [conversation(f"old{n}", 0.2 * n, turns=2, away_s=1.0) for n in range(40)]
     done = played([*jobs, *one_shots(1200, 8.0, 20.0)], "plain", policy, page_size=64, pool=1024)

@@ -11,7 +11,7 @@ from tests.doubles.specs import make_spec
 LONG = SamplingParams(max_new_tokens=20)
 
 
-def test_recovery_reaches_the_decode_part_of_the_simulation() -> None:
+def test_recovery_removes_requests_from_the_simulated_decode() -> None:
     config = SchedulerConfig(
         context_length=64, max_total_tokens=256, max_running_requests=4, max_leased_requests=4, chunked_prefill_size=64
     )

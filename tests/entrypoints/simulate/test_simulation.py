@@ -21,7 +21,7 @@ def times(record: JobRecord) -> list[tuple[float, float, float]]:
 
 
 @pytest.mark.parametrize("burst", [1, 16])
-def test_two_jobs_by_hand(burst: int) -> None:
+def test_two_job_schedule_matches_hand_computed_times(burst: int) -> None:
     """a: prompt in second 0; b, which comes then, in second 1; a's two other tokens in seconds 2 and 3."""
     a, b = talk("a", 0.0, (10, 3, 5.0), (4, 2, 0.0)), talk("b", 0.5, (10, 1, 0.0))
     first, second = simulation([a, b], burst=burst).run()
@@ -34,7 +34,7 @@ def test_two_jobs_by_hand(burst: int) -> None:
     ]
 
 
-def test_what_left_the_card_is_computed_again() -> None:
+def test_evicted_tokens_are_recomputed() -> None:
     a = talk("a", 0.0, (40, 3, 30.0), (4, 2, 0.0))
     b = talk("b", 5.0, (90, 3, 0.0))
     first, _ = simulation([a, b], pool=120, max_new_tokens=8).run()
@@ -42,7 +42,7 @@ def test_what_left_the_card_is_computed_again() -> None:
     assert back.found < 30 and back.recomputed == 42 - back.found
 
 
-def test_a_step_waits_for_what_comes_from_the_host_layer_by_layer() -> None:
+def test_step_waits_for_layerwise_host_loads() -> None:
     cost = Linear(fixed_s=1.0, prompt_token_s=0, decode_row_s=0, context_token_s=0, load_token_s=0.5, layers=4)
     a = talk("a", 0.0, (40, 3, 30.0), (4, 2, 0.0))
     b = talk("b", 5.0, (90, 3, 0.0))
@@ -53,7 +53,7 @@ def test_a_step_waits_for_what_comes_from_the_host_layer_by_layer() -> None:
 
 
 @pytest.mark.parametrize("pin_s", [0.0, 60.0])
-def test_a_pin_keeps_what_would_have_left(pin_s: float) -> None:
+def test_pin_keeps_kv_that_would_be_evicted(pin_s: float) -> None:
     """Beside c, which runs all the while, there is room for b only if a's KV leaves."""
     a = talk("a", 0.0, (40, 3, 20.0), (4, 2, 0.0))
     c, b = talk("c", 4.0, (10, 24, 0.0)), talk("b", 6.0, (90, 3, 0.0))
@@ -63,7 +63,7 @@ def test_a_pin_keeps_what_would_have_left(pin_s: float) -> None:
     assert (last.turns[0].first_token > first.turns[1].first_token) == (pin_s > 0)
 
 
-def test_tools_are_reported_before_the_next_turn() -> None:
+def test_tool_calls_are_traced_before_the_next_turn() -> None:
     played = simulation([talk("a", 0.0, (10, 3, 5.0), (4, 2, 0.0))])
     played.scheduler.trace_jobs()
     played.run()
@@ -75,7 +75,7 @@ def test_tools_are_reported_before_the_next_turn() -> None:
 
 
 @pytest.mark.parametrize("pin_s", [6.0, 7.0, 8.0, 9.0])
-def test_a_burst_ends_with_the_lease_that_somebody_waits_for(pin_s: float) -> None:
+def test_burst_ends_when_an_awaited_lease_expires(pin_s: float) -> None:
     """As above; b comes in when the pin has lapsed."""
     a = talk("a", 0.0, (40, 3, 30.0), (4, 2, 0.0))
     c, b = talk("c", 4.0, (10, 24, 0.0)), talk("b", 6.0, (90, 3, 0.0))
@@ -97,7 +97,7 @@ PRESSURE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", PRESSURE, ids=str)
 @pytest.mark.parametrize("burst", [1, 16])
-def test_invariants_hold_under_pressure_and_every_job_ends(options: dict[str, Any], burst: int) -> None:
+def test_invariants_hold_under_memory_pressure(options: dict[str, Any], burst: int) -> None:
     jobs = crowd(12)
     played = simulation(jobs, cost=USUAL, pool=1600, burst=burst, check_every=5, chunked_prefill_size=256, **options)
     check_ended(played.run())
@@ -108,7 +108,7 @@ def test_invariants_hold_under_pressure_and_every_job_ends(options: dict[str, An
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_plays_all_jobs_to_their_end(policy: str) -> None:
+def test_every_policy_completes_all_jobs(policy: str) -> None:
     jobs = crowd(12, seed=1)
     played = simulation(jobs, cost=USUAL, pool=1600, burst=16, check_every=20, schedule_policy=policy)
     check_ended(played.run())
@@ -123,7 +123,7 @@ def check_ended(records: list[JobRecord]) -> None:
 
 
 @pytest.mark.parametrize("burst", [1, 16])
-def test_a_burst_breaks_no_lease_that_single_steps_would_spare(burst: int) -> None:
+def test_burst_breaks_no_lease_that_single_steps_keep(burst: int) -> None:
     """Five rows want 46 tokens where 41 are free; but the first ends after two, and leaves 12 to the others."""
     a = talk("a", 0.0, (40, 3, 50.0), (4, 2, 0.0))
     others = [talk(str(n), 5.0, (10, 3 if n == 0 else 12, 0.0)) for n in range(5)]
@@ -132,7 +132,7 @@ def test_a_burst_breaks_no_lease_that_single_steps_would_spare(burst: int) -> No
     assert played.scheduler.lease_counts.broken == 0 and first.turns[1].found == 42
 
 
-def test_bursts_change_nothing_where_nobody_waits() -> None:
+def test_bursts_change_no_times_without_waiting_requests() -> None:
     plain, fast = (simulation(crowd(12, rate=1.0), cost=USUAL, pool=20_000, burst=b, check_every=0) for b in (1, 16))
     for one, many in zip(plain.run(), fast.run()):
         assert [turn.found for turn in one.turns] == [turn.found for turn in many.turns]
@@ -142,7 +142,7 @@ def test_bursts_change_nothing_where_nobody_waits() -> None:
     assert fast.busy_s == pytest.approx(plain.busy_s)
 
 
-def test_a_prompt_in_chunks_lets_the_others_have_one_token_between_them() -> None:
+def test_chunked_prompt_lets_others_decode_between_chunks() -> None:
     """b's prompt takes four steps; a gets a token after each, also in bursts."""
     a, b = talk("a", 0.0, (10, 40, 0.0)), talk("b", 4.5, (200, 8, 0.0))
     plain, fast = (simulation([a, b], burst=burst, chunked_prefill_size=64).run() for burst in (1, 16))
@@ -150,7 +150,7 @@ def test_a_prompt_in_chunks_lets_the_others_have_one_token_between_them() -> Non
     assert plain[1].turns[0].first_token == 5.0 + 4 + 3
 
 
-def test_a_pin_that_nobody_comes_back_for_in_time_ends_in_time() -> None:
+def test_unclaimed_pin_expires_at_its_deadline() -> None:
     """It ends at its deadline, though nothing else happens then."""
     played = simulation([talk("a", 0.0, (10, 3, 50.0), (4, 2, 0.0))], pin_s=7.0)
     played.scheduler.trace_jobs()
@@ -159,7 +159,7 @@ def test_a_pin_that_nobody_comes_back_for_in_time_ends_in_time() -> None:
     assert unpinned["reason"] == "expired" and unpinned["time"] == 10.0
 
 
-def test_bursts_bring_the_same_tokens_where_some_wait() -> None:
+def test_bursts_give_equal_outputs_with_waiting_requests() -> None:
     plain, fast = (simulation(crowd(16), cost=USUAL, pool=1600, burst=b, check_every=0) for b in (1, 16))
     before, after = plain.run(), fast.run()
     assert [[t.output for t in r.turns] for r in before] == [[t.output for t in r.turns] for r in after]
@@ -167,7 +167,7 @@ def test_bursts_bring_the_same_tokens_where_some_wait() -> None:
     assert fast.steps < plain.steps
 
 
-def test_the_reserve_falls_as_fast_in_bursts() -> None:
+def test_reserve_decays_equally_in_bursts() -> None:
     job = talk("a", 0.0, (10, 60, 0.0))
     ratios = []
     for burst in (1, 16):
@@ -177,20 +177,20 @@ def test_the_reserve_falls_as_fast_in_bursts() -> None:
     assert ratios[0] == pytest.approx(ratios[1]) and ratios[0] < 0.7
 
 
-def test_a_job_that_can_never_fit_is_refused_with_the_reason() -> None:
+def test_job_that_cannot_fit_is_refused_with_reason() -> None:
     small, large = talk("a", 0.0, (10, 2, 0.0)), talk("b", 1.0, (10, 2, 1.0), (900, 2, 0.0))
     first, second = simulation([small, large], pool=512).run()
     assert not first.refused and "can never fit" in second.refused and len(second.turns) == 2
 
 
-def test_a_scheduler_that_stands_still_is_found_out() -> None:
+def test_stuck_scheduler_is_detected() -> None:
     played = simulation([talk("a", 0.0, (10, 2, 0.0))])
     played.scheduler.next_batch = lambda now: None  # type: ignore[method-assign]
     with pytest.raises(SimulationStuck, match=r"1 requests wait, and no event can change that: \[Request\(a\.0"):
         played.run()
 
 
-def test_a_leak_is_found_by_the_checks() -> None:
+def test_leaked_slots_are_detected() -> None:
     played = simulation([talk("a", 0.0, (10, 3, 5.0), (4, 2, 0.0))], check_every=1)
     played.step()
     none = np.zeros(1, dtype=np.int32)
@@ -199,7 +199,7 @@ def test_a_leak_is_found_by_the_checks() -> None:
         played.run()
 
 
-def test_the_longest_wait_is_that_of_the_queue() -> None:
+def test_single_row_serves_jobs_in_order() -> None:
     """Three jobs and room for one row: each waits for those before it."""
     jobs = [talk(name, 0.0, (10, 3, 0.0)) for name in "abc"]
     records = simulation(jobs, cost=SECOND, max_running_requests=1).run()

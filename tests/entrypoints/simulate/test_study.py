@@ -25,7 +25,7 @@ def without_times(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name not in ("wall_s", "key")}
 
 
-def test_the_same_plan_gives_the_same_figures_in_any_process() -> None:
+def test_figures_do_not_depend_on_the_number_of_processes() -> None:
     here = run_all(plans(2), RunLines(), processes=1)
     assert [without_times(line) for line in run_all(plans(2), RunLines(), processes=2)] == list(
         map(without_times, here)
@@ -34,13 +34,13 @@ def test_the_same_plan_gives_the_same_figures_in_any_process() -> None:
     assert first["jobs_done"] == 6 and first["service_s"]["mean"] != second["service_s"]["mean"]
 
 
-def test_policies_play_the_same_jobs() -> None:
+def test_policies_run_identical_jobs() -> None:
     played = [make_simulation(msgspec.structs.replace(SMALL, arm=arm)) for arm in ("fcfs", "lpm", "continuum")]
     jobs = [[record.job for record in simulation.records] for simulation in played]
     assert jobs[0] == jobs[1] == jobs[2]
 
 
-def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_study_resumes_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "deep" / "runs.jsonl"
     assert len(run_all(plans(), RunLines(path), processes=1, most=2)) == 2
     ran: list[int] = []
@@ -55,7 +55,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(path.read_text().splitlines()) == 3
 
 
-def test_a_line_that_was_cut_short_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_result_line_is_rerun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "runs.jsonl"
     whole = run_all(plans(2), RunLines(path), processes=1)
     path.write_text(path.read_text()[:-40])
@@ -77,7 +77,7 @@ class Saturated:
         return [JobRecord(job, end=(number + 1) / self._pace) for number, job in enumerate(jobs)]
 
 
-def test_the_peak_is_the_highest_rate_of_completions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_is_the_highest_completion_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "make_simulation", Saturated)
     found = find_peak(peak_plan(SMALL, 5.0))
     assert found["peak"] == pytest.approx(3.0, rel=0.02)
@@ -90,14 +90,14 @@ def test_the_peak_is_the_highest_rate_of_completions(tmp_path: Path, monkeypatch
     assert find_peaks(others, 5.0, RunLines(tmp_path / "runs.jsonl"), processes=1) == peaks
 
 
-def test_a_plan_is_checked_before_it_runs() -> None:
+def test_plan_is_validated_before_it_runs() -> None:
     with pytest.raises(ValueError, match="needs a host tier; give its size with --host-gb"):
         make_simulation(msgspec.structs.replace(SMALL, arm="fcfs+host"))
     with pytest.raises(ValueError, match="no setting chunk"):
         make_simulation(msgspec.structs.replace(SMALL, settings={"chunk": 1}))
 
 
-def test_settings_and_extras_reach_the_scheduler() -> None:
+def test_plan_settings_reach_the_scheduler() -> None:
     more = {"host_gb": 0.5, "pool": 20_009, "settings": {"page_size": 16, "max_jobs": 7}}
     plan = msgspec.structs.replace(SMALL, arm="lpm+pin+host", **more)
     played = make_simulation(plan)

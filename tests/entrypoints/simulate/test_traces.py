@@ -21,7 +21,7 @@ def turn(prompt: int, output: int, tool: str | None = None, tool_s: float = 0.0)
     return {"prompt_tokens": prompt, "output_tokens": output, "tool": tool, "tool_s": tool_s}
 
 
-def test_plain_jobs(tmp_path: Path) -> None:
+def test_plain_job_traces_are_read(tmp_path: Path) -> None:
     later = {"job_id": "late", "arrival": 12.5, "turns": [turn(5, 1)], "model": "any"}
     first = {
         "job_id": "first",
@@ -39,7 +39,7 @@ def test_plain_jobs(tmp_path: Path) -> None:
     assert [job.first_id for job in jobs] == [SYSTEM_IDS, SYSTEM_IDS + 20 + 9 + 21 + 4 + 10 + 1]
 
 
-def test_a_scheduler_trace_gives_the_jobs_that_made_it(tmp_path: Path) -> None:
+def test_scheduler_trace_reproduces_its_jobs(tmp_path: Path) -> None:
     made = crowd(6, rate=0.2)
     played = simulation(made, pool=20_000)
     played.scheduler.trace_jobs()
@@ -55,7 +55,7 @@ def test_a_scheduler_trace_gives_the_jobs_that_made_it(tmp_path: Path) -> None:
             assert real.tool_s <= noted.tool_s <= real.tool_s + 1.0  # it is noted when the next step begins
 
 
-def test_a_scheduler_trace_by_hand(tmp_path: Path) -> None:
+def test_scheduler_trace_events_become_turns(tmp_path: Path) -> None:
     events = [
         {"event": "arrival", "job_id": "a", "time": 5.0, "rid": "1", "prompt_tokens": 20},
         {"event": "arrival", "job_id": "b", "time": 6.0, "rid": "2", "prompt_tokens": 9},
@@ -80,7 +80,7 @@ def test_a_scheduler_trace_by_hand(tmp_path: Path) -> None:
     assert job.turns == (Turn(8, 12, 3, "x", 3.5), Turn(22, 8, 2))
 
 
-def test_requests_of_a_job_that_overlap_are_played_one_after_the_other(tmp_path: Path) -> None:
+def test_overlapping_requests_of_a_job_become_sequential(tmp_path: Path) -> None:
     """The time of the first one's tool ends with the first that comes then."""
     events = []
     for rid, came, left in (("1", 0.0, 1.0), ("2", 3.0, 8.0), ("3", 4.0, 6.0)):
@@ -91,7 +91,7 @@ def test_requests_of_a_job_that_overlap_are_played_one_after_the_other(tmp_path:
     assert [turn.tool_s for turn in job.turns] == [2.0, 0.0, 0.0]
 
 
-def test_of_several_outputs_the_first_to_end_is_played(tmp_path: Path) -> None:
+def test_first_finished_output_of_a_request_is_replayed(tmp_path: Path) -> None:
     first = {"event": "arrival", "job_id": "a", "time": 0.0, "rid": "1", "prompt_tokens": 9}
     ends = [
         {"event": "departure", "job_id": "a", "time": left, "rid": "1", "index": index, "output_tokens": size}
@@ -104,7 +104,7 @@ def test_of_several_outputs_the_first_to_end_is_played(tmp_path: Path) -> None:
         read_trace(write(tmp_path / "t.jsonl", first, *ends, ends[1]))
 
 
-def test_an_id_that_is_used_again_is_another_job(tmp_path: Path) -> None:
+def test_reused_job_id_is_another_job(tmp_path: Path) -> None:
     """After its last step, and after the server was started again."""
     events: list[dict[str, object]] = []
     for start, is_last in ((0.0, True), (50.0, False), (100.0, True)):
@@ -120,7 +120,7 @@ def test_an_id_that_is_used_again_is_another_job(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_last_line_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "t.jsonl", GOOD)
     with path.open("a") as file:
         file.write('{"job_id": "b", "arr')  # a server was killed
@@ -154,17 +154,17 @@ ARRIVAL = {"event": "arrival", "job_id": "a", "time": 0.0, "rid": "1", "prompt_t
         ([], "no line"),
     ],
 )
-def test_damaged_lines_are_named(tmp_path: Path, lines: list[object], said: str) -> None:
+def test_malformed_trace_lines_are_named(tmp_path: Path, lines: list[object], said: str) -> None:
     with pytest.raises(TraceError, match=said):
         read_trace(write(tmp_path / "t.jsonl", *lines))
 
 
-def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_trace_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "none.jsonl")
 
 
-def test_a_job_that_waits_for_nothing_is_played(tmp_path: Path) -> None:
+def test_job_without_tools_is_simulated(tmp_path: Path) -> None:
     jobs = read_trace(write(tmp_path / "t.jsonl", GOOD))
     (record,) = simulation(jobs).run()
     assert record.duration == 1.0 and talk("a", 0.0, (5, 1, 0.0)).turns[0].prompt == 5

@@ -61,22 +61,22 @@ def read(answer: str, tools: str | None = None, reasoning: str | None = None) ->
     return CallReader(tools, reasoning).read_calls(answer)
 
 
-def test_every_format_has_a_sample() -> None:
+def test_every_call_format_has_a_sample() -> None:
     assert FORMATS.keys() == TOOL_PARSERS.keys()
 
 
 @pytest.mark.parametrize(("name", "answer"), SAMPLES)
-def test_calls_of_every_format(name: str, answer: str) -> None:
+def test_calls_of_every_format_are_read(name: str, answer: str) -> None:
     assert read(answer, name) == (READ, PYTEST)
 
 
 @pytest.mark.parametrize(("name", "answer"), [each for each in SAMPLES if each[1] not in UNMARKED])
-def test_an_answer_shows_its_format(name: str, answer: str) -> None:
+def test_call_format_is_detected_from_the_answer(name: str, answer: str) -> None:
     assert read(answer) == (READ, PYTEST)
 
 
 @pytest.mark.parametrize("name", [name for name in REASONING_PARSERS if name != "gpt-oss"])
-def test_calls_in_thoughts_are_none(name: str) -> None:
+def test_calls_inside_reasoning_are_ignored(name: str) -> None:
     start, end = REASONING_PARSERS[name].start, REASONING_PARSERS[name].end
     thought, asked = f"Not {TAGGED} nor\n```bash\nrm x\n```\n", "```bash\npytest -q\n```"
     for begun in (start, f"\n{start}\n", ""):  # "": the prompt has opened the thought
@@ -88,51 +88,51 @@ def test_calls_in_thoughts_are_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["<think>", ""])
-def test_thoughts_are_known_by_their_tags(start: str) -> None:
+def test_reasoning_is_recognised_by_its_tags(start: str) -> None:
     assert read(f"{start}Not\n```bash\nrm x\n```\n</think>\n```bash\npytest -q\n```") == (PYTEST,)
 
 
-def test_a_thought_of_gpt_oss() -> None:
+def test_gpt_oss_reasoning_is_skipped() -> None:
     assert read(GPT_OSS, "gpt-oss", "gpt-oss") == read(GPT_OSS, "gpt-oss") == (READ, PYTEST)
     assert read(GPT_OSS.partition("<|start|>")[0], "gpt-oss", "gpt-oss") == ()
 
 
 @pytest.mark.parametrize("tools", [None, *TOOL_PARSERS])
-def test_a_code_block_is_read_whatever_the_format(tools: str | None) -> None:
+def test_code_block_is_read_for_every_format(tools: str | None) -> None:
     assert read("I test.\n```bash\ncd /x && pytest -q\n```", tools) == (PYTEST,)
     assert read("I am done.", tools) == read("", tools) == read("```json\n[]\n```", tools) == ()
 
 
-def test_functions_go_before_code_blocks() -> None:
+def test_tool_calls_take_precedence_over_code_blocks() -> None:
     assert read(f"Not\n```bash\nrm x\n```\nbut\n{TAGGED}", "hermes") == (READ, PYTEST)
 
 
 @pytest.mark.parametrize(
     "answer", ['{"name": "Ada", "age": 36}', '[{"name": "Ada"}]', '{"arguments": "none"}', '"name" "arguments"']
 )
-def test_json_is_no_call(answer: str) -> None:
+def test_json_answer_is_not_a_call(answer: str) -> None:
     assert read(answer) == read(answer, "hermes") == ()
 
 
-def test_only_so_many() -> None:
+def test_number_of_calls_is_limited() -> None:
     calls = read(TAGGED * MAX_CALLS, "hermes")
     assert len(calls) == MAX_CALLS and calls[:2] == (READ, PYTEST)
 
 
-def test_the_end_of_a_long_answer() -> None:
+def test_end_of_a_long_answer_is_read() -> None:
     thought = "<think>" + "x " * MAX_ANSWER + "</think>"
     assert read(thought + TAGGED) == (READ, PYTEST)
     assert read("```bash\nls\n```" + "\n" * MAX_ANSWER) == ()
 
 
-def test_names_that_are_not_known() -> None:
+def test_unknown_parser_names_are_refused() -> None:
     with pytest.raises(ValueError, match="tool call parser"):
         CallReader(tools="quen")
     with pytest.raises(ValueError, match="reasoning parser"):
         CallReader(reasoning="quen3")
 
 
-def test_anything_is_read() -> None:
+def test_random_input_never_raises() -> None:
     """Seeded pieces of all formats in any order, and cut off: nothing is raised, and every call can be sent."""
     rng = random.Random(20241124)
     parts = [answer for _, answer in SAMPLES] + [

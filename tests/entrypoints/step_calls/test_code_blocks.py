@@ -35,6 +35,6 @@ ANSWERS: dict[str, tuple[str, str | None]] = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_the_script(case: str) -> None:
+def test_shell_script_is_extracted_from_the_answer(case: str) -> None:
     answer, script = ANSWERS[case]
     assert shell_script(answer) == script

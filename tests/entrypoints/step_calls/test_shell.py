@@ -120,7 +120,7 @@ SCRIPTS: dict[str, str | None] = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_what_it_is_about(script: str) -> None:
+def test_effective_command_of_a_script(script: str) -> None:
     command = SCRIPTS[script]
     found = effective_command(script)
     if command is None:
@@ -131,22 +131,22 @@ def test_what_it_is_about(script: str) -> None:
     assert command.startswith(found.tool) and command[len(found.tool) :][:1] in ("", " ", ";")
 
 
-def test_a_variable_is_a_name_as_it_is_written() -> None:
+def test_command_substitution_is_kept_as_the_tool_name() -> None:
     assert effective_command("$(which python) x.py") == ToolCall("$(which python)", "$(which python) x.py")
 
 
-def test_a_call_is_short() -> None:
+def test_tool_name_and_command_are_truncated() -> None:
     found = effective_command("cd x && " + "y" * 1000 + " z" * 20 + " zzzzzzzzz" * 100)
     assert found is not None and found.tool == "y" * MAX_NAME and len(found.command) == MAX_COMMAND
 
 
-def test_a_call_can_be_sent() -> None:
+def test_unencodable_characters_are_replaced() -> None:
     found = effective_command("a\ud83d\x00b \udc00c")
     assert found == ToolCall("ab", "ab ?c")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=ToolCall) == found
 
 
-def test_where_it_stops_looking() -> None:
+def test_script_reading_is_bounded() -> None:
     near, far = "cd x;" * (MAX_TOKENS // 3 - 1), "cd x;" * (MAX_TOKENS // 3 + 1)
     assert effective_command(f"{near} ls") == ToolCall("ls", "ls")
     assert (found := effective_command(f"{far} ls")) is not None and found.tool == "cd"
@@ -179,7 +179,7 @@ def calls_made(script: str) -> int:
 
 
 @pytest.mark.parametrize("again", HOSTILE)
-def test_work_grows_like_the_script_and_no_further(again: str) -> None:
+def test_work_is_linear_in_script_length_up_to_the_limit(again: str) -> None:
     few, many = 50, 200
     assert calls_made(again * many) <= many / few * 1.1 * calls_made(again * few)
     enough = MAX_SCRIPT // len(again) + 1
@@ -187,7 +187,7 @@ def test_work_grows_like_the_script_and_no_further(again: str) -> None:
     assert calls_made(again * enough * 20) <= 1.001 * calls_made(again * enough)
 
 
-def test_anything_is_read() -> None:
+def test_random_input_never_raises() -> None:
     """Seeded fragments in any order: nothing is raised, and every call can be sent."""
     rng = random.Random(20241123)
     parts = [*HOSTILE, *(script for script in SCRIPTS if script), " ", "\n", "x", "ü", "\ud800", "|", ")", "}", ">&"]
@@ -201,6 +201,6 @@ def test_anything_is_read() -> None:
     assert commands > 2000
 
 
-def test_a_command_is_found_behind_parts_that_are_nested_deeper_than_it_takes_to_read_them() -> None:
+def test_command_before_deeply_nested_arguments_is_found() -> None:
     call = effective_command('pytest -q "$(ls $(dirname $(which $(cat "a; b"))))" && make')
     assert call is not None and call.tool == "pytest"

@@ -33,7 +33,7 @@ PYTEST = ToolCall("pytest", "pytest -q")
         ("shell", {"text": "pytest -q", "seconds": 3}),
     ],
 )
-def test_a_shell_is_what_it_runs(name: str, fields: dict[str, Any]) -> None:
+def test_shell_tool_call_is_the_command_it_runs(name: str, fields: dict[str, Any]) -> None:
     assert call_of(name, json.dumps(fields)) == PYTEST
 
 
@@ -56,17 +56,17 @@ def test_a_shell_is_what_it_runs(name: str, fields: dict[str, Any]) -> None:
         ("bash", ""),
     ],
 )
-def test_any_other_is_its_name(name: str, arguments: str) -> None:
+def test_other_tool_call_is_its_name(name: str, arguments: str) -> None:
     assert call_of(name, arguments) == ToolCall(name, arguments)
 
 
-def test_a_call_is_short_and_can_be_sent() -> None:
+def test_call_is_truncated_and_encodable() -> None:
     call = call_of("a\nb" * 100, "ü\ud800" * 1000)
     assert call.tool == ("ab" * 100)[: len(call.tool)] and len(call.command) == MAX_COMMAND
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ToolCall) == call
     assert call_of("bash", r'{"command": "ls \ud83d"}') == ToolCall("ls", "ls ?")
 
 
-def test_deep_arguments_are_read_as_far_as_they_can_be() -> None:
+def test_deeply_nested_arguments_are_truncated() -> None:
     deep = '{"command": ' + "[" * 50_000
     assert call_of("bash", deep + "]" * 50_000 + "}") == ToolCall("bash", deep[:MAX_COMMAND])

@@ -17,6 +17,6 @@ from baton.scheduler.jobs.speed import Speed, by_rules
         ("git commit-graph x", Speed.UNCERTAIN), ("ls && sudo make", Speed.SLOW), ("ls | ./run", Speed.UNCERTAIN),
     ],
 )  # fmt: skip
-def test_rules_see_through_shells(script: str, speed: Speed) -> None:
+def test_speed_rules_apply_to_the_effective_command(script: str, speed: Speed) -> None:
     command = effective_command(script)
     assert command is not None and by_rules((command,)) is speed

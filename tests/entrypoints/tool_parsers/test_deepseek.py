@@ -59,16 +59,16 @@ CASES: dict[str, tuple[str, Expected]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_do_not_depend_on_cuts(case: str) -> None:
+def test_pieces_do_not_depend_on_chunking(case: str) -> None:
     check(lambda: DeepSeekV3Parser(TOOLS), *CASES[case])
 
 
 @pytest.mark.parametrize("case", ["V3, several", "V3.1, several", "V3, marks in strings"])
-def test_an_answer_may_end_anywhere(case: str) -> None:
+def test_every_answer_prefix_is_parsed(case: str) -> None:
     check_every_beginning(lambda: DeepSeekV3Parser(TOOLS), CASES[case][0])
 
 
-def test_arguments_go_out_as_they_come() -> None:
+def test_arguments_are_streamed_as_they_arrive() -> None:
     parser = DeepSeekV31Parser(TOOLS)
     assert parser.push_text(f"a<{CALL}a{SEPARATOR}") == [Text("a<")]
     assert parser.push_text("{") == [CallBegins(0, "a"), CallArguments(0, "{")]
@@ -77,7 +77,7 @@ def test_arguments_go_out_as_they_come() -> None:
 
 @pytest.mark.parametrize("make", [DeepSeekV3Parser, DeepSeekV31Parser])
 @pytest.mark.parametrize("name", [None, "get_weather"])
-def test_forced_prefix(make: type[DeepSeekV3Parser], name: str | None) -> None:
+def test_forced_prefix_yields_a_call(make: type[DeepSeekV3Parser], name: str | None) -> None:
     parser = make(TOOLS)
     before = f"get_weather{SEPARATOR}" if make is DeepSeekV31Parser else "get_weather\n```json\n"
     rest = f'{"" if name else before}{{"city": "Oslo"}}'

@@ -76,23 +76,23 @@ CASES: dict[str, tuple[str, Expected]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_do_not_depend_on_cuts(case: str) -> None:
+def test_pieces_do_not_depend_on_chunking(case: str) -> None:
     check(lambda: GptOssParser(TOOLS), *CASES[case])
 
 
 @pytest.mark.parametrize("case", ["several", "marks in strings"])
-def test_an_answer_may_end_anywhere(case: str) -> None:
+def test_every_answer_prefix_is_parsed(case: str) -> None:
     check_every_beginning(lambda: GptOssParser(TOOLS), CASES[case][0])
 
 
-def test_arguments_go_out_as_they_come() -> None:
+def test_arguments_are_streamed_as_they_arrive() -> None:
     parser = GptOssParser(TOOLS)
     assert parser.push_text(HEADER) == []
     assert parser.push_text("{") == [CallBegins(0, "get_weather"), CallArguments(0, "{")]
     assert parser.push_text('"<|') == [CallArguments(0, '"<|')]
 
 
-def test_words_go_out_as_they_come() -> None:
+def test_text_is_streamed_as_it_arrives() -> None:
     parser = GptOssParser(TOOLS)
     assert parser.push_text("to=5 is") == [Text("to=5 is")]
     assert parser.push_text(f"{FINAL}a <|") == [Text("a ")]
@@ -100,7 +100,7 @@ def test_words_go_out_as_they_come() -> None:
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
-def test_forced_prefix(name: str | None) -> None:
+def test_forced_prefix_yields_a_call(name: str | None) -> None:
     parser = GptOssParser(TOOLS)
     rest = '{"city": "Oslo"}' if name else 'get_weather <|constrain|>json<|message|>{"city": "Oslo"}'
     assert arguments_of(parse(parser, [forced_prefix(parser, name), rest])) == [{"city": "Oslo"}]

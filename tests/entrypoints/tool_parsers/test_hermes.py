@@ -133,22 +133,22 @@ CASES: dict[str, tuple[str, Expected]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_do_not_depend_on_cuts(case: str) -> None:
+def test_pieces_do_not_depend_on_chunking(case: str) -> None:
     check(lambda: QwenParser(TOOLS), *CASES[case])
 
 
 @pytest.mark.parametrize("case", ["nested", "other keys", "several in a block", "arguments as a string"])
-def test_an_answer_may_end_anywhere(case: str) -> None:
+def test_every_answer_prefix_is_parsed(case: str) -> None:
     check_every_beginning(lambda: QwenParser(TOOLS), CASES[case][0])
 
 
-def test_arguments_are_json() -> None:
+def test_parsed_arguments_are_json() -> None:
     assert arguments_of(parse(QwenParser(TOOLS), [CASES["nested"][0]])) == [
         {"city": 'Ål"}]\\', "wanted": ["a", {"b": [{}, "{"]}], "c": "</tool_call>\n<tool_call>"}
     ]
 
 
-def test_nothing_certain_is_held_back() -> None:
+def test_unambiguous_text_is_not_held_back() -> None:
     parser = QwenParser(TOOLS)
     assert parser.push_text("a <") == [Text("a ")]
     assert parser.push_text("t") == []
@@ -166,19 +166,19 @@ def test_nothing_certain_is_held_back() -> None:
     assert parser.finish() == []
 
 
-def test_no_call_is_known_from_its_first_wrong_character() -> None:
+def test_invalid_call_is_text_from_the_first_wrong_character() -> None:
     parser = QwenParser(TOOLS)
     assert parser.push_text("<tool_call>\n") == []
     assert parser.push_text("[") == [Text("<tool_call>\n[")]
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
-def test_forced_prefix(name: str | None) -> None:
+def test_forced_prefix_yields_a_call(name: str | None) -> None:
     parser = QwenParser(TOOLS)
     prefix = forced_prefix(parser, name)
     rest = ' {"city": "Oslo"}}\n</tool_call>' if name else 'get_weather", "arguments": {"city": "Oslo"}}'
     assert arguments_of(parse(parser, [prefix, rest])) == [{"city": "Oslo"}]
 
 
-def test_hermes_may_have_tags_as_special_tokens() -> None:
+def test_hermes_parser_keeps_special_tokens() -> None:
     assert HermesParser.keeps_special_tokens and not QwenParser.keeps_special_tokens

@@ -42,7 +42,7 @@ HOSTILE: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "beginning", "again"), HOSTILE)
-def test_little_is_held(name: str, beginning: str, again: str) -> None:
+def test_held_back_text_is_bounded(name: str, beginning: str, again: str) -> None:
     is_first = (name, beginning, again) == next(each for each in HOSTILE if each[0] == name)
     size = SIZE if is_first else SIZE // 10
     text = (beginning + again * (size // len(again)))[:size]
@@ -75,7 +75,7 @@ def calls_made(name: str, text: str, size_of_parts: int) -> int:
 
 @pytest.mark.parametrize("size_of_parts", [1, SIZE])
 @pytest.mark.parametrize(("name", "beginning", "again"), HOSTILE)
-def test_work_grows_like_the_answer(name: str, beginning: str, again: str, size_of_parts: int) -> None:
+def test_parser_work_is_linear_in_answer_length(name: str, beginning: str, again: str, size_of_parts: int) -> None:
     few, many = 50, 200
     small = calls_made(name, beginning + again * few, size_of_parts)
     large = calls_made(name, beginning + again * many, size_of_parts)

@@ -58,23 +58,23 @@ CASES: dict[str, tuple[str, Expected]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_do_not_depend_on_cuts(case: str) -> None:
+def test_pieces_do_not_depend_on_chunking(case: str) -> None:
     check(lambda: Llama3Parser(TOOLS), *CASES[case])
 
 
 @pytest.mark.parametrize("case", ["several", "nested", "a tag behind each"])
-def test_an_answer_may_end_anywhere(case: str) -> None:
+def test_every_answer_prefix_is_parsed(case: str) -> None:
     check_every_beginning(lambda: Llama3Parser(TOOLS), CASES[case][0])
 
 
-def test_an_object_is_text_as_soon_as_it_cannot_be_a_call() -> None:
+def test_object_that_cannot_be_a_call_is_text_immediately() -> None:
     parser = Llama3Parser(TOOLS)
     assert parser.push_text('{"city') == []
     assert parser.push_text('"') == [Text('{"city"')]
     assert parser.push_text("<") == [] and parser.push_text("a{") == [Text("<a{")]
 
 
-def test_arguments_go_out_as_they_come() -> None:
+def test_arguments_are_streamed_as_they_arrive() -> None:
     parser = Llama3Parser(TOOLS)
     assert parser.push_text('{"name": "list_files", "parameters": {"') == [
         CallBegins(0, "list_files"),
@@ -84,7 +84,7 @@ def test_arguments_go_out_as_they_come() -> None:
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
-def test_forced_prefix(name: str | None) -> None:
+def test_forced_prefix_yields_a_call(name: str | None) -> None:
     parser = Llama3Parser(TOOLS)
     rest = ' {"city": "Oslo"}}' if name else 'get_weather", "parameters": {"city": "Oslo"}}'
     assert arguments_of(parse(parser, [forced_prefix(parser, name), rest])) == [{"city": "Oslo"}]

@@ -50,16 +50,16 @@ CASES: dict[str, tuple[str, Expected]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_do_not_depend_on_cuts(case: str) -> None:
+def test_pieces_do_not_depend_on_chunking(case: str) -> None:
     check(lambda: MistralParser(TOOLS), *CASES[case])
 
 
 @pytest.mark.parametrize("case", ["several", "several named"])
-def test_an_answer_may_end_anywhere(case: str) -> None:
+def test_every_answer_prefix_is_parsed(case: str) -> None:
     check_every_beginning(lambda: MistralParser(TOOLS), CASES[case][0])
 
 
-def test_nothing_certain_is_held_back() -> None:
+def test_unambiguous_text_is_not_held_back() -> None:
     parser = MistralParser(TOOLS)
     assert parser.push_text("[TOOLS] [TOOL_CALLS") == [Text("[TOOLS] ")]
     assert parser.push_text('] [{"name": "a", "arguments": ') == []
@@ -69,7 +69,7 @@ def test_nothing_certain_is_held_back() -> None:
 
 @pytest.mark.parametrize("make", [MistralParser, MistralArgsParser])
 @pytest.mark.parametrize("name", [None, "get_weather"])
-def test_forced_prefix(make: type[MistralParser], name: str | None) -> None:
+def test_forced_prefix_yields_a_call(make: type[MistralParser], name: str | None) -> None:
     parser = make(TOOLS)
     before, after = ("[ARGS]", "") if make is MistralArgsParser else ('", "arguments":', "}]")
     rest = ' {"city": "Oslo"}' if name else f'get_weather{before} {{"city": "Oslo"}}'

@@ -37,7 +37,7 @@ from baton.entrypoints.tool_parsers.qwen3_coder import parameter_types, value_to
         ("[" * 100_000, {"array"}, '"' + "[" * 100_000 + '"'),
     ],
 )
-def test_values(text: str, types: set[str], expected: str) -> None:
+def test_parameter_values_are_converted_to_json(text: str, types: set[str], expected: str) -> None:
     assert value_to_json(text, frozenset(types)) == expected
 
 
@@ -56,13 +56,13 @@ def test_values(text: str, types: set[str], expected: str) -> None:
         ("nonsense", set()),
     ],
 )
-def test_types(schema: Any, expected: set[str]) -> None:
+def test_parameter_types_are_read_from_the_schema(schema: Any, expected: set[str]) -> None:
     definitions = {"Place": {"type": "object"}, "Circle": {"type": "array", "anyOf": [{"$ref": "#/$defs/Circle"}]}}
     tool = ToolSpec("f", {"properties": {"x": schema}, "$defs": definitions})
     assert parameter_types(tool, "x") == expected
 
 
-def test_types_of_unknown_parameters() -> None:
+def test_unknown_parameters_have_no_types() -> None:
     assert parameter_types(None, "x") == frozenset()
     assert parameter_types(ToolSpec("f"), "x") == frozenset()
     assert parameter_types(ToolSpec("f", {"properties": ["x"]}), "x") == frozenset()

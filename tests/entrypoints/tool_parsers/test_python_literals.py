@@ -19,7 +19,7 @@ from baton.entrypoints.tool_parsers.python_literals import MAX_DEPTH, literal_to
         "(1)", "((1), 'b')", "{}", "{'a': 1, 'b': {'c': [True]}}", "{'a': 1,}", " [ 1 , 2 ] ", "'é😀'",
     ],
 )  # fmt: skip
-def test_equals_python(source: str) -> None:
+def test_literals_match_python(source: str) -> None:
     text = literal_to_json(source)
     expected = ast.literal_eval(source.strip())
     assert text is not None
@@ -39,7 +39,7 @@ def test_equals_python(source: str) -> None:
         ("1e999", "1e999"),
     ],
 )
-def test_what_python_says_otherwise(source: str, expected: str) -> None:
+def test_json_literals_and_keys_are_converted(source: str, expected: str) -> None:
     assert literal_to_json(source) == expected
 
 
@@ -50,11 +50,11 @@ def test_what_python_says_otherwise(source: str, expected: str) -> None:
         "'a", '"a\'', "'''a'", "1_0e999", "nan", "1 + 2", "0x", "5a", ".", "{1, 2}", "'a' 'b'", "f'a'", "]",
     ],
 )  # fmt: skip
-def test_no_literals(source: str) -> None:
+def test_invalid_literals_are_rejected(source: str) -> None:
     assert literal_to_json(source) is None
 
 
-def test_depth_is_limited() -> None:
+def test_literal_nesting_depth_is_limited() -> None:
     def nested(depth: int) -> str:
         return "[" * depth + "]" * depth
 

@@ -81,21 +81,21 @@ CASES: dict[str, tuple[str, Expected]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_do_not_depend_on_cuts(case: str) -> None:
+def test_pieces_do_not_depend_on_chunking(case: str) -> None:
     check(lambda: PythonicParser(TOOLS), *CASES[case])
 
 
 @pytest.mark.parametrize("case", ["several", "values", "quotes", "values without keywords"])
-def test_an_answer_may_end_anywhere(case: str) -> None:
+def test_every_answer_prefix_is_parsed(case: str) -> None:
     check_every_beginning(lambda: PythonicParser(TOOLS), CASES[case][0])
 
 
 @pytest.mark.parametrize("case", ["several", "values", "quotes", "values without keywords"])
-def test_arguments_are_json(case: str) -> None:
+def test_parsed_arguments_are_json(case: str) -> None:
     assert all(isinstance(each, dict) for each in arguments_of(parse(PythonicParser(TOOLS), [CASES[case][0]])))
 
 
-def test_an_argument_goes_out_when_it_is_complete() -> None:
+def test_argument_is_emitted_when_complete() -> None:
     parser = PythonicParser(TOOLS)
     assert parser.push_text("[get_weather") == []
     assert parser.push_text("(") == [CallBegins(0, "get_weather")]
@@ -105,7 +105,7 @@ def test_an_argument_goes_out_when_it_is_complete() -> None:
     assert parser.push_text(")") == [CallArguments(0, ', "city": "a,"}')]
 
 
-def test_nothing_certain_is_held_back() -> None:
+def test_unambiguous_text_is_not_held_back() -> None:
     parser = PythonicParser(TOOLS)
     assert parser.push_text("a [") == [Text("a [")]
     assert parser.push_text("get_weather(\n[ge") == [Text("get_weather(\n")]
@@ -113,7 +113,7 @@ def test_nothing_certain_is_held_back() -> None:
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
-def test_forced_prefix(name: str | None) -> None:
+def test_forced_prefix_yields_a_call(name: str | None) -> None:
     parser = PythonicParser(TOOLS)
     rest = "city='Oslo')]" if name else "get_weather(city='Oslo')]"
     assert arguments_of(parse(parser, [forced_prefix(parser, name), rest])) == [{"city": "Oslo"}]

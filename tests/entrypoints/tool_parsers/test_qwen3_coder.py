@@ -88,15 +88,15 @@ CASES: dict[str, tuple[str, Expected]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_do_not_depend_on_cuts(case: str) -> None:
+def test_pieces_do_not_depend_on_chunking(case: str) -> None:
     check(lambda: Qwen3CoderParser(TOOLS), *CASES[case])
 
 
-def test_an_answer_may_end_anywhere() -> None:
+def test_every_answer_prefix_is_parsed() -> None:
     check_every_beginning(lambda: Qwen3CoderParser(TOOLS), CASES["types"][0] + CASES["words around"][0])
 
 
-def test_an_argument_goes_out_when_it_is_complete() -> None:
+def test_argument_is_emitted_when_complete() -> None:
     parser = Qwen3CoderParser(TOOLS)
     assert parser.push_text("<b>\n") == [Text("<b>")]
     assert parser.push_text("<tool_call>\n<function=get_weather") == []
@@ -107,7 +107,7 @@ def test_an_argument_goes_out_when_it_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", [None, "get_weather"])
-def test_forced_prefix(name: str | None) -> None:
+def test_forced_prefix_yields_a_call(name: str | None) -> None:
     parser = Qwen3CoderParser(TOOLS)
     rest = "" if name else "get_weather>\n"
     text = "<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"

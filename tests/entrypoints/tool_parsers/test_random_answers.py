@@ -40,7 +40,7 @@ TAGS = ["<think>", "</think>", "\n</think>\n\n", "<|channel|>analysis<|message|>
 
 @pytest.mark.parametrize("with_thoughts", [False, True])
 @pytest.mark.parametrize("name", FRAGMENTS)
-def test_cuts_change_nothing(name: str, with_thoughts: bool) -> None:
+def test_random_answers_parse_equally_for_any_chunking(name: str, with_thoughts: bool) -> None:
     def make() -> Parser:
         tools = TOOL_PARSERS[name](TOOLS)
         return OutputParser(REASONING_PARSERS[REASONING.get(name, "qwen3")](), tools) if with_thoughts else tools

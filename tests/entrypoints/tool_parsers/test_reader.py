@@ -9,14 +9,14 @@ from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS
 from tests.doubles.answer_cuts import TOOLS
 
 
-def test_what_was_read_begins_no_mark() -> None:
+def test_consumed_text_begins_no_mark() -> None:
     reader = Reader()
     reader.feed("<to")
     assert reader.take_text(1) == "<"
     assert reader.split(("<tool",)) == ("to", "")
 
 
-def test_the_first_mark_wins() -> None:
+def test_first_mark_in_the_text_wins() -> None:
     reader = Reader()
     reader.feed("a\n<b>c<b")
     assert reader.split(("<b>", "\n<b>")) == ("a", "\n<b>")
@@ -38,7 +38,7 @@ def test_the_first_mark_wins() -> None:
         ("gpt-oss", '<|channel|>commentary to=functions.list_files<|message|>{"a": 1}<|call|>'),
     ],
 )
-def test_what_went_out_is_not_kept(name: str, call: str) -> None:
+def test_emitted_text_is_not_kept(name: str, call: str) -> None:
     """Twice the memory is all it would cost, but for every answer."""
     parser = TOOL_PARSERS[name](TOOLS)
     assert isinstance(parser, StreamParser)

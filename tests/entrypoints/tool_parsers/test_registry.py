@@ -32,27 +32,27 @@ WITHOUT_CALLS = [
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_chosen_by_template(name: str) -> None:
+def test_parser_is_chosen_by_template(name: str) -> None:
     assert choose(TEMPLATES[name]) == name
 
 
 @pytest.mark.parametrize("template", WITHOUT_CALLS)
-def test_no_known_calls(template: str) -> None:
+def test_template_without_known_calls_has_no_parser(template: str) -> None:
     assert choose(template) is None
 
 
-def test_every_format_is_chosen_by_some_template() -> None:
+def test_every_call_format_is_chosen_by_some_template() -> None:
     assert set(TEMPLATES) | {"qwen25"} == set(TOOL_PARSERS)
 
 
-def test_unknown_name() -> None:
+def test_unknown_parser_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no tool call parser 'qwen4'; use one of deepseekv3, .*qwen3_coder"):
         tool_parser("qwen4")
     assert tool_parser("qwen25") is TOOL_PARSERS["qwen"]
 
 
 @pytest.mark.parametrize("name", TOOL_PARSERS)
-def test_plain_words_pass_through_at_once(name: str) -> None:
+def test_plain_text_passes_through_immediately(name: str) -> None:
     parser = TOOL_PARSERS[name](TOOLS)
     text = "It is 3 °C in Tromsø.\n\n- a\n- b = [1]\n\n1 < 2 {}"
     assert all(parser.push_text(character) for character in text if character not in "\n<[")

@@ -19,7 +19,7 @@ def test_only_whole_blocks_have_keys() -> None:
     assert lengths == {0: 0, 1: 0, 15: 0, 16: 1, 31: 1, 32: 2, 40: 2}
 
 
-def test_the_chain_is_what_the_docstring_says() -> None:
+def test_block_keys_are_documented_blake2b_chain() -> None:
     expected, previous = [], ROOT
     for start in (0, 8, 16):
         ids = struct.pack("<8i", *range(start, start + 8))
@@ -28,32 +28,32 @@ def test_the_chain_is_what_the_docstring_says() -> None:
     assert block_keys(ROOT, IDS[:24], 8) == expected
 
 
-def test_goes_on_from_a_known_block() -> None:
+def test_block_keys_continue_from_known_key() -> None:
     keys = block_keys(ROOT, IDS, 8)
     assert block_keys(keys[1], IDS[16:], 8) == keys[2:]
 
 
 @pytest.mark.parametrize("changed", range(0, 40, 5))
-def test_a_token_changes_its_block_and_all_after_it(changed: int) -> None:
+def test_token_change_alters_its_block_key_and_all_later(changed: int) -> None:
     ids = IDS.copy()
     ids[changed] += 1
     before, after = block_keys(ROOT, IDS, 8), block_keys(ROOT, ids, 8)
     assert [a == b for a, b in zip(before, after)] == [block < changed // 8 for block in range(5)]
 
 
-def test_models_namespaces_and_block_sizes_share_nothing() -> None:
+def test_keys_differ_by_model_namespace_and_block_size() -> None:
     roots = [root_key(model, space) for model in (b"", b"model", b"other") for space in ("", "a", "b", "a\0", "\ud800")]
     keys = [key for root in roots for key in [root, *block_keys(root, IDS, 8), *block_keys(root, IDS, 16)]]
     assert len(set(keys)) == len(keys) and {len(key) for key in keys} == {KEY_BYTES}
 
 
-def test_roots_are_the_same_in_every_process() -> None:
+def test_root_keys_are_stable_across_processes() -> None:
     """They name files that outlive it."""
     assert root_key(b"model", "salt").hex() == "54f0680879e2a848f3952dfa7d5ecf1d715886e0"
     assert model_digest(b"model").hex() == "a271eb93d051fc418a2726ae675f6dd728b8500f"
 
 
-def test_strided_ids_are_read_right() -> None:
+def test_strided_ids_give_same_block_keys() -> None:
     assert block_keys(ROOT, np.repeat(IDS, 2)[::2], 8) == block_keys(ROOT, IDS, 8)
 
 
@@ -65,6 +65,6 @@ def test_strided_ids_are_read_right() -> None:
         (IDS, 0, "block_tokens must be at least 1, not 0"),
     ],
 )
-def test_wrong_arguments_are_refused(ids: np.ndarray, block_tokens: int, message: str) -> None:
+def test_invalid_block_key_arguments_are_refused(ids: np.ndarray, block_tokens: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         block_keys(ROOT, ids, block_tokens)

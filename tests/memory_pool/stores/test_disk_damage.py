@@ -50,7 +50,7 @@ def flip(file: Path, position: int, bit: int) -> None:
     file.write_bytes(data)
 
 
-def test_every_byte_of_the_header_counts(pool: DiskPool, file: Path) -> None:
+def test_flipped_header_byte_is_detected(pool: DiskPool, file: Path) -> None:
     fill(pool, [1])
     for position in range(HEADER_BYTES):
         flip(file, position, position % 8)
@@ -59,7 +59,7 @@ def test_every_byte_of_the_header_counts(pool: DiskPool, file: Path) -> None:
 
 
 @pytest.mark.parametrize("position", [HEADER_BYTES, HEADER_BYTES + 1, HEADER_BYTES + 2500, LAST - 4096, LAST - 1, LAST])
-def test_every_byte_of_the_payload_counts(pool: DiskPool, file: Path, position: int) -> None:
+def test_flipped_payload_bit_is_detected(pool: DiskPool, file: Path, position: int) -> None:
     fill(pool, [1])
     for bit in range(8):
         flip(file, position, bit)
@@ -67,13 +67,13 @@ def test_every_byte_of_the_payload_counts(pool: DiskPool, file: Path, position: 
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, LAST, LAST + 2])
-def test_files_of_another_size(pool: DiskPool, file: Path, size: int) -> None:
+def test_block_file_of_wrong_size_is_removed(pool: DiskPool, file: Path, size: int) -> None:
     fill(pool, [1])
     os.truncate(file, size)
     is_lost(pool, file, "size")
 
 
-def test_a_file_that_is_cut_off_while_it_is_read(pool: DiskPool, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_truncated_during_read_is_removed(pool: DiskPool, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(pool, [1])
     readv = os.readv
 
@@ -86,13 +86,13 @@ def test_a_file_that_is_cut_off_while_it_is_read(pool: DiskPool, file: Path, mon
     assert pool.stats.failures["size"] == 1 and not file.exists()
 
 
-def test_zeros_as_a_power_cut_leaves_them(pool: DiskPool, file: Path) -> None:
+def test_zero_filled_file_after_power_cut_is_removed(pool: DiskPool, file: Path) -> None:
     fill(pool, [1])
     file.write_bytes(bytes(LAST + 1))
     is_lost(pool, file, "header")
 
 
-def test_files_that_changed_places(pool: DiskPool, tmp_path: Path) -> None:
+def test_swapped_block_files_are_removed(pool: DiskPool, tmp_path: Path) -> None:
     fill(pool, [1, 2])
     one, two, aside = file_of(tmp_path / "kv", KEY), file_of(tmp_path / "kv", key_of(2)), tmp_path / "aside"
     one.rename(aside)
@@ -102,7 +102,7 @@ def test_files_that_changed_places(pool: DiskPool, tmp_path: Path) -> None:
     assert pool.stats.failures["header"] == 2 and not one.exists() and not two.exists()
 
 
-def test_a_file_of_another_model(pool: DiskPool, file: Path, tmp_path: Path) -> None:
+def test_block_file_of_another_model_is_removed(pool: DiskPool, file: Path, tmp_path: Path) -> None:
     """Same key, same size: as if somebody had moved it."""
     other = open_pool(tmp_path / "kv", model=b"same shapes, other weights")
     fill(other, [1])
@@ -112,7 +112,7 @@ def test_a_file_of_another_model(pool: DiskPool, file: Path, tmp_path: Path) -> 
     other.close()
 
 
-def test_a_file_that_is_gone(pool: DiskPool, file: Path) -> None:
+def test_missing_block_file_is_a_miss(pool: DiskPool, file: Path) -> None:
     fill(pool, [1])
     file.unlink()
     pool.touch_blocks([KEY], TOUCH_S)  # goes unnoticed
@@ -138,7 +138,9 @@ def put_socket(file: Path, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("replace", [put_link, put_pipe, put_socket])
-def test_what_is_no_file(pool: DiskPool, file: Path, tmp_path: Path, replace: Callable[[Path, Path], None]) -> None:
+def test_link_pipe_or_socket_in_place_of_block_is_removed(
+    pool: DiskPool, file: Path, tmp_path: Path, replace: Callable[[Path, Path], None]
+) -> None:
     fill(pool, [1])
     outside = tmp_path / "outside"
     outside.write_bytes(b"untouched")
@@ -148,7 +150,7 @@ def test_what_is_no_file(pool: DiskPool, file: Path, tmp_path: Path, replace: Ca
     assert outside.read_bytes() == before
 
 
-def test_a_folder_in_the_place_of_a_file(pool: DiskPool, file: Path) -> None:
+def test_directory_in_place_of_block_file_is_kept(pool: DiskPool, file: Path) -> None:
     """It is not ours, so it stays: that one block cannot be stored, others can."""
     fill(pool, [1])
     file.unlink()
@@ -164,7 +166,9 @@ def test_a_folder_in_the_place_of_a_file(pool: DiskPool, file: Path) -> None:
 
 
 @pytest.mark.parametrize("leads_to", ["folder", "file"])
-def test_a_link_in_the_place_of_a_subfolder(pool: DiskPool, file: Path, tmp_path: Path, leads_to: str) -> None:
+def test_symlink_in_place_of_subfolder_is_not_followed(
+    pool: DiskPool, file: Path, tmp_path: Path, leads_to: str
+) -> None:
     fill(pool, [1])
     file.parent.rename(tmp_path / "folder")
     (tmp_path / "file").touch()
@@ -176,7 +180,7 @@ def test_a_link_in_the_place_of_a_subfolder(pool: DiskPool, file: Path, tmp_path
     fill(pool, [2])
 
 
-def test_a_link_in_the_place_of_a_temporary(pool: DiskPool, file: Path, tmp_path: Path) -> None:
+def test_symlink_in_place_of_temporary_file_is_not_followed(pool: DiskPool, file: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"untouched")
     file.parent.mkdir()
@@ -186,7 +190,7 @@ def test_a_link_in_the_place_of_a_temporary(pool: DiskPool, file: Path, tmp_path
     assert [path.name for path in file.parent.iterdir()] == [KEY.hex()]
 
 
-def test_a_folder_that_is_gone_is_not_made_again(pool: DiskPool, tmp_path: Path) -> None:
+def test_removed_cache_folder_is_not_recreated(pool: DiskPool, tmp_path: Path) -> None:
     """Its lock went with it: another server may have the place by now."""
     fill(pool, [1])
     shutil.rmtree(tmp_path / "kv")
@@ -196,7 +200,9 @@ def test_a_folder_that_is_gone_is_not_made_again(pool: DiskPool, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("code", "kept"), [(errno.EIO, False), (errno.EMFILE, True), (errno.ENOMEM, True)])
-def test_reads_that_fail(pool: DiskPool, file: Path, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool) -> None:
+def test_read_errors_remove_only_unreadable_files(
+    pool: DiskPool, file: Path, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool
+) -> None:
     """A file that the disk cannot read is gone; one that there was no descriptor for is not."""
     fill(pool, [1])
 
@@ -210,7 +216,7 @@ def test_reads_that_fail(pool: DiskPool, file: Path, monkeypatch: pytest.MonkeyP
     assert holds(pool, KEY) == kept == file.exists()
 
 
-def test_short_reads_and_writes_go_on(pool: DiskPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_reads_and_writes_are_resumed(pool: DiskPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes at a time, across the border between header and payload, as signals and network disks make them."""
     readv, writev = os.readv, os.writev
     counts = iter([1, 66, 1, 1, 1000] * 100)
@@ -228,7 +234,9 @@ def test_short_reads_and_writes_go_on(pool: DiskPool, monkeypatch: pytest.Monkey
     assert holds(pool, KEY) and holds(pool, key_of(2))
 
 
-def test_each_kind_is_logged_now_and_then(pool: DiskPool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_warnings_are_rate_limited_per_kind(
+    pool: DiskPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fill(pool, range(4))
     for number, (position, now) in enumerate([(0, 0.0), (0, WARN_S - 1), (LAST, WARN_S - 1), (0, WARN_S)]):
         flip(file_of(tmp_path / "kv", key_of(number)), position, 0)
@@ -238,7 +246,7 @@ def test_each_kind_is_logged_now_and_then(pool: DiskPool, tmp_path: Path, caplog
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_header_is_as_documented(pool: DiskPool, file: Path) -> None:
+def test_block_file_header_is_as_documented(pool: DiskPool, file: Path) -> None:
     fill(pool, [1])
     header = file.read_bytes()[:HEADER_BYTES]
     assert header[:12] == b"baton-kv\1\0\0\0" and header[12:32] == model_digest(MODEL) and header[32:52] == KEY

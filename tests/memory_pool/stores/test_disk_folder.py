@@ -33,7 +33,7 @@ def inner(folder: Path) -> Path:
 
 
 class TestLock:
-    def test_a_second_pool_is_refused(self, tmp_path: Path) -> None:
+    def test_second_pool_on_one_folder_is_refused(self, tmp_path: Path) -> None:
         pool = open_pool(tmp_path)
         fill(pool, [1])
         for _ in range(2):  # being refused changes nothing
@@ -45,7 +45,7 @@ class TestLock:
         assert holds(pool, key_of(1))
         pool.close()
 
-    def test_another_process_is_named_and_its_lock_dies_with_it(self, tmp_path: Path) -> None:
+    def test_folder_lock_error_names_process_and_lock_ends_with_it(self, tmp_path: Path) -> None:
         paths = [str(ROOT / ".typing"), *filter(None, [os.environ.get("PYTHONPATH")])]
         child = subprocess.Popen(
             [sys.executable, disk_blocks.__file__, str(tmp_path), str(BLOCK), str(1 << 20), "1"],
@@ -62,14 +62,14 @@ class TestLock:
         assert child.returncode == -signal.SIGKILL
         open_pool(tmp_path).close()
 
-    def test_a_pool_that_could_not_start_holds_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_start_releases_folder_lock(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "listdir", fails_with(errno.EIO))
             with pytest.raises(DiskPoolError, match=r"cannot read \S+: Input/output error; check the disk"):
                 open_pool(tmp_path)
         open_pool(tmp_path).close()
 
-    def test_refused_pools_leave_no_descriptor_open(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_refused_pools_leak_no_descriptors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pool = open_pool(tmp_path)
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(DiskPoolError):
@@ -82,12 +82,12 @@ class TestLock:
         pool.close()
         assert len(os.listdir("/proc/self/fd")) == before - 2
 
-    def test_a_file_system_without_locks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_file_system_without_locks_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fcntl, "flock", fails_with(errno.ENOLCK))
         with pytest.raises(DiskPoolError, match=r"cannot lock \S+: No locks available; .* local disk"):
             open_pool(tmp_path)
 
-    def test_a_link_in_the_place_of_the_lock(self, tmp_path: Path) -> None:
+    def test_symlink_in_place_of_lock_file_is_refused(self, tmp_path: Path) -> None:
         open_pool(tmp_path / "kv").close()
         (tmp_path / "outside").write_text("untouched")
         (inner(tmp_path / "kv") / "lock").unlink()
@@ -96,7 +96,7 @@ class TestLock:
             open_pool(tmp_path / "kv")
         assert (tmp_path / "outside").read_text() == "untouched"
 
-    def test_a_full_disk_can_still_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_full_disk_stays_readable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pool = open_pool(tmp_path)
         fill(pool, [1])
         pool.close()
@@ -117,7 +117,7 @@ def fails_with(code: int):
 
 
 class TestFolder:
-    def test_everything_is_the_users_alone(self, tmp_path: Path) -> None:
+    def test_cache_files_are_accessible_to_owner_only(self, tmp_path: Path) -> None:
         old = os.umask(0)
         try:
             pool = open_pool(tmp_path / "a" / "kv")
@@ -132,7 +132,9 @@ class TestFolder:
         pool.close()
 
     @pytest.mark.parametrize("which", ["outer", "inner"])
-    def test_a_folder_that_others_can_enter(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str) -> None:
+    def test_folder_open_to_other_users_is_warned_about(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str
+    ) -> None:
         tmp_path.chmod(0o700)
         open_pool(tmp_path).close()
         assert not caplog.records
@@ -142,7 +144,9 @@ class TestFolder:
         (message,) = caplog.messages
         assert message.startswith(f"other users can access {open_up} (mode 710, owner {os.geteuid()})")
 
-    def test_a_folder_of_somebody_else(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    def test_folder_owned_by_another_user_is_warned_about(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+    ) -> None:
         tmp_path.chmod(0o700)
         owner = tmp_path.stat().st_uid
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
@@ -151,14 +155,14 @@ class TestFolder:
         assert [f"owner {owner}" in message for message in caplog.messages] == [True, True]
 
     @pytest.mark.parametrize("place", ["file", "file/kv", "link"])
-    def test_what_cannot_be_a_folder(self, tmp_path: Path, place: str) -> None:
+    def test_path_that_is_not_a_folder_is_refused(self, tmp_path: Path, place: str) -> None:
         (tmp_path / "file").touch()
         (tmp_path / "link").symlink_to(tmp_path / "nowhere")
         with pytest.raises(DiskPoolError, match=r"cannot hold the disk cache: .*; give it a folder of its own"):
             open_pool(tmp_path / place)
 
     @pytest.mark.parametrize("call", ["mkdir", "makedirs"])
-    def test_a_folder_that_cannot_be_made(self, tmp_path: Path, monkeypatch, call: str) -> None:
+    def test_folder_that_cannot_be_created_is_refused(self, tmp_path: Path, monkeypatch, call: str) -> None:
         monkeypatch.setattr(os, call, fails_with(errno.EACCES))
         with pytest.raises(
             DiskPoolError, match="cannot hold the disk cache: Permission denied; give it a folder of its own"
@@ -166,11 +170,11 @@ class TestFolder:
             open_pool(tmp_path / "kv")
 
     @pytest.mark.skipif(not Path("/sys").is_dir(), reason="needs a folder in which not even root may write")
-    def test_a_folder_that_is_not_writable(self) -> None:
+    def test_unwritable_folder_is_refused(self) -> None:
         with pytest.raises(DiskPoolError, match=r"/sys cannot hold the disk cache: .*; give it a folder of its own"):
             open_pool(Path("/sys"))
 
-    def test_a_models_folder_that_is_not_writable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unwritable_model_folder_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         open_pool(tmp_path).close()
         real = os.open
 
@@ -183,7 +187,7 @@ class TestFolder:
         with pytest.raises(DiskPoolError, match=r"cannot write in .*: Permission denied; give the disk cache a folder"):
             open_pool(tmp_path)
 
-    def test_a_link_in_the_place_of_a_models_folder(self, tmp_path: Path) -> None:
+    def test_symlink_in_place_of_model_folder_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "outside").mkdir()
         (tmp_path / "kv").mkdir()
         inner(tmp_path / "kv").symlink_to(tmp_path / "outside")
@@ -191,7 +195,7 @@ class TestFolder:
             open_pool(tmp_path / "kv")
         assert not list((tmp_path / "outside").iterdir())
 
-    def test_the_folder_itself_may_be_a_link(self, tmp_path: Path) -> None:
+    def test_cache_folder_may_be_symlink(self, tmp_path: Path) -> None:
         (tmp_path / "disk").mkdir()
         (tmp_path / "kv").symlink_to(tmp_path / "disk")
         pool = open_pool(tmp_path / "kv")
@@ -200,7 +204,7 @@ class TestFolder:
         pool.close()
 
 
-def test_a_pool_that_is_closed(tmp_path: Path) -> None:
+def test_closed_disk_pool_touches_no_files(tmp_path: Path) -> None:
     """It touches neither its folder, which may be another's, nor descriptors that got its numbers."""
     pool = open_pool(tmp_path)
     fill(pool, [1])
@@ -213,7 +217,7 @@ def test_a_pool_that_is_closed(tmp_path: Path) -> None:
 
 
 class TestStart:
-    def test_what_earlier_pools_left_unfinished_goes(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_unfinished_blocks_are_removed_at_start(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         pool = open_pool(tmp_path)
         fill(pool, range(4))
         pool.close()
@@ -228,7 +232,7 @@ class TestStart:
         assert "removed 3 unfinished or truncated blocks; left 0 files that are not its own: -" in message
         pool.close()
 
-    def test_what_is_not_ours_stays(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_foreign_files_are_kept_at_start(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         pool = open_pool(tmp_path)
         fill(pool, range(2))
         pool.close()
@@ -258,7 +262,7 @@ class TestStart:
         assert re.search(r"removed 0 .* left 16 files that are not its own: (\S+, ){4}\S+$", message), message
         pool.close()
 
-    def test_nothing_is_said_of_a_clean_folder(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:
+    def test_clean_folder_logs_nothing(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:
         pool = open_pool(tmp_path)
         fill(pool, range(3))
         pool.close()
@@ -267,7 +271,7 @@ class TestStart:
         open_pool(tmp_path).close()
         assert not caplog.records and capfd.readouterr() == ("", "")
 
-    def test_a_file_that_goes_while_it_is_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_file_removed_during_start_scan_is_ignored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pool = open_pool(tmp_path)
         fill(pool, range(3))
         pool.close()
@@ -292,7 +296,7 @@ class TestStart:
         assert sorted(pool.by_age()) == sorted([key_of(0), key_of(2)])
         pool.close()
 
-    def test_blocks_of_another_size_make_room(self, tmp_path: Path) -> None:
+    def test_blocks_of_another_size_are_removed_at_start(self, tmp_path: Path) -> None:
         """They would never be read, and the capacity is for all of the model's blocks."""
         pool = open_pool(tmp_path)
         fill(pool, range(3))
@@ -302,7 +306,7 @@ class TestStart:
         assert pool.write_block(key_of(1), payload_of(key_of(1), 2 * BLOCK), 0.0)
         pool.close()
 
-    def test_a_pool_needs_neither_torch_nor_a_clock(self) -> None:
+    def test_disk_pool_does_not_import_torch(self) -> None:
         code = "import sys, baton.memory_pool.stores.disk_pool; assert 'torch' not in sys.modules"
         paths = [str(ROOT / ".typing"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

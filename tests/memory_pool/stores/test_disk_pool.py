@@ -24,7 +24,7 @@ def taken(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("block_bytes", [1, 4028, 4029, 70_000, 1 << 20])
-def test_blocks_come_back_as_they_were(tmp_path: Path, block_bytes: int) -> None:
+def test_stored_blocks_read_back_unchanged(tmp_path: Path, block_bytes: int) -> None:
     pool = open_pool(tmp_path, block_bytes=block_bytes)
     fill(pool, range(5))
     assert all(holds(pool, key_of(number)) for number in range(5))
@@ -32,14 +32,14 @@ def test_blocks_come_back_as_they_were(tmp_path: Path, block_bytes: int) -> None
     pool.close()
 
 
-def test_a_block_that_was_never_stored_is_a_miss(tmp_path: Path) -> None:
+def test_unstored_block_is_a_miss(tmp_path: Path) -> None:
     pool = open_pool(tmp_path)
     assert not holds(pool, key_of(1)) and not pool.contains(key_of(1))
     assert (pool.stats.misses, sum(pool.stats.failures.values())) == (1, 0)
     pool.close()
 
 
-def test_counts_what_it_does(tmp_path: Path) -> None:
+def test_disk_pool_statistics(tmp_path: Path) -> None:
     pool = open_pool(tmp_path, blocks=3)
     fill(pool, [1, 2, 3, 1, 4])
     assert holds(pool, key_of(4)) and not holds(pool, key_of(2))
@@ -51,7 +51,7 @@ def test_counts_what_it_does(tmp_path: Path) -> None:
     pool.close()
 
 
-def test_its_size_counts_what_earlier_processes_left(tmp_path: Path) -> None:
+def test_size_includes_blocks_of_earlier_processes(tmp_path: Path) -> None:
     pool = open_pool(tmp_path, blocks=3)
     fill(pool, [1, 2])
     pool.close()
@@ -69,7 +69,7 @@ def test_longest_counts_leading_keys(tmp_path: Path) -> None:
     pool.close()
 
 
-def test_a_block_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+def test_present_block_is_not_rewritten(tmp_path: Path) -> None:
     pool = open_pool(tmp_path, blocks=2)
     fill(pool, [1, 2])
     inode = file_of(tmp_path, key_of(1)).stat().st_ino
@@ -79,7 +79,7 @@ def test_a_block_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     pool.close()
 
 
-def test_room_is_made_from_the_ends_of_sequences(tmp_path: Path) -> None:
+def test_eviction_starts_at_sequence_ends(tmp_path: Path) -> None:
     pool = open_pool(tmp_path, blocks=3)
     fill(pool, [1, 2, 3])
     pool.touch_blocks([key_of(1), key_of(9), key_of(2), key_of(3)], 0.0)
@@ -92,7 +92,7 @@ STEPS = st.tuples(st.sampled_from(["put", "get", "touch", "reopen"]), st.integer
 
 @given(capacity=st.integers(1, 6), steps=st.lists(STEPS, max_size=40))
 @settings(deadline=None, derandomize=True, max_examples=60)
-def test_the_order_is_that_of_a_plain_model(capacity: int, steps: list[tuple[str, int]]) -> None:
+def test_disk_pool_matches_lru_model(capacity: int, steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, model = Path(name) / "kv", OrderedDict[bytes, None]()
         pool = open_pool(folder, capacity)
@@ -124,7 +124,7 @@ def test_the_order_is_that_of_a_plain_model(capacity: int, steps: list[tuple[str
         pool.close()
 
 
-def test_a_smaller_pool_keeps_what_was_used_last(tmp_path: Path) -> None:
+def test_smaller_pool_keeps_most_recently_used_blocks(tmp_path: Path) -> None:
     pool = open_pool(tmp_path)
     fill(pool, range(6))
     for age, number in enumerate([3, 1, 0, 5, 2, 4]):
@@ -136,7 +136,7 @@ def test_a_smaller_pool_keeps_what_was_used_last(tmp_path: Path) -> None:
     pool.close()
 
 
-def test_use_is_noted_on_disk_now_and_then(tmp_path: Path) -> None:
+def test_use_times_on_disk_are_rate_limited(tmp_path: Path) -> None:
     pool = open_pool(tmp_path)
     file = file_of(tmp_path, key_of(1))
 
@@ -154,7 +154,7 @@ def test_use_is_noted_on_disk_now_and_then(tmp_path: Path) -> None:
     pool.close()
 
 
-def test_the_block_being_written_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_being_written_counts_toward_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = open_pool(tmp_path, blocks=2)
     fill(pool, [1, 2])
     sizes, replace = [], os.replace
@@ -169,7 +169,7 @@ def test_the_block_being_written_counts(tmp_path: Path, monkeypatch: pytest.Monk
     pool.close()
 
 
-def test_models_share_a_folder(tmp_path: Path) -> None:
+def test_models_sharing_a_folder_are_independent(tmp_path: Path) -> None:
     pools = [open_pool(tmp_path, blocks=2, model=model) for model in (b"one", b"two")]
     fill(pools[0], [1, 2])
     fill(pools[1], [3, 4, 5])
@@ -189,7 +189,7 @@ def test_namespaces_and_fingerprints_do_not_reach_the_disk(tmp_path: Path) -> No
 
 
 class TestArguments:
-    def test_a_pool_for_less_than_a_block_is_refused(self, tmp_path: Path) -> None:
+    def test_capacity_below_one_block_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(DiskPoolError, match="8191 bytes cannot hold one block, which takes 8192"):
             DiskPool(tmp_path / "kv", 8191, BLOCK, MODEL)
         assert not (tmp_path / "kv").exists()
@@ -199,7 +199,7 @@ class TestArguments:
         with pytest.raises(ValueError, match="block_bytes must be at least 1, not 0"):
             DiskPool(tmp_path, 1 << 20, 0, MODEL)
 
-    def test_buffers_of_another_shape_are_refused(self, tmp_path: Path) -> None:
+    def test_block_buffers_of_wrong_shape_are_refused(self, tmp_path: Path) -> None:
         pool = open_pool(tmp_path)
         good = payload_of(key_of(1))
         for buffer in (good[:-1], np.append(good, good[:1]), np.repeat(good, 2)[::2]):
@@ -212,7 +212,7 @@ class TestArguments:
         pool.close()
 
     @pytest.mark.parametrize("size", [0, 19, 21])
-    def test_keys_of_another_length_are_refused(self, tmp_path: Path, size: int) -> None:
+    def test_keys_of_wrong_length_are_refused(self, tmp_path: Path, size: int) -> None:
         """Cut or padded, one would name the block of another."""
         pool = open_pool(tmp_path)
         with pytest.raises(ValueError, match=f"key has 20 bytes, not {size}"):

@@ -45,7 +45,7 @@ def fails_with(code: int):
     ("code", "kind"),
     [(errno.ENOSPC, "no_space"), (errno.EDQUOT, "no_space"), (errno.EIO, "write"), (errno.EROFS, "write")],
 )
-def test_a_disk_that_refuses_is_left_alone_for_a_while(
+def test_failed_write_pauses_disk_writes(
     pool: DiskPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: str
 ) -> None:
     fill(pool, [1], now=100.0)
@@ -60,7 +60,9 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     assert put(pool, 2, now=100.0 + PAUSE_S) and holds(pool, key_of(2))
 
 
-def test_the_disk_is_full_for_long(pool: DiskPool, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_persistently_full_disk_is_retried_and_logged_sparsely(
+    pool: DiskPool, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
     monkeypatch.setattr(os, "writev", fails_with(errno.ENOSPC))
     for now in range(120):
         assert not put(pool, 1, float(now))
@@ -71,7 +73,7 @@ def test_the_disk_is_full_for_long(pool: DiskPool, monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_a_file_that_stops_growing(pool: DiskPool, tmp_path: Path) -> None:
+def test_partial_block_write_leaves_no_file(pool: DiskPool, tmp_path: Path) -> None:
     """The kernel writes a part and refuses the rest, as a disk does that fills up meanwhile."""
     fill(pool, [1])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -85,7 +87,7 @@ def test_a_file_that_stops_growing(pool: DiskPool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["close", "replace", "mkdir", "open"])
-def test_every_step_of_a_write_may_fail(
+def test_failure_of_any_write_step_leaves_no_file(
     pool: DiskPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     real, failed = getattr(os, step), []
@@ -107,7 +109,7 @@ def test_every_step_of_a_write_may_fail(
     assert put(pool, 1, PAUSE_S) and holds(pool, key_of(1))
 
 
-def test_blocks_that_cannot_be_removed_go_on_counting(
+def test_unremovable_blocks_count_toward_capacity(
     pool: DiskPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(pool, [1, 2, 3])
@@ -122,7 +124,7 @@ def test_blocks_that_cannot_be_removed_go_on_counting(
     assert len(pool) == 3 and all(holds(pool, key_of(number)) for number in (1, 2, 3))
 
 
-def test_blocks_that_cannot_be_removed_at_start(tmp_path: Path, monkeypatch, caplog) -> None:
+def test_unremovable_blocks_at_start_count_toward_capacity(tmp_path: Path, monkeypatch, caplog) -> None:
     pool = open_pool(tmp_path, blocks=3)
     fill(pool, [1, 2, 3])
     pool.close()
@@ -133,7 +135,7 @@ def test_blocks_that_cannot_be_removed_at_start(tmp_path: Path, monkeypatch, cap
     pool.close()
 
 
-def test_a_temporary_that_could_not_be_removed(pool: DiskPool, tmp_path: Path, monkeypatch) -> None:
+def test_leftover_temporary_file_is_replaced(pool: DiskPool, tmp_path: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", fails_with(errno.EIO))
         patch.setattr(os, "replace", fails_with(errno.EIO))
@@ -144,7 +146,7 @@ def test_a_temporary_that_could_not_be_removed(pool: DiskPool, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
+def test_disk_pool_survives_kill_at_any_moment(tmp_path: Path, seed: int) -> None:
     """What bears a block's name is that block, whole; the next start removes the rest."""
     block_bytes, capacity = 4 << 20, 13 << 20
     rng = np.random.default_rng(seed)

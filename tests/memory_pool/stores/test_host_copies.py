@@ -41,7 +41,7 @@ def way(name: str) -> CopyPages:
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("heads", [SMALL, LINES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.float8_e4m3fn])
-def test_pages_come_back_bit_for_bit_elsewhere(name: str, page_size: int, heads: tuple[int, int], dtype: torch.dtype):
+def test_store_and_load_move_pages_bit_for_bit(name: str, page_size: int, heads: tuple[int, int], dtype: torch.dtype):
     pool = device_pool(24 * page_size, page_size, heads=heads, dtype=dtype)
     host = host_pool(pool, 16 * page_size, copy_pages=way(name))
     rng = np.random.default_rng(page_size)
@@ -61,7 +61,7 @@ def test_pages_come_back_bit_for_bit_elsewhere(name: str, page_size: int, heads:
 
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_layer_by_layer_is_the_same_as_at_once(name: str, page_size: int):
+def test_layerwise_load_equals_whole_load(name: str, page_size: int):
     pool = device_pool(20 * page_size, page_size, layers=5)
     host = host_pool(pool, 20 * page_size, copy_pages=way(name))
     rng = np.random.default_rng(1)
@@ -81,7 +81,7 @@ def test_layer_by_layer_is_the_same_as_at_once(name: str, page_size: int):
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("shift", [0, 5])
 @pytest.mark.parametrize("swapped", [False, True])
-def test_neighbours_that_stay_neighbours(name: str, shift: int, swapped: bool):
+def test_copies_of_contiguous_page_runs(name: str, shift: int, swapped: bool):
     """Runs on both sides, on one, and runs that begin where another ends."""
     pool = device_pool(200, heads=LINES, layers=2)
     host = host_pool(pool, 200, copy_pages=way(name))
@@ -97,7 +97,7 @@ def test_neighbours_that_stay_neighbours(name: str, shift: int, swapped: bool):
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_more_than_one_piece(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_copies_in_several_pieces(name: str, monkeypatch: pytest.MonkeyPatch):
     """What is gathered or staged at a time is bounded; here it is a few pages, and does not divide their number."""
     pool = device_pool(60)
     host = host_pool(pool, 60, copy_pages=way(name))
@@ -118,7 +118,7 @@ def test_more_than_one_piece(name: str, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("offset", [8, 64])
-def test_memory_that_begins_anywhere(name: str, offset: int):
+def test_copies_at_any_memory_alignment(name: str, offset: int):
     """Stores of whole cache lines need targets at cache lines; other targets are written in another way."""
     size, rng = 128, np.random.default_rng(3)
     memory = torch.from_numpy(rng.integers(0, 256, 4096, dtype=np.uint8))
@@ -135,7 +135,7 @@ def test_memory_that_begins_anywhere(name: str, offset: int):
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_pages_that_are_no_whole_lines_apart(name: str):
+def test_copies_of_pages_not_spaced_by_cache_lines(name: str):
     """Only the first page of each layer begins at a cache line."""
     rng = np.random.default_rng(8)
     memory = torch.from_numpy(rng.integers(0, 256, 1024, dtype=np.uint8))
@@ -149,7 +149,7 @@ def test_pages_that_are_no_whole_lines_apart(name: str):
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_nothing_to_copy(name: str):
+def test_empty_copies_change_nothing(name: str):
     pool = device_pool()
     host = host_pool(pool, 16, copy_pages=way(name))
     before, none = device_bytes(pool), np.empty(0, dtype=np.int32)
@@ -161,7 +161,7 @@ def test_nothing_to_copy(name: str):
 
 @pytest.mark.parametrize("heads", [SMALL, LINES])
 @pytest.mark.parametrize(("name", "cycles"), [("numba", 10_000), ("numpy", 10_000), ("torch", 1000)])
-def test_any_order_of_copies_agrees_with_dicts(name: str, cycles: int, heads: tuple[int, int]):
+def test_random_copies_match_dict_model(name: str, cycles: int, heads: tuple[int, int]):
     page_size, rng = 2, np.random.default_rng(4)
     pool = device_pool(16, page_size, layers=2, heads=heads, dtype=torch.bfloat16)
     host = host_pool(pool, 12, copy_pages=way(name))
@@ -189,7 +189,7 @@ def test_any_order_of_copies_agrees_with_dicts(name: str, cycles: int, heads: tu
 
 
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 16]), dtype=st.sampled_from([np.int32, np.int64]))
-def test_slots_of_two_allocators(data: st.DataObject, page_size: int, dtype: Any):
+def test_copies_between_slots_of_two_allocators(data: st.DataObject, page_size: int, dtype: Any):
     """As they come from an `Allocator` each, after some of the pages were given back."""
     pool = device_pool(32 * page_size, page_size, layers=2)
     host = host_pool(pool, 20 * page_size)
@@ -210,7 +210,7 @@ def test_slots_of_two_allocators(data: st.DataObject, page_size: int, dtype: Any
     assert (host_bytes(host) == expected).all()
 
 
-def test_threads_copy_at_the_same_time():
+def test_threads_copy_concurrently():
     pool = device_pool(400, heads=LINES)
     host = host_pool(pool, 400)
     expected = device_bytes(pool)
@@ -232,7 +232,7 @@ def test_threads_copy_at_the_same_time():
         assert (host_bytes(host)[pages[::-1]] == expected[pages]).all()
 
 
-def test_without_numba_numpy_copies(monkeypatch: pytest.MonkeyPatch):
+def test_copies_fall_back_to_numpy_without_numba(monkeypatch: pytest.MonkeyPatch):
     def missing(*_: object) -> Any:
         raise ImportError("Numba needs NumPy 1.0 or less")
 
@@ -244,7 +244,7 @@ def test_without_numba_numpy_copies(monkeypatch: pytest.MonkeyPatch):
     assert (host.page_bytes(2) == device_bytes(pool)[7].ravel()).all()
 
 
-def test_a_kernel_of_the_device_copies_all_of_it():
+def test_device_kernel_gets_all_copies():
     calls: list[tuple[PagedLayers, PagedLayers, list[int], list[int]]] = []
 
     def kernel(source: PagedLayers, target: PagedLayers, source_pages: np.ndarray, target_pages: np.ndarray) -> None:
@@ -274,7 +274,7 @@ def test_a_kernel_of_the_device_copies_all_of_it():
 @pytest.mark.gpu
 @pytest.mark.parametrize("pin", [None, False])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_pages_of_a_gpu_come_back(page_size: int, pin: bool | None):
+def test_gpu_pages_survive_store_and_load(page_size: int, pin: bool | None):
     pool = device_pool(200 * page_size, page_size, heads=LINES, dtype=torch.bfloat16, device=torch.device("cuda"))
     host = host_pool(pool, 160 * page_size, pin=pin)
     assert host.memory.is_pinned() == host.pinned == (pin is None) and host.copied_by == "torch"
@@ -293,7 +293,7 @@ def test_pages_of_a_gpu_come_back(page_size: int, pin: bool | None):
 
 
 @pytest.mark.gpu
-def test_copies_of_pinned_memory_do_not_wait():
+def test_pinned_memory_copies_do_not_synchronize():
     pool = device_pool(64, device=torch.device("cuda"))
     host = host_pool(pool, 64)
     slots = np.arange(1, 60)

@@ -12,7 +12,7 @@ from baton.memory_pool.stores.host_pool import HostPool
 from tests.doubles.host_pools import LINES, device_bytes, device_pool, host_pool
 
 
-def test_a_page_is_one_piece_k_before_v_layer_by_layer():
+def test_host_page_is_contiguous_k_then_v_by_layer():
     pool = device_pool(64, 16, layers=2, heads=LINES)
     host = host_pool(pool, 32)
     assert host.memory.shape == (3, 2, 2, 16, 2, 64) and host.memory.dtype == torch.float32
@@ -22,7 +22,7 @@ def test_a_page_is_one_piece_k_before_v_layer_by_layer():
     assert (host.page_bytes(2) == page).all() and (host.page_bytes(1) == 0xA5).all()
 
 
-def test_bytes_of_a_page_are_the_memory_itself():
+def test_page_bytes_are_view_of_host_memory():
     pool = device_pool(64, 16)
     host = host_pool(pool, 32)
     assert host.page_nbytes == 16 * pool.bytes_per_token == host.page_bytes(1).nbytes == host.pages_view[0].nbytes
@@ -34,12 +34,12 @@ def test_bytes_of_a_page_are_the_memory_itself():
 
 
 @pytest.mark.parametrize("page", [-1, 0, 3])
-def test_bytes_of_a_page_that_nobody_holds(page: int):
+def test_page_bytes_of_invalid_page_are_refused(page: int):
     with pytest.raises(IndexError, match=f"host page {page}: there are pages 1 … 2"):
         host_pool(device_pool(64, 16), 32).page_bytes(page)
 
 
-def test_memory_that_nobody_uses_is_not_taken():
+def test_untouched_pool_memory_is_not_resident():
     """256 MiB, of which one page is written."""
     pool = device_pool(4, heads=(1, 64), layers=2)
     before = psutil.Process().memory_info().rss
@@ -49,7 +49,7 @@ def test_memory_that_nobody_uses_is_not_taken():
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
 
 
-def test_sizes_and_the_log_line():
+def test_host_pool_sizes_and_description():
     pool = device_pool(64, 16, dtype=torch.bfloat16)
     host = HostPool(pool, 32, copy_pages=host_copies.copy_pages_torch)
     assert (host.num_tokens, host.page_size, host.num_slots, host.num_pages) == (32, 16, 48, 3)
@@ -63,18 +63,18 @@ def test_sizes_and_the_log_line():
 
 
 @pytest.mark.parametrize("num_tokens", [0, -16, 8, 40])
-def test_a_size_that_is_no_multiple_of_the_page(num_tokens: int):
+def test_host_pool_size_must_be_multiple_of_page_size(num_tokens: int):
     with pytest.raises(ValueError, match=f"host KV pool of {num_tokens} tokens: use a positive multiple .*16"):
         HostPool(device_pool(64, 16), num_tokens)
 
 
-def test_a_pool_the_host_cannot_hold():
+def test_host_pool_beyond_host_memory_is_refused():
     with pytest.raises(MemoryError, match="cannot allocate the host KV pool: 35184372088832 tokens"):
         HostPool(device_pool(), 2**45)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here memory can be pinned")
-def test_pinned_memory_without_a_gpu():
+def test_pinned_memory_without_gpu_is_refused():
     with pytest.raises(ValueError, match="needs a CUDA device"):
         HostPool(device_pool(), 16, pin=True)
 
@@ -98,7 +98,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_slots_that_are_no_pages_of_the_pool_change_nothing(message: str):
+def test_copies_with_invalid_slots_change_nothing(message: str):
     device_slots, host_slots = BAD[message]
     pool = device_pool(64, 16)
     host = host_pool(pool, 32)
@@ -110,21 +110,21 @@ def test_slots_that_are_no_pages_of_the_pool_change_nothing(message: str):
     assert (device_bytes(pool) == before).all() and (host.pages_view == 0xA5).all()
 
 
-def test_single_tokens_are_checked_too():
+def test_slots_are_checked_at_page_size_one():
     host = host_pool(device_pool(8), 4)
     for bad in ([0], [-3], [9]):
         with pytest.raises(ValueError, match=f"device page {bad[0]} "):
             host.store(np.array(bad), np.array([1]))
 
 
-def test_layers_in_steps_are_refused():
+def test_strided_layer_slices_are_refused():
     host = host_pool(device_pool(), 4)
     with pytest.raises(ValueError, match="not in steps of 2"):
         host.load(np.array([1]), np.array([1]), slice(0, 3, 2))
 
 
 @pytest.mark.gpu
-def test_a_pool_that_is_gone_leaves_its_memory_unlocked():
+def test_dropped_host_pool_unpins_its_memory():
     """Locking it twice would fail."""
     pool = device_pool(64, device=torch.device("cuda"))
     memory = HostPool(pool, 16).memory

@@ -56,7 +56,7 @@ def blocks(store: RemoteStore, *numbers: int) -> Blocks:
     return Blocks(payloads, [np.zeros(store.block_bytes, dtype=np.uint8) for _ in numbers])
 
 
-def test_breaker() -> None:
+def test_breaker_pauses_after_failures_in_a_row() -> None:
     breaker = Breaker(2, 10.0)
     assert [breaker.failed(0.0), breaker.allows(0.0)] == [False, True]
     breaker.succeeded()
@@ -68,7 +68,7 @@ def test_breaker() -> None:
 
 
 class TestServerThatDies:
-    def test_while_a_load_is_under_way(self, server: RedisServer) -> None:
+    def test_server_dying_during_load_keeps_blocks_read_so_far(self, server: RedisServer) -> None:
         store = open_store(server.port)
         store.store_batch = 1
         some = blocks(store, 1, 2, 3)
@@ -84,7 +84,7 @@ class TestServerThatDies:
         assert all(np.array_equal(room, payload) for room, payload in zip(some.rooms[:2], some.payloads))
         assert store.stats.failures["unreachable"] == 1 and (store.stats.hits, store.stats.misses) == (2, 1)
 
-    def test_it_is_left_alone_and_used_again_when_it_is_back(
+    def test_unreachable_server_is_paused_and_used_again_when_back(
         self, server: RedisServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         store = open_store(server.port)
@@ -112,7 +112,7 @@ class TestServerThatDies:
         assert f"the remote store at redis://127.0.0.1:{server.port}/0 failed: " in record.getMessage()
         assert f"{FAILURES_IN_ROW} failures in a row" in record.getMessage() and record.levelno == logging.WARNING
 
-    def test_a_try_that_fails_is_one(self, server: RedisServer) -> None:
+    def test_single_failed_retry_pauses_store_again(self, server: RedisServer) -> None:
         server.stop()
         store = open_store(server.port)
         assert not store.connect(0.0)
@@ -121,7 +121,7 @@ class TestServerThatDies:
         assert store.stats.failures["unreachable"] == 6 and store.stats.skipped == 3 and store.stats.pauses == 4
 
 
-def test_a_server_that_never_answers(scripted: Callable[..., ScriptedServer]) -> None:
+def test_unanswered_remote_calls_time_out_and_pause_store(scripted: Callable[..., ScriptedServer]) -> None:
     server = scripted(lambda parts: b"")
     store = open_store(server.port, timeout_s=0.05)
     some = blocks(store, 1)
@@ -132,7 +132,7 @@ def test_a_server_that_never_answers(scripted: Callable[..., ScriptedServer]) ->
     store.close()
 
 
-def test_a_load_whose_time_is_up_in_the_middle_of_a_block(server: RedisServer) -> None:
+def test_load_deadline_mid_block_discards_rest_of_block(server: RedisServer) -> None:
     """The rest of the block is not taken for the beginning of what comes next."""
     store = open_store(server.port, block_bytes=2 * SOCKET_BYTES)
     some = blocks(store, 1, 2)
@@ -160,7 +160,7 @@ def test_loads_end_at_their_deadline(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-ERR \xff\xfe\r\n", b"*-5\r\n", b"$x\r\n"])
-def test_what_is_no_redis(scripted: Callable[..., ScriptedServer], answer: bytes) -> None:
+def test_non_redis_replies_are_misses(scripted: Callable[..., ScriptedServer], answer: bytes) -> None:
     store = open_store(scripted(lambda parts: answer).port, timeout_s=0.2)
     some = blocks(store, 1)
     assert store.read_blocks(keys(1), some, 0.0) == 0 and store.write_blocks(keys(1), some, 0.0) == [False]
@@ -168,13 +168,13 @@ def test_what_is_no_redis(scripted: Callable[..., ScriptedServer], answer: bytes
     store.close()
 
 
-def test_replies_of_another_type(scripted: Callable[..., ScriptedServer]) -> None:
+def test_redis_reply_of_wrong_type_is_a_miss(scripted: Callable[..., ScriptedServer]) -> None:
     store = open_store(scripted(lambda parts: b":5\r\n").port)
     assert store.read_blocks(keys(1), blocks(store, 1), 0.0) == 0 and store.stats.failures["answer"] == 1
     store.close()
 
 
-def test_a_value_of_another_type_is_removed(scripted: Callable[..., ScriptedServer]) -> None:
+def test_remote_value_of_wrong_type_is_removed(scripted: Callable[..., ScriptedServer]) -> None:
     wrong = b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
     server = scripted(lambda parts: wrong if parts[0] == b"GETRANGE" else b":1\r\n")
     store = open_store(server.port)
@@ -184,7 +184,7 @@ def test_a_value_of_another_type_is_removed(scripted: Callable[..., ScriptedServ
     store.close()
 
 
-def test_a_server_that_takes_no_more(scripted: Callable[..., ScriptedServer], caplog) -> None:
+def test_full_remote_store_pauses_writes_but_not_reads(scripted: Callable[..., ScriptedServer], caplog) -> None:
     """It can still be read from; what would be refused is not gathered."""
     full = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
     server = scripted(lambda parts: {b"SET": full, b"EXISTS": b":0\r\n"}.get(parts[0], b"$0\r\n\r\n"))
@@ -210,7 +210,9 @@ class TestSecrets:
             f"-NOPERM this user {SECRET} has no permissions\r\n".encode(),
         ],
     )
-    def test_a_wrong_password(self, scripted: Callable[..., ScriptedServer], reply: bytes, caplog) -> None:
+    def test_wrong_password_is_refused_and_not_leaked(
+        self, scripted: Callable[..., ScriptedServer], reply: bytes, caplog
+    ) -> None:
         caplog.set_level(logging.DEBUG)
         server = scripted(lambda parts: reply if parts[0] == b"AUTH" else b"+PONG\r\n")
         store = open_store(server.port, user=f"baton:{QUOTED}@")
@@ -224,13 +226,15 @@ class TestSecrets:
         assert "127.0.0.1" in told and "hunter2" not in told
         store.close()
 
-    def test_a_password_that_was_forgotten(self, scripted: Callable[..., ScriptedServer]) -> None:
+    def test_missing_password_is_refused(self, scripted: Callable[..., ScriptedServer]) -> None:
         store = open_store(scripted(lambda parts: b"-NOAUTH Authentication required.\r\n").port)
         with pytest.raises(RemoteStoreError, match=r"cannot log in .*: Authentication required"):
             store.connect(0.0)
         store.close()
 
-    def test_the_right_one(self, scripted: Callable[..., ScriptedServer], caplog: pytest.LogCaptureFixture) -> None:
+    def test_right_password_logs_in_and_is_not_logged(
+        self, scripted: Callable[..., ScriptedServer], caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.DEBUG)
         right = [b"AUTH", SECRET.encode()]
         server = scripted(lambda parts: b"+OK\r\n" if parts in (right, [b"SELECT", b"3"]) else b"+PONG\r\n")
@@ -254,7 +258,7 @@ class TestSecrets:
             "redis://host/hunter2",
         ],
     )
-    def test_urls_that_cannot_be_read(self, url: str) -> None:
+    def test_unreadable_urls_are_refused_without_leaking_password(self, url: str) -> None:
         """Mostly a password that is not quoted."""
         with pytest.raises(RemoteStoreError, match="cannot be read: give it the form redis://") as caught:
             RemoteStore(url, BLOCK, MODEL)
@@ -264,29 +268,29 @@ class TestSecrets:
 
 class TestArguments:
     @pytest.mark.parametrize("option", ["socket_timeout=9", "decode_responses=1", "password=hunter2", "protocol=3"])
-    def test_options_that_would_change_what_we_rely_on(self, option: str) -> None:
+    def test_unsupported_url_options_are_refused(self, option: str) -> None:
         name = option.partition("=")[0]
         with pytest.raises(RemoteStoreError, match=f"has an option '{name}', which is not supported") as caught:
             RemoteStore(f"redis://host/?{option}", BLOCK, MODEL)
         assert "hunter2" not in str(caught.value)
 
     @pytest.mark.parametrize("url", ["redis://host/?ssl_cert_reqs=none", "rediss://host/?ssl_foo=1"])
-    def test_options_that_redis_py_does_not_take(self, url: str) -> None:
+    def test_options_unknown_to_redis_py_are_refused(self, url: str) -> None:
         with pytest.raises(RemoteStoreError, match="has options that redis-py does not take: ssl_"):
             RemoteStore(url, BLOCK, MODEL)
 
-    def test_blocks_that_do_not_fit(self) -> None:
+    def test_blocks_too_large_for_redis_are_refused(self) -> None:
         with pytest.raises(RemoteStoreError, match="does not fit into a value of Redis, of 536870912 bytes"):
             RemoteStore("redis://host", 2**29 - 67, MODEL)
         RemoteStore("redis://host", 2**29 - 68, MODEL)
         with pytest.raises(ValueError, match="block_bytes must be at least 1, not 0"):
             RemoteStore("redis://host", 0, MODEL)
 
-    def test_a_time_to_live_of_nothing(self) -> None:
+    def test_zero_ttl_is_refused(self) -> None:
         with pytest.raises(RemoteStoreError, match="keeps blocks for at least 1 second, not 0"):
             RemoteStore("redis://host", BLOCK, MODEL, ttl_s=0)
 
-    def test_keys_of_another_length(self, scripted: Callable[..., ScriptedServer]) -> None:
+    def test_remote_keys_of_wrong_length_are_refused(self, scripted: Callable[..., ScriptedServer]) -> None:
         server = scripted(lambda parts: b":0\r\n")
         store = open_store(server.port)
         with pytest.raises(ValueError, match="key has 20 bytes, not 19"):
@@ -294,14 +298,14 @@ class TestArguments:
         assert server.commands == []
         store.close()
 
-    def test_without_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_redis_package_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "redis", None)
         with pytest.raises(RemoteStoreError, match=r"needs the package redis, .*: pip install -e '\.\[remote\]'"):
             RemoteStore("redis://host", BLOCK, MODEL)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_tls(scripted: Callable[..., ScriptedServer], tmp_path: Path) -> None:
+def test_tls_requires_trusted_certificate(scripted: Callable[..., ScriptedServer], tmp_path: Path) -> None:
     """Only with a server whose certificate is trusted."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"

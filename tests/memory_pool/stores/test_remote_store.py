@@ -86,7 +86,7 @@ SIZES = [1, SOCKET_BYTES - 1, SOCKET_BYTES, SOCKET_BYTES + 1, 3 * SOCKET_BYTES -
 
 @pytest.mark.parametrize("ttl_s", [None, 100])
 @pytest.mark.parametrize("block_bytes", SIZES)
-def test_blocks_come_back_as_they_were(server: RedisServer, block_bytes: int, ttl_s: int | None) -> None:
+def test_stored_blocks_read_back_unchanged(server: RedisServer, block_bytes: int, ttl_s: int | None) -> None:
     store = RemoteStore(server.url, block_bytes, MODEL, ttl_s=ttl_s)
     assert put(store, 1, 2, 3) == [True] * 3
     assert get(store, 3, 1, 2) == 3 and get(store, 1, 4, 2) == 1 and get(store, 4) == 0 and get(store) == 0
@@ -99,7 +99,7 @@ def test_blocks_come_back_as_they_were(server: RedisServer, block_bytes: int, tt
     store.close()
 
 
-def test_values_are_as_documented(server: RedisServer, store: RemoteStore) -> None:
+def test_redis_values_have_documented_layout(server: RedisServer, store: RemoteStore) -> None:
     assert put(store, 1) == [True]
     with server.client() as client:
         assert client.keys() == [name_of(KEY)]
@@ -119,7 +119,7 @@ def test_namespaces_and_fingerprints_do_not_reach_the_server(server: RedisServer
     store.close()
 
 
-def test_random_traffic_agrees_with_a_plain_model(server: RedisServer) -> None:
+def test_random_remote_traffic_matches_set_model(server: RedisServer) -> None:
     rng, there = random.Random(7), set[int]()
     stores = [RemoteStore(server.url, 700, MODEL, ttl_s=ttl) for ttl in (None, 100, 100)]
     for _ in range(120):
@@ -155,7 +155,7 @@ class TestRoundTrips:
         assert get(store, *range(9)) == 9
         assert "".join(events).count("sr") == 3  # and no more than four blocks are on their way
 
-    def test_stores(self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_stores_and_finds_take_few_round_trips(self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
         assert put(store, 0) == [True]
         events = count_round_trips(store, monkeypatch)
         assert put(store, *range(5)) == [True] * 5
@@ -163,13 +163,13 @@ class TestRoundTrips:
         events.clear()
         assert store.find_blocks(keys(*range(9)), 0.0) == 5 and "".join(events).count("sr") == 1 == events.count("s")
 
-    def test_a_miss_costs_no_connection(self, store: RemoteStore) -> None:
+    def test_miss_keeps_connection_open(self, store: RemoteStore) -> None:
         """What had been asked for beyond it is taken in."""
         assert all(put(store, 1, 3))
         socket = store._link._connection._sock
         assert get(store, 1, 2, 3) == 1 and get(store, 3, 1) == 2 and store._link._connection._sock is socket
 
-    def test_a_batch_is_bounded_by_bytes(self, server: RedisServer) -> None:
+    def test_store_batch_is_bounded_by_bytes(self, server: RedisServer) -> None:
         for block_bytes, blocks in ((2**23, 1), (2**22, 2), (2**26, 1)):
             store = RemoteStore(server.url, block_bytes, MODEL)
             assert store.store_batch == blocks
@@ -177,7 +177,7 @@ class TestRoundTrips:
 
 
 class TestSharing:
-    def test_two_servers_share_a_model(self, server: RedisServer, store: RemoteStore) -> None:
+    def test_servers_of_one_model_share_remote_blocks(self, server: RedisServer, store: RemoteStore) -> None:
         other = RemoteStore(server.url, BLOCK, MODEL)
         assert put(store, 1, 2) == [True, True]
         blocks = Blocks([payload_of(key) for key in keys(1, 3, 2)])
@@ -187,7 +187,7 @@ class TestSharing:
         assert get(store, 1, 2, 3) == 3 and get(other, 1, 2, 3) == 3
         other.close()
 
-    def test_models_do_not(self, server: RedisServer, store: RemoteStore) -> None:
+    def test_models_share_no_remote_blocks(self, server: RedisServer, store: RemoteStore) -> None:
         other = RemoteStore(server.url, BLOCK, b"another")
         assert put(store, 1, 2) == [True] * 2 and other.find_blocks(keys(1), 0.0) == 0 and put(other, 1) == [True]
         assert store.contains(KEY) and get(other, 2) == 0
@@ -195,7 +195,7 @@ class TestSharing:
 
 
 class TestWhatIsKnown:
-    def test_it_follows_what_the_server_says(self, server: RedisServer, store: RemoteStore) -> None:
+    def test_known_keys_follow_server_replies(self, server: RedisServer, store: RemoteStore) -> None:
         other = RemoteStore(server.url, BLOCK, MODEL)
         assert put(other, 1, 2) == [True] * 2 and other.contains(KEY) and not store.contains(KEY)
         assert store.find_blocks(keys(1), 0.0) == 1 and store.contains(KEY)
@@ -207,14 +207,14 @@ class TestWhatIsKnown:
         assert store.find_blocks(keys(2), 0.0) == 0 and not store.contains(key_of(2))
         other.close()
 
-    def test_it_is_bounded(self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_known_keys_are_bounded(self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(remote_store, "KNOWN_KEYS", 3)
         assert all(put(store, 1, 2, 3)) and get(store, 1) == 1 and all(put(store, 4))
         assert [store.contains(key) for key in keys(1, 2, 3, 4)] == [True, False, True, True]
 
 
 class TestTimeToLive:
-    def test_use_puts_off_the_end(self, server: RedisServer) -> None:
+    def test_use_extends_remote_ttl(self, server: RedisServer) -> None:
         store = RemoteStore(server.url, BLOCK, MODEL, ttl_s=1000)
         assert all(put(store, 1, 2, 3))
         with server.client() as client:
@@ -226,7 +226,7 @@ class TestTimeToLive:
         assert left == [True, True, False]
         store.close()
 
-    def test_without_one_use_is_reading(self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_touch_without_ttl_reads_blocks(self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
         """Redis evicts by it."""
         assert all(put(store, 1, 2))
         replies = []
@@ -236,7 +236,7 @@ class TestTimeToLive:
         assert replies == [b"b", b"", b"b"] and store._link.pending == 0
 
     @pytest.mark.parametrize(("ttl_s", "often"), [(None, TOUCH_S), (1000, TOUCH_S), (100, 25.0)])
-    def test_the_server_is_told_now_and_then(
+    def test_touches_of_remote_blocks_are_rate_limited(
         self, ttl_s: int | None, often: float, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Also by reads and writes; not by questions."""
@@ -255,7 +255,7 @@ class TestTimeToLive:
         assert told == keys(2, 1)
         store.close()
 
-    def test_what_the_server_has_lost_is_known(self, server: RedisServer, store: RemoteStore) -> None:
+    def test_touch_detects_blocks_lost_by_server(self, server: RedisServer, store: RemoteStore) -> None:
         assert put(store, 1, 2) == [True] * 2
         with server.client() as client:
             client.delete(name_of(KEY))
@@ -291,7 +291,7 @@ class TestDamage:
         assert put(store, 1) == [True] and get(store, 0, 1, 2) == 3
 
     @pytest.mark.parametrize("block_bytes", [BLOCK, SOCKET_BYTES + 10])
-    def test_values_of_another_size(self, server: RedisServer, block_bytes: int) -> None:
+    def test_remote_value_of_wrong_size_is_removed(self, server: RedisServer, block_bytes: int) -> None:
         store = RemoteStore(server.url, block_bytes, MODEL)
         assert all(put(store, 0, 1, 2))
         value = value_of(server, KEY)
@@ -302,7 +302,7 @@ class TestDamage:
         self.is_lost(server, store, value * 3, "size")
         store.close()
 
-    def test_every_part_of_the_header_counts(self, server: RedisServer, store: RemoteStore) -> None:
+    def test_flipped_byte_of_remote_value_is_detected(self, server: RedisServer, store: RemoteStore) -> None:
         assert all(put(store, 0, 1, 2))
         value = value_of(server, KEY)
         for position in (0, 8, 12, 32, 52, HEADER_BYTES - 9, HEADER_BYTES - 8, HEADER_BYTES - 1):
@@ -313,7 +313,7 @@ class TestDamage:
         for position in (HEADER_BYTES, HEADER_BYTES + 2500, len(value) - 1):
             self.is_lost(server, store, flipped(value, position), "checksum")
 
-    def test_values_of_others(self, server: RedisServer, store: RemoteStore) -> None:
+    def test_remote_value_of_other_key_or_model_is_removed(self, server: RedisServer, store: RemoteStore) -> None:
         """Another key's, and another model's of the same shape."""
         other = RemoteStore(server.url, BLOCK, b"another")
         assert all(put(store, 0, 1, 2)) and all(put(other, 1))
@@ -321,7 +321,7 @@ class TestDamage:
             self.is_lost(server, store, value, "header")
         other.close()
 
-    def test_each_kind_is_logged_now_and_then(
+    def test_damage_warnings_are_rate_limited_per_kind(
         self, server: RedisServer, store: RemoteStore, caplog: pytest.LogCaptureFixture
     ) -> None:
         for value, now in ((b"x", 0.0), (b"x", WARN_S - 1), (bytes(HEADER_BYTES + BLOCK), 5.0), (b"x", WARN_S)):

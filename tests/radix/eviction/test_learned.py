@@ -52,7 +52,7 @@ def lanes_of(rig: CacheRig) -> LearnedLanes:
 
 
 @pytest.mark.parametrize("page", [1, 16])
-def test_order_equals_lru_before_it_learned_anything(page: int) -> None:
+def test_untrained_learned_order_equals_lru(page: int) -> None:
     rigs = [CacheRig(num_tokens=512, page_size=page, eviction=name) for name in ("lru", "learned")]
     for token in (1, 2, 3, 1, 4):
         for rig in rigs:
@@ -105,7 +105,7 @@ def test_often_used_prefix_outlives_a_younger_one() -> None:
     rig.verify()
 
 
-def test_tails_are_classed_by_turn_and_shared_nodes_by_gap() -> None:
+def test_tails_are_classified_by_turn_and_shared_nodes_by_gap() -> None:
     rig = CacheRig(num_tokens=2_000, rows=8, context=1_000, eviction="learned")
     ids = fresh(20)
     for turn in range(1, 40):
@@ -139,7 +139,7 @@ def test_return_after_eviction_counts_as_reuse() -> None:
     assert len(lanes_of(rig)._ghosts) == 0
 
 
-def test_all_ranks_choose_the_same_victims() -> None:
+def test_identical_caches_choose_the_same_victims() -> None:
     """Two caches that see the same evict the same."""
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -245,7 +245,7 @@ def test_different_continuation_marks_a_node_as_shared(later: np.ndarray, shared
     assert habit_of(parent).shared is shared, "once is enough"
 
 
-def test_the_last_gap_counts_half() -> None:
+def test_last_gap_has_half_weight() -> None:
     habit = used_again(Habit(), 4)
     assert habit.gap == 4.0
     habit = used_again(habit._replace(shared=True, child=b"abcd"), 16)

@@ -25,7 +25,7 @@ def leaves(tree: RadixTree, count: int):
         yield tree.add_leaf(tree.root, "", key.tobytes(), key + 1, i)
 
 
-def test_order_corrects_times_when_it_must_and_not_before() -> None:
+def test_stale_access_times_are_corrected_on_pop() -> None:
     tree, order = RadixTree(1), EvictionOrder(OneLane(lru))
     a, b, c = leaves(tree, 3)
     for node in (a, b, c):
@@ -37,7 +37,7 @@ def test_order_corrects_times_when_it_must_and_not_before() -> None:
     assert a.entry is None
 
 
-def test_locked_inner_and_removed_nodes_are_passed_over_and_may_come_back() -> None:
+def test_locked_inner_and_removed_nodes_are_skipped_until_requeued() -> None:
     tree, order = RadixTree(1), EvictionOrder(OneLane(lru))
     locked, inner, removed, leaf = leaves(tree, 4)
     for node in (locked, inner, removed, leaf):
@@ -55,7 +55,7 @@ def test_locked_inner_and_removed_nodes_are_passed_over_and_may_come_back() -> N
     assert order.pop() is inner
 
 
-def test_least_recently_used_goes_first() -> None:
+def test_least_recently_used_is_evicted_first() -> None:
     rig = CacheRig()
     for i in range(4):
         rig.insert(tokens(i, i, i))
@@ -68,7 +68,7 @@ def test_least_recently_used_goes_first() -> None:
         rig.verify()
 
 
-def test_an_access_to_a_branch_keeps_its_stem_young_when_the_branch_is_gone() -> None:
+def test_access_to_evicted_branch_keeps_its_stem_recent() -> None:
     rig = CacheRig()
     rig.insert(tokens(1, 1, 2))  # stem 1 1 with branches 2 and 3
     rig.insert(tokens(1, 1, 3))
@@ -84,7 +84,7 @@ def test_an_access_to_a_branch_keeps_its_stem_young_when_the_branch_is_gone() ->
     assert rig.cache.match_len("", tokens(1, 1)) == 2
 
 
-def test_no_more_goes_than_is_asked_for() -> None:
+def test_evict_frees_no_more_than_asked_for() -> None:
     rig = CacheRig()
     for i in range(5):
         rig.insert(tokens(*[i] * 10))
@@ -102,7 +102,7 @@ def test_no_more_goes_than_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("page", [1, 16])
-def test_a_long_leaf_is_trimmed_from_its_end_in_whole_pages(page: int) -> None:
+def test_long_leaf_is_trimmed_from_its_end_in_whole_pages(page: int) -> None:
     rig = CacheRig(num_tokens=4_096, page_size=page, context=4_000)
     ids = np.arange(4_000, dtype=np.int32)
     rig.insert(tokens(*[7] * 64))
@@ -124,7 +124,7 @@ def test_a_long_leaf_is_trimmed_from_its_end_in_whole_pages(page: int) -> None:
     assert rig.cache.evict(left + 10) == left + (16 if page == 16 else 10) and rig.cache.match_len("", ids) == 0
 
 
-def test_a_short_rest_of_a_leaf_goes_with_its_end() -> None:
+def test_short_rest_of_leaf_is_evicted_with_its_end() -> None:
     rig = CacheRig(num_tokens=2_560)  # shorter than 10 tokens
     ids = np.arange(100, dtype=np.int32)
     rig.insert(ids)
@@ -133,7 +133,7 @@ def test_a_short_rest_of_a_leaf_goes_with_its_end() -> None:
     rig.verify()
 
 
-def test_what_is_locked_and_all_above_it_stays() -> None:
+def test_locked_nodes_and_their_ancestors_are_not_evicted() -> None:
     rig = CacheRig()
     rig.insert(tokens(1, 2, 3, 4))
     rig.insert(tokens(1, 2, 3, 9))
@@ -149,7 +149,7 @@ def test_what_is_locked_and_all_above_it_stays() -> None:
     assert rig.cache.total_nodes == 0
 
 
-def test_a_parent_is_entered_only_once_it_is_an_unlocked_leaf() -> None:
+def test_parent_is_queued_once_it_is_an_unlocked_leaf() -> None:
     rig = CacheRig()
     rig.insert(tokens(1, 2, 3, 4))
     rig.insert(tokens(1, 2, 3, 9))
@@ -173,7 +173,7 @@ def test_evicted_pages_are_whole(page: int) -> None:
     assert rig.allocator.free_tokens == rig.allocator.total_tokens
 
 
-def test_100_000_leaves_go_in_order() -> None:
+def test_100_000_leaves_are_popped_in_order() -> None:
     count = 100_000
     tree, order = RadixTree(1), EvictionOrder(OneLane(lru))
     nodes = list(leaves(tree, count))
@@ -192,7 +192,7 @@ def a_leaf(tree: RadixTree, token: int, tick: int = 1) -> TreeNode:
 
 class TestLanes:
     @pytest.mark.parametrize("seed", range(5))
-    def test_whatever_comes_late_is_taken_in_order(self, seed: int) -> None:
+    def test_late_lane_entries_are_popped_in_order(self, seed: int) -> None:
         rng, tree, lane = random.Random(seed), RadixTree(1), Lane()
         assert not lane
         entries = [(rng.randrange(50), number, a_leaf(tree, number)) for number in range(200)]
@@ -206,7 +206,7 @@ class TestLanes:
         assert not lane and rest == sorted(rest)
         assert sorted(taken + [serial for _, serial, _ in rest]) == list(range(200))
 
-    def test_removed_nodes_are_let_go(self) -> None:
+    def test_forget_removed_drops_removed_nodes(self) -> None:
         tree, lane = RadixTree(1), Lane()
         kept, gone, late = a_leaf(tree, 1, 5), a_leaf(tree, 2, 6), a_leaf(tree, 3, 2)
         for node in (kept, gone, late):
@@ -217,7 +217,7 @@ class TestLanes:
         assert [entry[2] for entry in lane] == [kept]
         assert (kept.entry is None, gone.entry, late.entry) == (False, None, None)
 
-    def test_a_leaf_that_is_wanted_again_after_all_has_one_entry(self) -> None:
+    def test_revived_leaf_keeps_one_entry(self) -> None:
         """Its rank may be what it was before it was to go early, so a rank does not tell its entries apart."""
         tree, order = RadixTree(1), EvictionOrder(OneLane(RANKS["fifo"]))
         first, revived = a_leaf(tree, 1), a_leaf(tree, 2, 7)

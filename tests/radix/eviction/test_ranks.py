@@ -35,7 +35,7 @@ def gone_in_turn(rig: CacheRig, values: tuple[int, ...]) -> list[int]:
     ("name", "order"),
     [("lru", [3, 4, 1, 2]), ("lfu", [4, 3, 2, 1]), ("slru", [4, 3, 1, 2]), ("fifo", [1, 2, 3, 4])],
 )
-def test_who_goes_first(name: str, order: list[int]) -> None:
+def test_eviction_order_of_each_rank(name: str, order: list[int]) -> None:
     rig = CacheRig(eviction=name)
     for value in (1, 2, 3, 4):
         rig.insert(ids(value))
@@ -56,7 +56,7 @@ def test_priorities() -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_what_nobody_comes_back_for_goes_first(name: str) -> None:
+def test_retired_node_is_evicted_first_in_every_order(name: str) -> None:
     rig = CacheRig(eviction=name)
     for value in (1, 2, 3):
         rig.insert(ids(value), priority=value)
@@ -68,7 +68,7 @@ def test_what_nobody_comes_back_for_goes_first(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lfu", "slru", "priority"])
-def test_a_stem_inherits_what_its_branches_were_worth(name: str) -> None:
+def test_stem_inherits_rank_of_its_branches(name: str) -> None:
     """Without that, a system prompt would go before what nobody used, as soon as its last branch has gone."""
     rig = CacheRig(eviction=name)
     rig.insert(ids(1, 2), priority=5)
@@ -84,7 +84,7 @@ def test_a_stem_inherits_what_its_branches_were_worth(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_any_order_keeps_the_books(name: str) -> None:
+def test_random_operations_keep_invariants_in_every_order(name: str) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)

@@ -16,7 +16,7 @@ def test_buckets_hold_all_idle_times_in_order() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_value_is_that_of_the_best_time_to_wait(seed: int) -> None:
+def test_value_maximizes_reuse_per_waiting_time(seed: int) -> None:
     rng = random.Random(seed)
     chances = [rng.random() ** 3 for _ in range(BUCKETS)]
     found = values(chances)
@@ -30,7 +30,7 @@ def test_the_value_is_that_of_the_best_time_to_wait(seed: int) -> None:
         assert found[begin] == pytest.approx(best)
 
 
-def test_what_was_given_up_counts_only_for_as_long_as_it_lay() -> None:
+def test_evicted_spell_counts_only_up_to_its_idle_time() -> None:
     """Three spells: used again after 4, given up after 16, used again after 64 ticks."""
     spells = Spells()
     for idle, reused in ((4, True), (16, False), (64, True)):
@@ -41,7 +41,7 @@ def test_what_was_given_up_counts_only_for_as_long_as_it_lay() -> None:
     assert chances[bucket_of(64)] == pytest.approx(1.0)
 
 
-def test_counts_are_halved_in_time() -> None:
+def test_spell_counts_are_halved_over_time() -> None:
     spells = Spells()
     for _ in range(MOST_SPELLS):
         spells.count_spell(3, False)
@@ -55,13 +55,13 @@ def reuse() -> Reuse:
     return Reuse([0, 0, 1], [4.0, 4.0])
 
 
-def test_while_nothing_is_known_the_longest_idle_is_worth_least() -> None:
+def test_longest_idle_is_worth_least_before_learning() -> None:
     unknown = [reuse().value(0, idle) for idle in range(1, 3_000)]
     assert all(later <= sooner for sooner, later in pairwise(unknown))
     assert reuse().value(0, 1 << 50) == reuse().value(1, 1 << 60) > 0
 
 
-def test_a_class_that_comes_back_is_worth_more_and_its_kind_a_little() -> None:
+def test_reused_class_gains_value_and_lifts_its_kind_a_little() -> None:
     learned = reuse()
     before = learned.value(0, 100)
     changed = [learned.end_spell(0, 120, reused=True) for _ in range(100)]
@@ -71,7 +71,7 @@ def test_a_class_that_comes_back_is_worth_more_and_its_kind_a_little() -> None:
     assert learned.value(0, 100) > learned.value(1, 100) > before == learned.value(2, 100)
 
 
-def test_a_class_that_does_not_come_back_is_worth_less() -> None:
+def test_class_without_reuse_loses_value() -> None:
     learned = reuse()
     before = learned.value(0, 100)
     for _ in range(100):

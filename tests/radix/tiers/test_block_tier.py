@@ -35,7 +35,7 @@ def read(rig: DiskRig, ids: np.ndarray, namespace: str = "") -> int | None:
 
 
 @PAGES
-def test_what_left_all_memory_comes_back(page: int) -> None:
+def test_blocks_evicted_from_memory_are_read_from_disk(page: int) -> None:
     rig = DiskRig(16, page_size=page)
     rig.insert(tokens(70))
     rig.to_disk()
@@ -55,7 +55,7 @@ def test_what_left_all_memory_comes_back(page: int) -> None:
 
 
 @PAGES
-def test_only_what_is_nowhere_else_is_read(page: int) -> None:
+def test_only_blocks_absent_from_memory_are_read(page: int) -> None:
     rig = DiskRig(16, page_size=page)
     rig.insert(tokens(64))
     rig.to_disk()
@@ -70,7 +70,7 @@ def test_only_what_is_nowhere_else_is_read(page: int) -> None:
 
 
 @PAGES
-def test_one_block_is_read_once_at_a_time(page: int) -> None:
+def test_block_being_read_is_not_read_twice(page: int) -> None:
     rig = DiskRig(16, page_size=page)
     rig.insert(tokens(64))
     rig.to_disk()
@@ -87,7 +87,7 @@ def test_one_block_is_read_once_at_a_time(page: int) -> None:
 
 
 @PAGES
-def test_a_read_fills_only_the_gaps(page: int) -> None:
+def test_read_adopts_only_missing_blocks(page: int) -> None:
     """What was computed or brought meanwhile keeps its own copies."""
     rig = DiskRig(16, page_size=page)
     rig.insert(tokens(64))
@@ -105,7 +105,7 @@ def test_a_read_fills_only_the_gaps(page: int) -> None:
 
 
 @PAGES
-def test_nothing_is_adopted_behind_a_gap(page: int) -> None:
+def test_read_adopts_no_block_behind_a_gap(page: int) -> None:
     rig = DiskRig(16, page_size=page, policy=HostPolicy(min_hits=99))
     rig.insert(tokens(64))
     rig.tier.policy = HostPolicy()
@@ -123,7 +123,7 @@ def test_nothing_is_adopted_behind_a_gap(page: int) -> None:
 
 
 @PAGES
-def test_no_copy_is_adopted_by_a_node_whose_prefix_has_none(page: int) -> None:
+def test_read_adopts_no_copy_without_a_host_prefix(page: int) -> None:
     rig = DiskRig(16, page_size=page)
     rig.insert(tokens(64))
     rig.to_disk()
@@ -141,7 +141,7 @@ def test_no_copy_is_adopted_by_a_node_whose_prefix_has_none(page: int) -> None:
 
 
 @PAGES
-def test_reads_together_take_a_quarter_of_the_host(page: int) -> None:
+def test_concurrent_reads_take_at_most_a_quarter_of_host(page: int) -> None:
     rig = DiskRig(16, host_tokens=256, page_size=page)
     for first in (0, 1000, 2000):
         rig.insert(tokens(48, first=first + 1))
@@ -156,7 +156,7 @@ def test_reads_together_take_a_quarter_of_the_host(page: int) -> None:
 
 
 @PAGES
-def test_a_block_keeps_its_contents_while_it_is_written(page: int) -> None:
+def test_block_contents_are_kept_during_write(page: int) -> None:
     rig = DiskRig(16, host_tokens=64, page_size=page)
     rig.insert(tokens(64))
     rig.store_all()
@@ -179,7 +179,7 @@ def test_a_block_keeps_its_contents_while_it_is_written(page: int) -> None:
 
 
 @PAGES
-def test_a_slot_that_two_blocks_share_waits_for_both(page: int) -> None:
+def test_slot_shared_by_two_writes_waits_for_both(page: int) -> None:
     """Two blocks begin with the same node; the second to be ordered ends first."""
     rig = DiskRig(64, host_tokens=128, page_size=page)
     for first in (500, 900):
@@ -199,7 +199,7 @@ def test_a_slot_that_two_blocks_share_waits_for_both(page: int) -> None:
 
 
 @PAGES
-def test_a_block_over_several_nodes_waits_for_all_of_them(page: int) -> None:
+def test_block_spanning_nodes_waits_for_all_of_them(page: int) -> None:
     rig = DiskRig(64, page_size=page)
     rig.insert(tokens(32))
     rig.insert(tokens(96))
@@ -216,7 +216,7 @@ def test_a_block_over_several_nodes_waits_for_all_of_them(page: int) -> None:
 
 
 @PAGES
-def test_a_failed_write_is_none(page: int) -> None:
+def test_failed_write_stores_no_block(page: int) -> None:
     rig = DiskRig(16, page_size=page)
     rig.insert(tokens(32))
     rig.store_all()
@@ -230,7 +230,7 @@ def test_a_failed_write_is_none(page: int) -> None:
 
 @PAGES
 @pytest.mark.parametrize("abandon", [False, True])
-def test_orders_go_on_for_nobody_after_a_reset(page: int, abandon: bool) -> None:
+def test_reset_quarantines_slots_of_disk_orders_in_flight(page: int, abandon: bool) -> None:
     rig = DiskRig(16, page_size=page)
     rig.insert(tokens(64))
     rig.to_disk()
@@ -254,7 +254,7 @@ def test_orders_go_on_for_nobody_after_a_reset(page: int, abandon: bool) -> None
     rig.check()
 
 
-def test_ten_thousand_cycles_leave_nothing_behind() -> None:
+def test_10_000_tier_cycles_leak_nothing() -> None:
     """Prompts go round between device, host and disk; memory for a few of them on each."""
     rig = DiskRig(16, host_tokens=96, num_tokens=64, page_size=16)
     sizes = set()
@@ -280,7 +280,7 @@ def test_ten_thousand_cycles_leave_nothing_behind() -> None:
 
 
 @PAGES
-def test_random_lives(page: int) -> None:
+def test_random_tier_operations_keep_invariants(page: int) -> None:
     adopted = [random_life(seed, page) for seed in range(8)]
     assert sum(adopted) > 0, adopted
 

@@ -26,7 +26,7 @@ def settle(rig: DiskRig) -> list[tuple[bytes, ...]]:
     return touches
 
 
-def test_what_a_newer_sequence_goes_on_from_is_in_use() -> None:
+def test_extended_sequence_touches_its_prefix_blocks() -> None:
     rig = DiskRig(16)
     rig.insert(tokens(64))
     assert settle(rig) == [names(rig, tokens(64))]
@@ -35,7 +35,7 @@ def test_what_a_newer_sequence_goes_on_from_is_in_use() -> None:
     assert settle(rig) == [], "once for each use"
 
 
-def test_it_is_told_after_what_is_written_with_it() -> None:
+def test_touch_follows_writes_of_its_blocks() -> None:
     rig = DiskRig(16)
     rig.insert(tokens(64))
     rig.store_all()
@@ -45,7 +45,7 @@ def test_it_is_told_after_what_is_written_with_it() -> None:
 
 
 @pytest.mark.parametrize("policy", [HostPolicy(), HostPolicy(min_hits=2), HostPolicy(write_back=True)])
-def test_a_match_is_a_use(policy: HostPolicy) -> None:
+def test_match_touches_store_blocks(policy: HostPolicy) -> None:
     """Whatever becomes of the copy on the host, and whether or not anything new is computed."""
     rig = DiskRig(16)
     rig.insert(tokens(64))
@@ -60,7 +60,7 @@ def test_a_match_is_a_use(policy: HostPolicy) -> None:
     assert settle(rig) == [], "nothing was found"
 
 
-def test_the_store_is_not_told_too_often() -> None:
+def test_touches_of_store_are_rate_limited() -> None:
     rig = DiskRig(16)
     rig.insert(tokens(16 * 4))
     settle(rig)
@@ -78,7 +78,7 @@ def test_the_store_is_not_told_too_often() -> None:
     assert len(rig.touches) == 2
 
 
-def test_it_is_told_sooner_where_much_is_written() -> None:
+def test_many_writes_flush_touches_sooner() -> None:
     """What a full disk gives up depends on how much was written since."""
     rig = DiskRig(16, host_tokens=1024)
     rig.insert(tokens(64))
@@ -95,7 +95,7 @@ def test_it_is_told_sooner_where_much_is_written() -> None:
     assert rig.touches == [names(rig, tokens(64)), names(rig, tokens(80, first=500)), names(rig, tokens(16, first=900))]
 
 
-def test_it_is_told_sooner_where_much_is_matched() -> None:
+def test_many_matches_flush_touches_sooner() -> None:
     rig = DiskRig(16, host_tokens=1024)
     for first in range(8):
         rig.insert(tokens(16, first=1 + 100 * first))
@@ -110,7 +110,7 @@ def test_it_is_told_sooner_where_much_is_matched() -> None:
     assert len(rig.touches) == 8
 
 
-def test_each_block_is_touched_once_and_the_last_use_last() -> None:
+def test_each_block_is_touched_once_in_order_of_last_use() -> None:
     rig = DiskRig(16)
     for first in (300, 400, 500):
         rig.insert(with_tail(first))
@@ -121,7 +121,7 @@ def test_each_block_is_touched_once_and_the_last_use_last() -> None:
     assert settle(rig) == [whole[500][4:], whole[300][4:], whole[400]]
 
 
-def test_only_what_is_there_is_touched() -> None:
+def test_only_stored_blocks_are_touched() -> None:
     rig = DiskRig(16)
     rig.insert(tokens(64))
     rig.store_all()
@@ -134,7 +134,7 @@ def test_only_what_is_there_is_touched() -> None:
     assert settle(rig) == [(keys[0], keys[2])]
 
 
-def test_long_sequences_are_told_in_parts_the_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_sequences_are_touched_in_parts_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_tier, "MAX_ASKED", 3)
     rig = DiskRig(16)
     rig.insert(tokens(16 * 8))
@@ -142,7 +142,7 @@ def test_long_sequences_are_told_in_parts_the_end_first(monkeypatch: pytest.Monk
     assert settle(rig) == [keys[6:], keys[3:6], keys[:3]]
 
 
-def test_a_sequence_that_is_still_being_written_waits() -> None:
+def test_touch_waits_until_sequence_is_written() -> None:
     """What is written after its beginning was touched would outlive it."""
     rig = DiskRig(16)
     rig.insert(tokens(16 * 20))  # more than may be under way at a time
@@ -156,7 +156,7 @@ def test_a_sequence_that_is_still_being_written_waits() -> None:
 
 
 @pytest.mark.parametrize("end", ["evicted", "hidden", "reset"])
-def test_what_is_gone_is_not_touched(end: str) -> None:
+def test_removed_nodes_are_not_touched(end: str) -> None:
     rig = DiskRig(16)
     rig.insert(tokens(64))
     settle(rig)

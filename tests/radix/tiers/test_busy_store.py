@@ -8,7 +8,7 @@ from baton.radix.tiers.block_orders import BlockWrite
 from tests.doubles.host_rig import DiskRig, names, tokens
 
 
-def test_a_store_that_refuses_every_block_is_asked_once_for_each() -> None:
+def test_refused_block_is_written_only_once() -> None:
     rig = DiskRig(16)
     rig.insert(tokens(16 * 20))  # more blocks than may be under way at a time
     rig.store_all()
@@ -26,7 +26,7 @@ def test_a_store_that_refuses_every_block_is_asked_once_for_each() -> None:
     assert len(rig.blocks.blocks) == 21
 
 
-def test_what_was_stored_first_is_written_first() -> None:
+def test_blocks_are_written_in_order_of_storing() -> None:
     """Also where it has to wait for its prefix, or for room."""
     rig = DiskRig(16, host_tokens=1024)
     prefix, tails = tokens(16), [np.concatenate([tokens(16), tokens(16, first=first)]) for first in (100, 200)]
@@ -53,7 +53,7 @@ def test_what_was_stored_first_is_written_first() -> None:
     assert written == [*dict.fromkeys(expected)]
 
 
-def test_what_leaves_the_host_waits_for_no_write_but_its_own() -> None:
+def test_host_eviction_waits_only_for_own_writes() -> None:
     """A store may hang in one write for good."""
     rig = DiskRig(16, host_tokens=64)
     rig.insert(tokens(32))
@@ -72,7 +72,7 @@ def test_what_leaves_the_host_waits_for_no_write_but_its_own() -> None:
     assert rig.tier.evict(16) == 16 and rig.host_allocator.quarantined_tokens == 0
 
 
-def test_room_is_made_beside_what_is_being_written() -> None:
+def test_host_makes_room_beside_hanging_writes() -> None:
     rig = DiskRig(16, host_tokens=64)
     rig.insert(tokens(32))
     rig.store_all()
@@ -86,7 +86,7 @@ def test_room_is_made_beside_what_is_being_written() -> None:
     rig.check()
 
 
-def test_a_read_does_not_push_out_what_it_goes_on_from() -> None:
+def test_read_does_not_evict_its_own_host_prefix() -> None:
     rig = DiskRig(16, host_tokens=96)
     rig.insert(tokens(64))
     rig.to_disk()

@@ -18,7 +18,7 @@ PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 
 @PAGES
 class TestLife:
-    def test_what_leaves_the_device_comes_back(self, page: int) -> None:
+    def test_evicted_tokens_are_loaded_from_host(self, page: int) -> None:
         rig = TierRig(page_size=page)
         rig.insert(tokens(64))
         rig.store_all()
@@ -33,7 +33,7 @@ class TestLife:
         rig.check()
         assert rig.cache.match_prefix("", tokens(64)).device_len == 64 and rig.tier.counts.loaded == 64
 
-    def test_what_was_not_stored_is_gone(self, page: int) -> None:
+    def test_evicted_tokens_without_host_copy_are_gone(self, page: int) -> None:
         rig = TierRig(page_size=page)
         rig.insert(tokens(64))
         rig.cache.evict(64)
@@ -41,7 +41,7 @@ class TestLife:
         rig.pump()
         assert not rig.copies, "nobody stores what has left"
 
-    def test_a_copy_under_way_keeps_its_slots_whatever_happens(self, page: int) -> None:
+    def test_slots_of_copies_in_flight_are_not_evicted(self, page: int) -> None:
         rig = TierRig(page_size=page, num_tokens=64)
         rig.insert(tokens(64))
         rig.pump()
@@ -55,7 +55,7 @@ class TestLife:
         rig.check()
         assert rig.tier.evict(64) == 64 and rig.cache.match_prefix("", tokens(64)).device_len == 64
 
-    def test_a_failed_store_is_never_trusted(self, page: int) -> None:
+    def test_failed_store_is_never_matched(self, page: int) -> None:
         rig = TierRig(page_size=page)
         rig.insert(tokens(64))
         rig.pump()
@@ -65,7 +65,7 @@ class TestLife:
         rig.cache.evict(64)
         assert rig.cache.match_len("", tokens(64)) == 0
 
-    def test_a_failed_load_is_never_matched_and_names_its_slots(self, page: int) -> None:
+    def test_failed_load_is_never_matched_and_returns_its_slots(self, page: int) -> None:
         rig = TierRig(page_size=page)
         rig.insert(tokens(64))
         rig.store_all()
@@ -80,7 +80,7 @@ class TestLife:
         rig.cache.evict(64)
         assert rig.verify().free == rig.allocator.total_tokens
 
-    def test_computed_again_it_is_adopted(self, page: int) -> None:
+    def test_recomputed_tokens_rejoin_their_host_node(self, page: int) -> None:
         """A request that did not wait for the host brings its own KV: the node is on the device again, once."""
         rig = TierRig(page_size=page)
         rig.insert(tokens(64))
@@ -97,7 +97,7 @@ class TestLife:
         rig.check()
         assert rig.tier.tokens == 80, "only what is new is stored"
 
-    def test_a_full_host_gives_up_what_was_used_least(self, page: int) -> None:
+    def test_full_host_evicts_least_recently_used(self, page: int) -> None:
         rig = TierRig(page_size=page, host_tokens=128)
         for first in (1000, 2000):
             rig.insert(tokens(64, first))
@@ -110,7 +110,7 @@ class TestLife:
         assert rig.cache.match_len("", tokens(64, 1000)) == 64 and rig.cache.match_len("", tokens(64, 2000)) == 0
         assert rig.tier.counts.evicted == 64
 
-    def test_a_prefix_is_stored_before_what_follows_it(self, page: int) -> None:
+    def test_prefix_is_stored_before_its_continuation(self, page: int) -> None:
         rig = TierRig(page_size=page, policy=HostPolicy(min_hits=2))
         rig.insert(tokens(48))
         rig.insert(np.concatenate([tokens(48), tokens(16, 500)]))
@@ -122,7 +122,7 @@ class TestLife:
         assert [len(copy.device_slots) for copy in rig.copies.values()] == [48, 16]
         rig.check()
 
-    def test_what_cannot_be_trusted_leaves_the_host_too(self, page: int) -> None:
+    def test_drop_path_removes_host_copies(self, page: int) -> None:
         rig = TierRig(page_size=page)
         rig.insert(tokens(64))
         rig.insert(np.concatenate([tokens(32), tokens(32, 700)]))
@@ -135,7 +135,7 @@ class TestLife:
         rig.check()
         assert rig.tier.tokens == 0 and rig.cache.total_nodes == 0, "the other branch hangs on it"
 
-    def test_host_slots_of_a_copy_under_way_are_given_to_nobody(self, page: int) -> None:
+    def test_host_slots_of_store_in_flight_are_not_reused(self, page: int) -> None:
         rig = TierRig(page_size=page, host_tokens=64)
         rig.insert(tokens(64))
         rig.pump()
@@ -149,7 +149,7 @@ class TestLife:
         rig.check()
         assert rig.host_allocator.free_tokens == 64 and rig.tier.counts.no_room == 64
 
-    def test_a_copy_does_not_push_its_own_prefix_out(self, page: int) -> None:
+    def test_store_does_not_evict_its_own_prefix(self, page: int) -> None:
         rig = TierRig(page_size=page, host_tokens=48)
         rig.insert(tokens(32))
         rig.store_all()
@@ -158,7 +158,7 @@ class TestLife:
         rig.check()
         assert rig.tier.counts.no_room == 32
 
-    def test_a_bounded_number_of_tokens_is_on_its_way(self, page: int) -> None:
+    def test_tokens_being_stored_are_bounded(self, page: int) -> None:
         rig = TierRig(page_size=page, policy=HostPolicy(max_storing=64))
         for first in (1000, 2000, 3000):
             rig.insert(tokens(48, first))
@@ -170,7 +170,7 @@ class TestLife:
         rig.pump()
         assert len(rig.copies) == 2 and rig.tier.counts.stored == 48
 
-    def test_a_match_on_the_host_is_an_access_on_both_tiers(self, page: int) -> None:
+    def test_host_match_counts_as_access_on_both_tiers(self, page: int) -> None:
         rig = TierRig(page_size=page)
         for first in (1000, 2000):
             rig.insert(tokens(48, first))
@@ -187,7 +187,7 @@ class TestLife:
         assert rig.cache.match_len("", old) == 64 and rig.cache.match_len("", tokens(48, 2000)) == 0
         rig.check()
 
-    def test_a_reset_leaves_copies_under_way_their_slots(self, page: int) -> None:
+    def test_reset_keeps_slots_of_copies_in_flight(self, page: int) -> None:
         rig = TierRig(page_size=page, num_tokens=128, host_tokens=128)
         rig.insert(tokens(64))
         rig.store_all()
@@ -212,7 +212,7 @@ class TestLife:
         rig.check()
         assert rig.allocator.quarantined_tokens == 0 and rig.tier.tokens == 32
 
-    def test_so_does_abandoning_all(self, page: int) -> None:
+    def test_abandon_keeps_slots_of_copies_in_flight(self, page: int) -> None:
         rig = TierRig(page_size=page, num_tokens=128, host_tokens=128)
         rig.insert(tokens(64))
         rig.store_all()
@@ -230,7 +230,7 @@ class TestLife:
         rig.check()
         assert rig.allocator.free_tokens == rig.host_allocator.free_tokens == 128
 
-    def test_nothing_hidden_is_stored(self, page: int) -> None:
+    def test_hidden_nodes_are_not_stored(self, page: int) -> None:
         rig = TierRig(page_size=page)
         running = rig.start(tokens(64))
         assert rig.compute(running)
@@ -245,7 +245,7 @@ class TestLife:
 
 
 @PAGES
-def test_a_pool_that_does_not_add_up_is_given_up(page: int) -> None:
+def test_host_pool_with_leak_can_be_abandoned(page: int) -> None:
     """The device goes on, and so do copies under way; the host starts afresh."""
     rig = TierRig(page_size=page)
     rig.insert(tokens(64))
@@ -274,7 +274,7 @@ def test_a_pool_that_does_not_add_up_is_given_up(page: int) -> None:
 
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_lives(seed: int, page: int) -> None:
+def test_random_tier_operations_keep_invariants(seed: int, page: int) -> None:
     rng = random.Random(seed)
     policy = HostPolicy(min_hits=rng.choice([0, 0, 2]), max_storing=page * rng.choice([4, 1000]))
     rig = TierRig(page * rng.choice([20, 60]), policy, num_tokens=page * rng.choice([24, 60]), page_size=page)
@@ -336,7 +336,7 @@ def test_random_lives(seed: int, page: int) -> None:
     assert rig.host_allocator.free_tokens == rig.host_allocator.total_tokens and not len(rig.allocator.fences)
 
 
-def test_a_path_on_the_host_alone_is_dropped_from_there() -> None:
+def test_host_only_path_can_be_dropped() -> None:
     rig = TierRig()
     rig.insert(tokens(8))
     rig.store_all()

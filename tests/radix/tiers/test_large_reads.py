@@ -42,7 +42,7 @@ def end(rig: DiskRig, order: BlockRead) -> None:
 
 
 @PAGES
-def test_as_much_is_read_as_the_host_holds(page: int) -> None:
+def test_large_read_is_cut_to_host_capacity(page: int) -> None:
     rig = rig_with(host_tokens=64, page=page)
     order = begin(rig, tokens(160))
     assert order is not None and len(order.keys) == 4 and len(order.host_slots) == 64
@@ -58,7 +58,7 @@ def test_as_much_is_read_as_the_host_holds(page: int) -> None:
 
 
 @PAGES
-def test_what_is_read_pushes_out_others_but_not_its_own_prefix(page: int) -> None:
+def test_large_read_evicts_others_but_not_its_own_prefix(page: int) -> None:
     rig = rig_with(host_tokens=112, page=page)
     rig.insert(tokens(32))
     rig.insert(tokens(48, first=900))
@@ -72,7 +72,7 @@ def test_what_is_read_pushes_out_others_but_not_its_own_prefix(page: int) -> Non
 
 
 @PAGES
-def test_it_goes_on_from_what_the_host_has_of_its_prefix(page: int) -> None:
+def test_large_read_continues_from_host_prefix(page: int) -> None:
     """The end of what is cached is on the device alone."""
     rig = rig_with(host_tokens=96, page=page)
     rig.insert(tokens(32))
@@ -87,7 +87,7 @@ def test_it_goes_on_from_what_the_host_has_of_its_prefix(page: int) -> None:
 
 
 @PAGES
-def test_what_is_being_copied_leaves_less_room(page: int) -> None:
+def test_copies_in_flight_reduce_room_for_reads(page: int) -> None:
     rig = rig_with(host_tokens=112, page=page)
     rig.insert(tokens(48, first=900))
     rig.pump()
@@ -99,7 +99,7 @@ def test_what_is_being_copied_leaves_less_room(page: int) -> None:
 
 
 @PAGES
-def test_without_room_for_a_block_nothing_is_read(page: int) -> None:
+def test_nothing_is_read_without_room_for_a_block(page: int) -> None:
     rig = rig_with(host_tokens=64, page=page)
     rig.insert(tokens(64, first=900))
     rig.pump()
@@ -110,7 +110,7 @@ def test_without_room_for_a_block_nothing_is_read(page: int) -> None:
 
 @PAGES
 @pytest.mark.parametrize(("host_tokens", "blocks"), [(64, 0), (80, 5)])
-def test_what_fits_must_be_more_than_the_device_has(host_tokens: int, blocks: int, page: int) -> None:
+def test_read_must_reach_beyond_device_prefix(host_tokens: int, blocks: int, page: int) -> None:
     """64 tokens are on the device, and have no copy on the host."""
     rig = rig_with(host_tokens=host_tokens, page=page)
     rig.tier.policy = HostPolicy(min_hits=99)
@@ -124,7 +124,7 @@ def test_what_fits_must_be_more_than_the_device_has(host_tokens: int, blocks: in
 
 
 @PAGES
-def test_another_can_join_what_is_read_and_go_on_from_there(page: int) -> None:
+def test_second_request_joins_read_and_reads_the_rest(page: int) -> None:
     rig = rig_with(host_tokens=64, page=page)
     order = begin(rig, tokens(160))
     assert order is not None

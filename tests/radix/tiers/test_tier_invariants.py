@@ -169,7 +169,7 @@ def block_name_missing(rig: DiskRig, stem: TreeNode, away: TreeNode, branch: Tre
         (block_name_missing, "has 2 block keys"),
     ],
 )
-def test_damage_to_the_tiers_is_found(damage: Callable, message: str) -> None:
+def test_tier_damage_is_detected(damage: Callable, message: str) -> None:
     rig, nodes = healthy()
     damage(rig, *nodes)
     with pytest.raises(InvariantError, match=message):

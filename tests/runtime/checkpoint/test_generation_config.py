@@ -18,7 +18,7 @@ def written(folder: Path, content: Any) -> Path:
     return folder
 
 
-def test_a_folder_without_the_file_recommends_nothing(tmp_path: Path) -> None:
+def test_missing_generation_config_gives_no_defaults(tmp_path: Path) -> None:
     assert load_generation_config(tmp_path) == {} and load_sampling_defaults(tmp_path) == {}
 
 
@@ -32,7 +32,7 @@ def test_its_recommendations_are_read(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_null_and_no_limit_recommend_nothing(tmp_path: Path) -> None:
+def test_null_and_unlimited_values_give_no_defaults(tmp_path: Path) -> None:
     content = {"temperature": None, "top_p": None, "top_k": 0, "temperature_last": True}
     assert load_sampling_defaults(written(tmp_path, content)) == {}
 
@@ -52,20 +52,20 @@ def test_null_and_no_limit_recommend_nothing(tmp_path: Path) -> None:
         ("max_new_tokens", -1),
     ],
 )
-def test_a_value_that_no_request_could_have_is_named_with_its_file(tmp_path: Path, name: str, value: Any) -> None:
+def test_invalid_generation_config_value_is_named_with_its_file(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(ModelLoadError, match=rf"generation_config\.json: {name} is .*--sampling-defaults openai"):
         load_sampling_defaults(written(tmp_path, {"temperature": 0.7, name: value}))
 
 
 @pytest.mark.parametrize("content", ["{broken", "[1, 2]", "7", '"text"'])
-def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
+def test_broken_generation_config_is_named(tmp_path: Path, content: str) -> None:
     folder = written(tmp_path, content)
     for load in (load_generation_config, load_sampling_defaults):
         with pytest.raises(ModelLoadError, match=r"generation_config\.json (cannot be read as|must hold a) JSON"):
             load(folder)
 
 
-def test_a_broken_file_is_named_by_the_worker_too(tmp_path: Path) -> None:
+def test_broken_generation_config_fails_model_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=r"generation_config\.json must hold a JSON object"):
         load_model_config(written(tmp_path, [1]))

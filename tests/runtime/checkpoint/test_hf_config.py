@@ -40,7 +40,7 @@ def without(key: str) -> dict[str, Any]:
     return {name: value for name, value in LLAMA.items() if name != key}
 
 
-def test_the_plain_case():
+def test_plain_llama_config():
     config = parse()
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (4, 8, 2, 8)
     assert (config.context_length, config.eos_token_ids, config.bos_token_id) == (256, (2,), 1)
@@ -48,7 +48,7 @@ def test_the_plain_case():
     assert config.traits.layer_windows == (None,) * 4 and not config.traits.qkv_bias
 
 
-def test_old_and_new_spelling_mean_the_same():
+def test_old_and_new_config_spellings_are_equal():
     old = parse({"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}, "torch_dtype": "bfloat16"})
     new = parse({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}, "dtype": "bfloat16"})
     assert old == new and old.rope.theta == 5e5 and old.rope.factor == 8.0 and old.dtype == "bfloat16"
@@ -63,7 +63,7 @@ def test_explicit_head_dim_and_missing_kv_heads():
     ("config_eos", "generation", "expected"),
     [(2, None, (2,)), ([2, 3], None, (2, 3)), (2, {"eos_token_id": [5, 6]}, (5, 6)), (None, {}, ()), (2, {}, (2,))],
 )
-def test_eos_comes_from_the_generation_config_first(config_eos, generation, expected):
+def test_eos_of_generation_config_takes_precedence(config_eos, generation, expected):
     assert parse({"eos_token_id": config_eos}, generation).eos_token_ids == expected
 
 
@@ -119,12 +119,12 @@ def test_traits_of_each_architecture():
         ),
     ],
 )
-def test_what_would_compute_nonsense_is_refused(changes, message):
+def test_unsupported_model_configs_are_refused(changes, message):
     with pytest.raises(ModelLoadError, match=message):
         parse(changes)
 
 
-def test_context_length():
+def test_context_length_is_bounded_by_model():
     assert parse(context_length=100).context_length == 100
     assert parse(context_length=100).max_position_embeddings == 256
     for wrong in (257, -1):
@@ -132,7 +132,7 @@ def test_context_length():
             parse(context_length=wrong)
 
 
-def test_folders(tmp_path):
+def test_model_config_is_read_from_folder(tmp_path):
     with pytest.raises(ModelLoadError, match=r"has no config\.json"):
         load_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{broken")

@@ -6,19 +6,19 @@ import pytest
 from baton.runtime.checkpoint.model_files import ModelLoadError, resolve_model_folder
 
 
-def test_a_folder_is_itself(tmp_path):
+def test_local_folder_resolves_to_itself(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model_folder(str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "a/b/c"])
-def test_a_path_that_is_no_folder_asks_no_network(path, monkeypatch):
+def test_missing_local_path_does_not_query_hub(path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ModelLoadError, match="no such folder"):
         resolve_model_folder(path)
 
 
-def test_a_file_and_nothing_are_refused(tmp_path):
+def test_file_and_empty_model_paths_are_refused(tmp_path):
     (tmp_path / "weights").write_text("")
     with pytest.raises(ModelLoadError, match="is a file"):
         resolve_model_folder(str(tmp_path / "weights"))
@@ -52,7 +52,7 @@ def test_a_folder_of_pickles_is_recognised(tmp_path, name):
         resolve_model_folder(str(tmp_path))
 
 
-def test_a_tokenizer_beside_other_weights_can_be_used(tmp_path):
+def test_tokenizer_folder_with_foreign_weights_is_accepted(tmp_path):
     """With --load-format dummy, or as --tokenizer-path."""
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -62,7 +62,7 @@ def test_a_tokenizer_beside_other_weights_can_be_used(tmp_path):
     assert resolve_model_folder(str(tmp_path)) == tmp_path, "a folder of safetensors is no foreign one"
 
 
-def test_a_hub_id_is_downloaded_without_foreign_weight_formats(tmp_path, monkeypatch):
+def test_hub_download_leaves_out_foreign_weight_formats(tmp_path, monkeypatch):
     asked = {}
     (tmp_path / "config.json").write_text("{}")
 
@@ -76,7 +76,7 @@ def test_a_hub_id_is_downloaded_without_foreign_weight_formats(tmp_path, monkeyp
     assert "*.safetensors" in asked["patterns"] and not any(p.endswith((".bin", ".pth")) for p in asked["patterns"])
 
 
-def test_a_hub_failure_is_one_clear_error(monkeypatch):
+def test_hub_failure_is_a_model_load_error(monkeypatch):
     def offline(*_, **__):
         raise OSError("network is unreachable")
 

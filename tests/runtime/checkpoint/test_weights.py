@@ -26,7 +26,7 @@ def save_shards(folder, shards: list[dict[str, torch.Tensor]]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
-def test_shards_fill_the_views_and_a_row_is_repeated(tmp_path):
+def test_shards_fill_views_and_repeat_rows(tmp_path):
     given, found = tensors(), views()
     save_shards(tmp_path, [{"a.weight": given["a.weight"]}, {k: given[k] for k in ("b.weight", "c.norm.weight")}])
     load_weights(found, tmp_path)
@@ -34,7 +34,7 @@ def test_shards_fill_the_views_and_a_row_is_repeated(tmp_path):
     assert all(torch.equal(row, given["c.norm.weight"]) for row in found["c.norm.weight"])
 
 
-def test_one_file_without_index_and_another_dtype(tmp_path):
+def test_single_file_without_index_is_converted_to_dtype(tmp_path):
     given, found = tensors(), views()
     save_file({name: value.to(torch.bfloat16) for name, value in given.items()}, tmp_path / "model.safetensors")
     load_weights(found, tmp_path)
@@ -58,7 +58,7 @@ def test_computed_and_tied_tensors_are_skipped(tmp_path):
         ),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path, change, message):
+def test_mismatched_tensors_are_named(tmp_path, change, message):
     given = tensors()
     change(given)
     save_file(given, tmp_path / "model.safetensors")
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_named(tmp_path, change, message):
         load_weights(views(), tmp_path)
 
 
-def test_broken_folders(tmp_path):
+def test_broken_weight_folders_are_refused(tmp_path):
     with pytest.raises(ModelLoadError, match=r"no \*\.safetensors file.*--load-format dummy"):
         load_weights(views(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")

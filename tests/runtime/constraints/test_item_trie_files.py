@@ -29,7 +29,7 @@ ITEM_TABLE = np.array([[1, 4], [1, 5], [2, 4]], dtype=np.int32)
 
 
 @pytest.mark.parametrize("items", [ITEM_TABLE, np.asfortranarray(ITEM_TABLE), ITEM_TABLE.astype(">i8")])
-def test_files_are_read(items: np.ndarray, tmp_path: Path) -> None:
+def test_npy_item_tries_are_read(items: np.ndarray, tmp_path: Path) -> None:
     wanted = ItemTrie.build(ITEM_TABLE)
     (tmp_path / "items.npy").write_bytes(npy(items))
     for got in (read_item_trie(npy(items)), load_item_trie(tmp_path / "items.npy")):
@@ -81,13 +81,13 @@ def test_files_are_read(items: np.ndarray, tmp_path: Path) -> None:
         (with_header("'"), "cannot be read"),
     ],
 )
-def test_garbage_in_files_is_named(data: bytes, message: str) -> None:
+def test_invalid_item_trie_files_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(ItemTrieError, match=message):
         read_item_trie(data)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_bytes_raise_anything_else(seed: int) -> None:
+def test_random_bytes_raise_only_item_trie_errors(seed: int) -> None:
     rng = random.Random(seed)
     whole = npy(ITEM_TABLE)
     for _ in range(100):
@@ -100,7 +100,7 @@ def test_no_bytes_raise_anything_else(seed: int) -> None:
             assert 1 <= trie.num_items <= 6
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_item_trie_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ItemTrieError, match=r"cannot read .*missing.npy: No such file"):
         load_item_trie(tmp_path / "missing.npy")
     with pytest.raises(ItemTrieError, match=r"cannot read .*: Is a directory"):

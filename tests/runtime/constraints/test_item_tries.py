@@ -69,7 +69,7 @@ def test_an_unknown_name_is_refused_with_the_known_names(loaded: list[str], name
     assert (status_of(error), error.code, error.param) == (404, "item_trie_not_found", "sampling_params.item_trie")
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_and_changes_nothing() -> None:
+def test_item_trie_token_beyond_vocabulary_is_refused() -> None:
     tries = ItemTries(vocab_size=8)
     tries.put("a", TRIE)
     with pytest.raises(ItemTrieError, match=r"item trie 'a': .* the token 8; the model has 8 tokens, 0 to 7"):
@@ -78,7 +78,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_and_changes_nothing() -> None:
     ItemTries(vocab_size=9).put("a", OTHER)
 
 
-def test_there_are_not_too_many_tries_and_they_are_not_too_large() -> None:
+def test_number_and_size_of_item_tries_are_limited() -> None:
     tries = ItemTries(10, max_tries=2, max_bytes=TRIE.num_bytes + OTHER.num_bytes)
     tries.put("a", TRIE)
     tries.put("b", OTHER)
@@ -100,17 +100,17 @@ def test_the_description_of_a_trie() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "A-1_x.y", "...", "x" * 128])
-def test_names_that_work(name: str) -> None:
+def test_valid_item_trie_names_are_accepted(name: str) -> None:
     check_name(name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "a\n", "é", "٣", "x" * 129])
-def test_names_that_do_not(name: str) -> None:
+def test_invalid_item_trie_names_are_refused(name: str) -> None:
     with pytest.raises(ItemTrieError, match="cannot be named"):
         check_name(name)
 
 
-def test_a_trie_survives_the_socket() -> None:
+def test_item_trie_survives_message_round_trip() -> None:
     frame = msgspec.msgpack.encode(pack_trie(3, "a", TRIE))
     message = msgspec.msgpack.decode(frame, type=ToWorker)
     assert isinstance(message, LoadItemTrie) and (message.call_id, message.name) == (3, "a")
@@ -122,7 +122,7 @@ def test_a_trie_survives_the_socket() -> None:
     assert trie.advance(root, np.array([2])).tolist() == TRIE.advance(root, np.array([2])).tolist()
 
 
-def test_the_manager_asks_the_worker(tokenizer: Tokenizer) -> None:
+def test_item_trie_calls_are_sent_to_the_worker(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         async def answer(**reply: Any) -> ToWorker:
             while not (requests := backend.inbox.poll()):
@@ -155,7 +155,7 @@ def test_the_manager_asks_the_worker(tokenizer: Tokenizer) -> None:
     check(tokenizer, body)
 
 
-def test_nothing_is_sent_before_the_vocabulary_is_known(tokenizer: Tokenizer) -> None:
+def test_item_trie_is_refused_while_model_is_loading(tokenizer: Tokenizer) -> None:
     async def body(backend: Backend) -> None:
         with pytest.raises(RequestRefused, match="still loading") as refused:
             await backend.manager.control.load_item_trie("a", TRIE)

@@ -34,7 +34,7 @@ def test_refusals(options: dict, why: str) -> None:
     assert refused is not None and why in refused
 
 
-def test_what_is_taken() -> None:
+def test_valid_event_endpoints_are_accepted() -> None:
     for address in (HERE, "tcp://*:0", "tcp://[::1]:5557", "ipc:///run/baton/events"):
         assert refusal(KVEventConfig(kv_events_endpoint=address), 16, cached=True) is None
     assert refusal(KVEventConfig(), 16, cached=False) is None
@@ -42,13 +42,13 @@ def test_what_is_taken() -> None:
     assert refused is not None and "--disable-radix-cache" in refused
 
 
-def test_whom_an_address_lets_in() -> None:
+def test_is_private_detects_local_addresses() -> None:
     assert all(map(is_private, (HERE, "tcp://[::1]:1", "tcp://localhost:1", "ipc:///x", "tcp://127.3.2.1:9")))
     assert not any(
         map(is_private, ("tcp://*:1", "tcp://0.0.0.0:1", "tcp://10.0.0.1:1", "tcp://[::]:1", "tcp://eth0:1"))
     )
 
 
-def test_the_size_of_a_block() -> None:
+def test_event_block_size_defaults_and_override() -> None:
     assert [event_block_tokens(KVEventConfig(), page) for page in (1, 16, 64)] == [16, 16, 64]
     assert event_block_tokens(KVEventConfig(kv_events_block_size=128), 64) == 128

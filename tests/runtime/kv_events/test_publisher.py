@@ -56,7 +56,7 @@ def random_ids(rng: np.random.Generator, count: int) -> np.ndarray:
     return rng.integers(0, 1000, count).astype(np.int32)
 
 
-def test_a_follower_keeps_up() -> None:
+def test_follower_mirrors_published_events() -> None:
     rig = TierRig(num_tokens=512, host_tokens=256)
     with (
         publishing(on_ports(4, "kv@pod"), rig) as publisher,
@@ -89,7 +89,7 @@ def test_a_follower_keeps_up() -> None:
         }
 
 
-def test_who_comes_late_or_missed_something_asks_for_it() -> None:
+def test_missed_event_batches_are_replayed() -> None:
     rig = CacheRig(num_tokens=2048)
     with publishing(on_ports(1), rig) as publisher:
         rng = np.random.default_rng(2)
@@ -106,7 +106,7 @@ def test_who_comes_late_or_missed_something_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize("form", ["maps", "arrays"])
-def test_both_forms_of_answers(form: KVEventForm) -> None:
+def test_replay_answers_as_maps_or_arrays(form: KVEventForm) -> None:
     """With maps the topic comes again, as vLLM 0.33 answers; with arrays it does not, as servers of that time did."""
     rig = CacheRig(num_tokens=64)
     with publishing(on_ports(1, "kv@pod", form), rig) as publisher:
@@ -120,7 +120,7 @@ def test_both_forms_of_answers(form: KVEventForm) -> None:
         assert mirror.on == {"GPU": blocks_in_tree(rig.cache, 1)["GPU"]} and len(mirror.on["GPU"]) == 6
 
 
-def test_a_req_socket_may_ask_too() -> None:
+def test_replay_serves_req_sockets() -> None:
     with publishing(on_ports()) as publisher, zmq.Context.instance().socket(zmq.REQ) as req:
         req.linger = 0
         req.connect(publisher.replay_endpoint)
@@ -130,7 +130,7 @@ def test_a_req_socket_may_ask_too() -> None:
         assert topic == b"" and number == FIRST.to_bytes(8, "big") and len(read_batch(payload, 16)) == 1
 
 
-def test_nonsense_is_passed_over() -> None:
+def test_malformed_replay_requests_are_ignored() -> None:
     with publishing(on_ports()) as publisher, zmq.Context.instance().socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         dealer.connect(publisher.replay_endpoint)
@@ -172,7 +172,7 @@ def test_a_follower_that_never_reads_delays_no_other(monkeypatch: pytest.MonkeyP
         assert follower.mirror.on == {"GPU": set(stored.hashes)}
 
 
-def test_an_asker_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_replay_client_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_module, "MAX_UNREAD_ANSWERS", 2)
     monkeypatch.setattr(replay_module, "PATIENCE_MS", 50)
     with publishing(on_ports(1000)) as publisher, zmq.Context.instance().socket(zmq.DEALER) as dealer:
@@ -190,7 +190,7 @@ def test_an_asker_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         assert 0 < answers < 700
 
 
-def test_long_prompts_are_several_batches() -> None:
+def test_long_prompt_events_are_split_into_batches() -> None:
     rig = CacheRig(num_tokens=40_000, context=40_000)
     with publishing(on_ports(16), rig) as publisher:
         announcer = publisher._announcer
@@ -273,14 +273,14 @@ def test_a_request_that_fails_is_logged_and_counted(
         assert publisher._replay.failed == 2 and caplog.text.count("earlier KV cache events failed") == 1
 
 
-def test_without_a_replay_endpoint_nothing_is_kept() -> None:
+def test_no_batches_are_kept_without_replay_endpoint() -> None:
     config = KVEventConfig(kv_events_endpoint="tcp://127.0.0.1:0")
     before = threading.active_count()
     with publishing(config) as publisher:
         assert publisher.replay_endpoint == "" and publisher._past is None and threading.active_count() == before
 
 
-def test_an_address_belongs_to_one_server(tmp_path: Path) -> None:
+def test_event_address_in_use_is_refused(tmp_path: Path) -> None:
     port = free_port()
     for address in (f"tcp://127.0.0.1:{port}", f"ipc://{tmp_path}/e"):
         config = KVEventConfig(kv_events_endpoint=address)
@@ -292,12 +292,12 @@ def test_an_address_belongs_to_one_server(tmp_path: Path) -> None:
                 KVEventPublisher(replay, 1)
 
 
-def test_an_address_of_another_machine_is_refused() -> None:
+def test_nonlocal_event_address_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="this machine has no such address"):
         KVEventPublisher(KVEventConfig(kv_events_endpoint="tcp://192.0.2.1:5557"), 1)
 
 
-def test_an_open_address_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_public_event_address_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     with publishing(KVEventConfig(kv_events_endpoint="tcp://0.0.0.0:0")):
         assert "reads the token ids of all prompts" in caplog.text
     caplog.clear()

@@ -27,7 +27,7 @@ def replayed(past: PastBatches, first: int, mirror: BlockMirror) -> int:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("max_bytes", [1, 2000, 1 << 20])
-def test_every_answer_leads_to_what_is_there(seed: int, max_bytes: int) -> None:
+def test_replayed_batches_lead_to_current_blocks(seed: int, max_bytes: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     rig = CacheRig(num_tokens=200)
@@ -83,7 +83,7 @@ def test_a_snapshot_is_built_once_for_all_followers() -> None:
     assert later[0] == 99 and len(later[1]) > len(first[1])
 
 
-def test_a_follower_of_an_earlier_server_gets_all_that_is_there() -> None:
+def test_follower_of_earlier_server_gets_full_snapshot() -> None:
     packer = Packer(1)
     past = PastBatches(packer, 1, 1 << 20, lambda: 0.0)
     for number in range(5000, 5003):
@@ -96,7 +96,7 @@ def test_a_follower_of_an_earlier_server_gets_all_that_is_there() -> None:
     assert [number for number, _ in past.batches_since(5000)] == [5000, 5001, 5002]
 
 
-def test_a_block_stored_twice_is_there_once() -> None:
+def test_block_stored_twice_is_known_once() -> None:
     known = KnownBlocks(1)
     for _ in range(2):
         known.apply_event(BlocksStored("GPU", [1], None, b"aaaa"))

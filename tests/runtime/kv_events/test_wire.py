@@ -36,7 +36,7 @@ def stored(hashes: list[int], parent: int | None, tokens: list[int], tier: str, 
     return {"type": "BlockStored"} | known | {"lora_id": None, "medium": tier, "lora_name": None} | more
 
 
-def test_maps() -> None:
+def test_events_encoded_as_maps() -> None:
     assert plain_msgpack.read(Packer(2).payload(EVENTS, 12.5)) == [
         12.5,
         [
@@ -51,7 +51,7 @@ def test_maps() -> None:
     assert sequence_frame(258) == b"\0\0\0\0\0\0\1\2" and END == b"\xff" * 8
 
 
-def test_arrays() -> None:
+def test_events_encoded_as_arrays() -> None:
     assert plain_msgpack.read(Packer(2, "arrays").payload(EVENTS, 12.5)) == [
         12.5,
         [
@@ -74,7 +74,7 @@ def test_maps_equal_those_of_vllm() -> None:
     assert plain_msgpack.read(msgspec.msgpack.encode(batch)) == plain_msgpack.read(payload)
 
 
-def test_sglang_reads_maps() -> None:
+def test_event_maps_match_sglang_structs() -> None:
     batch = msgspec.msgpack.decode(Packer(2).payload(EVENTS, 12.5), type=SGLangBatch)
     assert batch.events == [
         SGLangBlockStored([5, 1 << 62], None, [1, 2, 3, 70_000], 2, None, "GPU"),
@@ -85,7 +85,7 @@ def test_sglang_reads_maps() -> None:
     ]
 
 
-def test_long_events_become_batches_of_their_own() -> None:
+def test_long_events_are_split_into_batches() -> None:
     packer = Packer(1)
     stored = BlocksStored("GPU", [10, 11, 12, 13, 14], None, ids(1, 2, 3, 4, 5), "aa")
     events = [BlocksRemoved("GPU", [1]), stored, AllCleared(), BlocksRemoved("GPU", [2, 3, 4])]

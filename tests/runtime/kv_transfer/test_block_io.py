@@ -17,7 +17,7 @@ from tests.doubles.block_io_rig import NEVER, Gate, brief, collect, hold, keys, 
 from tests.doubles.disk_blocks import BLOCK, file_of, fill, key_of, payload_of
 
 
-def test_what_was_stored_is_loaded(io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
+def test_stored_blocks_are_loaded_into_pages(io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
     assert all(store(io, memory, number) for number in (1, 2, 3))
     assert collect(io, 3) == [(1, 1), (2, 1), (3, 1)]
     memory[:] = 7
@@ -32,7 +32,7 @@ def test_what_was_stored_is_loaded(io: BlockIO, pool: DiskPool, memory: np.ndarr
 
 
 @pytest.mark.parametrize("page", [BLOCK, BLOCK // 2])
-def test_blocks_in_one_piece_are_not_copied(pool: DiskPool, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contiguous_blocks_are_not_copied(pool: DiskPool, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "take", None)
     memory = np.zeros((8, page), dtype=np.uint8)
     places = np.arange(1, 1 + 3 * BLOCK // page).reshape(3, -1)
@@ -45,7 +45,7 @@ def test_blocks_in_one_piece_are_not_copied(pool: DiskPool, page: int, monkeypat
     assert io._pages._scratch is None and io.close(60)
 
 
-def test_pages_in_the_wrong_order_are_not_one_piece(pool: DiskPool) -> None:
+def test_pages_out_of_order_are_not_treated_as_contiguous(pool: DiskPool) -> None:
     memory = np.zeros((4, BLOCK // 2), dtype=np.uint8)
     fill(pool, [1])
     io = BlockIO(pool, memory, BLOCK)
@@ -56,7 +56,7 @@ def test_pages_in_the_wrong_order_are_not_one_piece(pool: DiskPool) -> None:
     assert pool.read_block(key_of(2), into, 0.0) and np.array_equal(into, payload_of(key_of(1))) and io.close(60)
 
 
-def test_a_load_ends_at_the_first_block_that_is_not_there(io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
+def test_load_ends_at_first_missing_block(io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
     fill(pool, [1, 2, 4])
     assert io.load_blocks(keys(1, 2, 3, 4), pages(0, 1, 2, 3), "a", NEVER) and io.load_blocks(
         keys(9, 1), pages(4, 5), "b", NEVER
@@ -66,9 +66,7 @@ def test_a_load_ends_at_the_first_block_that_is_not_there(io: BlockIO, pool: Dis
     assert not memory[pages(2, 3, 4, 5)].any() and pool.stats.misses == 2
 
 
-def test_a_damaged_block_does_not_reach_the_pages(
-    io: BlockIO, pool: DiskPool, memory: np.ndarray, tmp_path: Path
-) -> None:
+def test_damaged_block_is_not_written_to_pages(io: BlockIO, pool: DiskPool, memory: np.ndarray, tmp_path: Path) -> None:
     fill(pool, [1, 2])
     file = file_of(tmp_path, key_of(2))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
@@ -102,7 +100,7 @@ def test_a_stored_block_is_not_stored_again(
     assert [bool(answer) for answer in Stored] == [True, False, False]
 
 
-def test_touch_comes_after_the_stores_before_it(gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
+def test_touch_follows_earlier_stores(gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
     hold(gate, io, memory)
     assert store(io, memory, 1) and store(io, memory, 2) and io.touch_blocks(keys(1, 2)) and io.pending == 3
     gate.open.set()
@@ -128,7 +126,7 @@ def test_the_owner_is_woken_for_every_completion(pool: DiskPool, memory: np.ndar
     assert io.close(60) and brief(polled) == [(1, 1), (2, 1), ("find", 1)] and not woken.acquire(blocking=False)
 
 
-def test_a_request_says_what_it_took(pool: DiskPool, memory: np.ndarray) -> None:
+def test_block_io_reports_elapsed_time(pool: DiskPool, memory: np.ndarray) -> None:
     now = [0.0]
     io = BlockIO(pool, memory, BLOCK, clock=lambda: now.append(now[-1] + 1.0) or now[-1])
     assert io.load_blocks(keys(1), pages(0), "load", NEVER)
@@ -174,7 +172,7 @@ class Batches:
     def close(self) -> None: ...
 
 
-def test_stores_go_together_where_that_is_of_use(memory: np.ndarray) -> None:
+def test_block_stores_are_batched(memory: np.ndarray) -> None:
     batches = Batches()
     io = BlockIO(batches, memory, 10 * BLOCK)
     assert io.load_blocks(keys(9), pages(9), "load", NEVER)
@@ -200,11 +198,11 @@ def test_blocks_stored_meanwhile_are_left_out_of_a_batch(memory: np.ndarray) -> 
 
 
 class TestArguments:
-    def test_a_queue_for_less_than_a_block(self, pool: DiskPool, memory: np.ndarray) -> None:
+    def test_queue_smaller_than_one_block_is_refused(self, pool: DiskPool, memory: np.ndarray) -> None:
         with pytest.raises(ValueError, match="max_queued_bytes 4999 leaves no room for one block of 5000"):
             BlockIO(pool, memory, BLOCK - 1)
 
-    def test_pages_that_are_no_memory_of_a_pool(self, pool: DiskPool, memory: np.ndarray) -> None:
+    def test_invalid_page_memory_is_refused(self, pool: DiskPool, memory: np.ndarray) -> None:
         constant = memory.copy()
         constant.flags.writeable = False
         for wrong in (memory[:, ::2], memory.astype(np.int16), memory[0], constant):
@@ -213,7 +211,7 @@ class TestArguments:
         with pytest.raises(ValueError, match="a block of 5000 bytes is no whole number of pages of 999"):
             BlockIO(pool, memory[:, :999].copy(), BLOCK)
 
-    def test_page_numbers_are_checked_before_they_are_queued(self, io: BlockIO) -> None:
+    def test_page_numbers_are_checked_before_queueing(self, io: BlockIO) -> None:
         (one,) = pages(1)
         for wrong in (one[:4], one.astype(float), pages(1, 2)):
             with pytest.raises(ValueError, match="1 blocks need 5 page numbers each"):

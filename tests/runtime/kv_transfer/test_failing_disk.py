@@ -22,7 +22,7 @@ def raise_full(*args) -> int:
 
 
 class TestSlowDisk:
-    def test_nothing_waits_for_it(self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
+    def test_hanging_disk_blocks_no_caller(self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
         fill(pool, [5])
         hold(gate, io, memory)
         assert store(io, memory, 1) and store(io, memory, 2) and io.load_blocks(keys(5), pages(5), "load", NEVER)
@@ -44,7 +44,7 @@ class TestSlowDisk:
         assert collect(io, 3) == [("held", 1), (1, 1), (2, 1)]
         assert store(io, memory, 3) and collect(io, 1) == [(3, 1)] and not pool.contains(key_of(4))
 
-    def test_loads_that_come_too_late(self, gate: Gate, pool: DiskPool, memory: np.ndarray) -> None:
+    def test_late_loads_are_cut_at_their_deadline(self, gate: Gate, pool: DiskPool, memory: np.ndarray) -> None:
         fill(pool, [1, 2, 3])
         now = 0.0
 
@@ -59,7 +59,7 @@ class TestSlowDisk:
             assert io.load_blocks(keys(1, 2, 3), pages(1, 2, 3), tag, deadline) and collect(io, 1) == [(tag, blocks)]
         assert io.stats.late_loads == 2 and io.close(60)
 
-    def test_closing_does_not_wait_for_ever(self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
+    def test_close_times_out_on_hanging_disk(self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
         fill(pool, [5])
         hold(gate, io, memory)
         assert store(io, memory, 1) and io.load_blocks(keys(5), pages(5), "load", NEVER)
@@ -71,7 +71,7 @@ class TestSlowDisk:
         assert io.close(60) and brief(io.poll()) == [("held", 1)] and io.pending == 0
         assert not memory[pages(5)].any() and not pool.contains(key_of(1))
 
-    def test_a_load_in_progress_ends_with_its_block(
+    def test_close_ends_load_after_current_block(
         self, gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray
     ) -> None:
         fill(pool, [1, 2, 3])
@@ -82,7 +82,7 @@ class TestSlowDisk:
         assert io.close(60) and brief(io.poll()) == [("load", 1)]
 
 
-def test_closing_finishes_the_stores(gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
+def test_close_finishes_queued_stores(gate: Gate, io: BlockIO, pool: DiskPool, memory: np.ndarray) -> None:
     hold(gate, io, memory)
     assert store(io, memory, 1) and store(io, memory, 2)
     threading.Timer(0.05, gate.open.set).start()
@@ -90,7 +90,9 @@ def test_closing_finishes_the_stores(gate: Gate, io: BlockIO, pool: DiskPool, me
     assert brief(io.poll()) == [("held", 1), (1, 1), (2, 1)] and holds(pool, key_of(2))
 
 
-def test_a_disk_that_refuses_is_no_end(io: BlockIO, pool: DiskPool, memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_io_survives_disk_write_errors(
+    io: BlockIO, pool: DiskPool, memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(pool, [5])
     gathered = []
     gather = io._pages.gather
@@ -103,7 +105,7 @@ def test_a_disk_that_refuses_is_no_end(io: BlockIO, pool: DiskPool, memory, monk
     assert io.load_blocks(keys(5), pages(5), "load", NEVER) and collect(io, 1) == [("load", 1)]
 
 
-def test_the_pool_goes_by_the_clock_it_was_given(pool: DiskPool, memory, tmp_path: Path, monkeypatch) -> None:
+def test_disk_pool_uses_given_clock(pool: DiskPool, memory, tmp_path: Path, monkeypatch) -> None:
     now = 1000.0
     io = BlockIO(pool, memory, 3 * BLOCK, clock=lambda: now)
     with monkeypatch.context() as patch:
@@ -139,7 +141,7 @@ def test_a_dead_thread_leaves_no_request_waiting(
     assert len(errors) == 1 and errors[0].exc_info is not None and "KV on disk" in errors[0].getMessage()
 
 
-def test_a_thread_that_dies_wakes_its_owner(pool: DiskPool, memory: np.ndarray, monkeypatch, caplog) -> None:
+def test_dead_io_thread_wakes_its_owner(pool: DiskPool, memory: np.ndarray, monkeypatch, caplog) -> None:
     woken = threading.Event()
     monkeypatch.setattr(DiskPool, "write_blocks", None)
     io = BlockIO(pool, memory, BLOCK, wake=woken.set)

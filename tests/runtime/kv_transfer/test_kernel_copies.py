@@ -47,7 +47,7 @@ def transfer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_pages_go_to_the_host_and_come_back(transfer: Any, dtype: torch.dtype, page_size: int) -> None:
+def test_kernel_copies_move_pages_bit_for_bit(transfer: Any, dtype: torch.dtype, page_size: int) -> None:
     pool = device_pool(USABLE * page_size, page_size, heads=LINES, dtype=dtype)
     host = host_pool(pool, USABLE * page_size, copy_pages=KernelCopies(transfer, page_size, CPU))
     rng = np.random.default_rng(page_size)
@@ -63,7 +63,7 @@ def test_pages_go_to_the_host_and_come_back(transfer: Any, dtype: torch.dtype, p
             assert (device_bytes(pool) == device).all()
 
 
-def test_the_devices_own_copies_are_chosen_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_copies_are_chosen_after_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = device_pool(32, 16, heads=LINES)
     before = device_bytes(pool)
     assert choose_copies(TORCH_OPS.transfer_kv, pool) is None
@@ -75,9 +75,7 @@ def test_the_devices_own_copies_are_chosen_after_a_trial(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("shift", ["source", "target", "first layer only", "nothing"])
-def test_a_kernel_that_brings_other_bytes_is_not_taken(
-    shift: str, page_size: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_copy_kernel_with_wrong_bytes_is_rejected(shift: str, page_size: int, caplog: pytest.LogCaptureFixture) -> None:
     def wrong(source: KVLayers, target: KVLayers, sources: torch.Tensor, targets: torch.Tensor) -> None:
         if shift == "first layer only":
             source, target = source.part(0, 1), target.part(0, 1)
@@ -88,7 +86,7 @@ def test_a_kernel_that_brings_other_bytes_is_not_taken(
     assert "torch copies between device and host memory, the kernel failed its trial: it copied other" in caplog.text
 
 
-def test_a_kernel_that_fails_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_copy_kernel_is_rejected(caplog: pytest.LogCaptureFixture) -> None:
     def failing(*_: object) -> None:
         raise RuntimeError("no kernel image is available")
 
@@ -97,7 +95,7 @@ def test_a_kernel_that_fails_is_not_taken(caplog: pytest.LogCaptureFixture) -> N
     assert "its trial: RuntimeError: no kernel image is available" in caplog.text
 
 
-def test_tokens_that_are_no_whole_words_go_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_partial_words_are_copied_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = device_pool(8, heads=SMALL, dtype=torch.bfloat16)  # 12 bytes
     with FakeSglKernel(monkeypatch) as kernel:
         host = host_pool(pool, 8, copy_pages=KernelCopies(sgl_ops.load(CPU)["transfer_kv"], 1, CPU))
@@ -108,7 +106,7 @@ def test_tokens_that_are_no_whole_words_go_through_torch(monkeypatch: pytest.Mon
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_on_a_gpu(page_size: int) -> None:
+def test_kernel_copies_on_gpu(page_size: int) -> None:
     """Without sglang-kernel there is nothing to see here; a kernel that is there must pass its trial."""
     cuda = torch.device("cuda")
     pool = device_pool(USABLE * page_size, page_size, heads=(8, 128), dtype=torch.bfloat16, device=cuda)

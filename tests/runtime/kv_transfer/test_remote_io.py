@@ -57,7 +57,7 @@ def test_two_servers_share_blocks(server: RedisServer) -> None:
         io._pool.close()
 
 
-def test_a_server_that_is_gone_costs_misses(server: RedisServer) -> None:
+def test_unreachable_remote_store_causes_only_misses(server: RedisServer) -> None:
     now = 0.0
     io, memory = open_io(server, clock=lambda: now)
     pages = np.arange(1, 1 + PER_BLOCK)

@@ -41,7 +41,7 @@ def slots(page_size: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_every_byte_comes_back(page_size: int, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_kv_survives_round_trip_through_host_and_disk(page_size: int, dtype: torch.dtype, tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     device = MHAKVPool(
         num_tokens=2 * TOKENS, page_size=page_size, num_layers=3, num_kv_heads=2, head_dim=8, dtype=dtype, device=cpu

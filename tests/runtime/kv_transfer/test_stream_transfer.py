@@ -102,7 +102,7 @@ def test_concurrent_steps_and_copies_see_the_same_as_serial_ones(seed: int, laye
     assert (device_bytes(device) == on_device).all() and (host_bytes(pool) == on_host).all()
 
 
-def test_a_layer_is_waited_for_alone() -> None:
+def test_wait_layer_waits_for_one_layer_only() -> None:
     rig = Rig()
     rig.cuda.compute.held = True
     rig.transfers.order_copies([store(1, device=1, host=1, tokens=1), load(2, device=11, host=11, tokens=1)])
@@ -129,7 +129,7 @@ def test_a_layer_is_waited_for_alone() -> None:
     assert outcomes(rig.transfers.poll()) == [(1, True)] and rig.transfers.poll() == []
 
 
-def test_the_first_layer_does_not_wait_for_the_last() -> None:
+def test_first_layer_does_not_wait_for_last() -> None:
     rig = Rig()
     rig.transfers.order_copies([load(1, device=1, host=1, tokens=1), load(2, device=11, host=11, tokens=1)])
     assert [(call.first, call.layer) for call in rig.pool.calls] == [(s, i) for i in range(LAYERS) for s in (1, 11)]
@@ -145,7 +145,7 @@ def test_the_first_layer_does_not_wait_for_the_last() -> None:
     assert len(rig.up.pieces) > 0
 
 
-def test_all_orders_are_waited_for() -> None:
+def test_wait_layer_covers_all_ordered_loads() -> None:
     rig = Rig()
     rig.transfers.order_copies([load(1, device=1, host=1, tokens=1)])
     rig.transfers.order_copies([load(2, device=2, host=2, tokens=1)])
@@ -161,7 +161,9 @@ def test_all_orders_are_waited_for() -> None:
 
 class TestFailure:
     @pytest.mark.parametrize("layer", range(LAYERS))
-    def test_a_load_that_fails_is_alone_and_over(self, caplog: pytest.LogCaptureFixture, layer: int) -> None:
+    def test_failed_stream_load_fails_alone_after_it_has_run(
+        self, caplog: pytest.LogCaptureFixture, layer: int
+    ) -> None:
         """Its queued part has run by the time it is reported, as its slots are then reused."""
         rig = Rig()
         rig.pool.errors["load", 11, layer] = RuntimeError("a broken line")
@@ -179,13 +181,13 @@ class TestFailure:
         assert (device_bytes(rig.device)[21:25] == 9).all() and rig.transfers.under_way == 0
         assert caplog.text.count("a broken line") >= 1 and len(caplog.records) == 1
 
-    def test_no_graph_runs_over_a_load_that_failed(self) -> None:
+    def test_failed_load_counts_as_loading_until_polled(self) -> None:
         rig = Rig()
         rig.pool.errors["load", 1, 0] = RuntimeError("a broken line")
         rig.transfers.order_copies([load(1, device=1, host=1, tokens=1)])
         assert rig.transfers.loading and rig.transfers.poll() and not rig.transfers.loading
 
-    def test_a_store_that_fails_concerns_no_step(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_failed_store_fails_no_step(self, caplog: pytest.LogCaptureFixture) -> None:
         rig = Rig()
         rig.pool.errors["store", 1, 0] = MemoryError("no room")
         rig.transfers.order_copies([store(1, device=1, host=1, tokens=1), store(2, device=2, host=2, tokens=1)])
@@ -194,7 +196,7 @@ class TestFailure:
         assert outcomes(rig.transfers.poll()) == [(1, False), (2, True)] and not rig.transfers.loading
 
 
-def test_the_time_of_a_group_is_shared_by_tokens() -> None:
+def test_group_copy_time_is_split_by_tokens() -> None:
     """A copy takes a millisecond per layer here, and so does an event."""
     rig = Rig()
     rig.transfers.order_copies([load(1, device=1, host=1, tokens=3), load(2, device=11, host=11, tokens=1)])
@@ -213,7 +215,7 @@ def test_closing_waits_for_queued_copies_and_accepts_no_more() -> None:
     assert rig.transfers.under_way == 0 and len(rig.pool.calls) == 1 + LAYERS
 
 
-def test_pools_that_were_made_in_inference_mode() -> None:
+def test_copies_of_inference_mode_pools() -> None:
     """torch writes to such tensors in no other mode."""
     with torch.inference_mode():
         device = device_pool(8, heads=SMALL, dtype=torch.uint8)
@@ -223,13 +225,13 @@ def test_pools_that_were_made_in_inference_mode() -> None:
     assert transfers.close(60) and sorted(outcomes(transfers.poll())) == [(1, True), (2, True)]
 
 
-def test_a_cpu_gets_a_thread() -> None:
+def test_cpu_uses_thread_transfers() -> None:
     transfers = make_transfers(HostPool(device_pool(8), 8), CPU, lambda: None)
     assert isinstance(transfers, ThreadTransfers) and transfers.close(60)
 
 
 @pytest.mark.parametrize(("copied_by", "pieces"), [("torch", 1), ("a kernel of the device", LAYERS)])
-def test_a_gpu_gets_streams(monkeypatch: pytest.MonkeyPatch, copied_by: str, pieces: int) -> None:
+def test_gpu_uses_stream_transfers(monkeypatch: pytest.MonkeyPatch, copied_by: str, pieces: int) -> None:
     """Without a kernel, single layers would be many small transfers."""
     monkeypatch.setattr(torch.cuda, "Stream", FakeCuda().Stream)
     pool = HostPool(device_pool(8, layers=LAYERS), 8)

@@ -99,7 +99,7 @@ def aside(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_any_order_of_many_copies_moves_the_right_bytes(page_size: int, dtype: torch.dtype, wakes: Wakes) -> None:
+def test_random_copies_move_the_right_bytes(page_size: int, dtype: torch.dtype, wakes: Wakes) -> None:
     """Copies under way share no page with each other, and a step looks at each layer as soon as it may."""
     rng = np.random.default_rng(page_size)
     pages, kept_pages = 40, 30
@@ -145,7 +145,7 @@ def test_any_order_of_many_copies_moves_the_right_bytes(page_size: int, dtype: t
 
 
 class TestOrder:
-    def test_a_group_goes_layer_by_layer_and_groups_one_after_the_other(self, transfers, pool: HeldPool) -> None:
+    def test_load_groups_run_in_turn_layer_by_layer(self, transfers, pool: HeldPool) -> None:
         pool.hold()
         transfers.order_copies([load(1, device=1, host=1, tokens=2), load(2, device=11, host=11, tokens=3)])
         transfers.order_copies([load(3, device=21, host=21, tokens=1)])
@@ -154,7 +154,7 @@ class TestOrder:
         first = [("load", slot, layer) for layer in range(LAYERS) for slot in (1, 11)]
         assert steps(pool) == first + [("load", 21, layer) for layer in range(LAYERS)]
 
-    def test_a_load_waits_for_one_piece_of_a_store(self, transfers, pool: HeldPool, device: MHAKVPool) -> None:
+    def test_load_waits_for_at_most_one_store_piece(self, transfers, pool: HeldPool, device: MHAKVPool) -> None:
         pool.hold()
         transfers.order_copies([store(1, device=1, host=1, tokens=10), store(2, device=31, host=31, tokens=1)])
         pool.wait_begun()
@@ -170,7 +170,7 @@ class TestOrder:
         assert sizes == [("store", 1, 4), *loads, *rest]
         assert (host_bytes(pool)[1:11] == device_bytes(device)[1:11]).all()
 
-    def test_a_piece_is_a_page_at_least(self, wakes: Wakes) -> None:
+    def test_store_piece_is_at_least_one_page(self, wakes: Wakes) -> None:
         pool = HeldPool(device_pool(64, 16, layers=LAYERS), 64)
         transfers = ThreadTransfers(pool, wakes, piece_bytes=1)
         transfers.order_copies([store(1, device=16, host=32, tokens=32)])
@@ -180,7 +180,7 @@ class TestOrder:
 
 
 class TestWaiting:
-    def test_a_layer_is_waited_for_alone(self, transfers, pool: HeldPool, device: MHAKVPool) -> None:
+    def test_wait_layer_waits_for_one_layer_only(self, transfers, pool: HeldPool, device: MHAKVPool) -> None:
         pool.pages_view[1:5] = 7
         pool.hold()
         transfers.order_copies([load(1, device=1, host=1, tokens=4)])
@@ -198,7 +198,7 @@ class TestWaiting:
         transfers.wait_layer(2)
         assert not transfers.loading and transfers.under_way == 1  # it came, and was not polled
 
-    def test_all_groups_are_waited_for(self, transfers, pool: HeldPool) -> None:
+    def test_wait_layer_covers_all_load_groups(self, transfers, pool: HeldPool) -> None:
         pool.hold()
         transfers.order_copies([load(1, device=1, host=1, tokens=1)])
         transfers.order_copies([load(2, device=2, host=2, tokens=1)])
@@ -220,7 +220,7 @@ class TestWaiting:
 
 class TestFailure:
     @pytest.mark.parametrize("layer", [0, 1, LAYERS - 1])
-    def test_a_load_that_fails_is_alone(self, transfers, pool: HeldPool, device, caplog, layer: int) -> None:
+    def test_failed_load_fails_alone(self, transfers, pool: HeldPool, device, caplog, layer: int) -> None:
         pool.pages_view[21:25] = 9
         pool.errors["load", 11, layer] = RuntimeError("a broken line")
         copies = [load(1, device=21, host=21, tokens=4), load(2, device=31, host=11, tokens=4)]
@@ -242,7 +242,7 @@ class TestFailure:
         transfers.wait_layer(LAYERS - 1)
         assert outcomes(collect(transfers, 1)) == [(3, True)] and (device_bytes(device)[31:35] == 9).all()
 
-    def test_who_waits_is_told_at_once(self, transfers, pool: HeldPool) -> None:
+    def test_failed_load_interrupts_waiting_step(self, transfers, pool: HeldPool) -> None:
         pool.errors["load", 1, 0] = RuntimeError("a broken line")
         pool.hold()
         transfers.order_copies([load(1, device=1, host=1, tokens=1)])
@@ -252,7 +252,7 @@ class TestFailure:
         thread.join(60)
         assert isinstance(found[0], TransferError)
 
-    def test_a_store_that_fails_concerns_no_step(self, transfers, pool: HeldPool, caplog) -> None:
+    def test_failed_store_fails_no_step(self, transfers, pool: HeldPool, caplog) -> None:
         pool.errors["store", 5, 0] = MemoryError("no room")
         transfers.order_copies([store(1, device=1, host=1, tokens=10), store(2, device=21, host=21, tokens=1)])
         transfers.wait_layer(LAYERS - 1)
@@ -260,7 +260,7 @@ class TestFailure:
         assert not transfers.loading and ("store", 9, 0) not in steps(pool)
         assert "no room" in caplog.text
 
-    def test_slots_that_are_no_pages_of_the_pool(self, transfers, caplog) -> None:
+    def test_copy_with_invalid_slots_fails_alone(self, transfers, caplog) -> None:
         transfers.order_copies([load(1, device=0, host=1, tokens=1), load(2, device=1, host=1, tokens=1)])
         assert sorted(outcomes(collect(transfers, 2))) == [(1, False), (2, True)]
         assert "device page 0" in caplog.text
@@ -290,7 +290,7 @@ class TestFailure:
 
 
 class TestWake:
-    def test_each_end_wakes(self, transfers, pool: HeldPool, wakes: Wakes) -> None:
+    def test_each_completed_copy_wakes_owner(self, transfers, pool: HeldPool, wakes: Wakes) -> None:
         pool.errors["load", 2, 1] = RuntimeError("a broken line")
         for copy in (load(1, device=1, host=1, tokens=1), load(2, device=2, host=2, tokens=1)):
             transfers.order_copies([copy])
@@ -300,7 +300,7 @@ class TestWake:
         wakes.wait()
         assert outcomes(transfers.poll()) == [(3, True)] and wakes.threads == {"baton-transfer"}
 
-    def test_a_failure_wakes_before_the_rest_has_come(self, transfers, pool: HeldPool, wakes: Wakes) -> None:
+    def test_failed_load_wakes_owner_before_its_group_ends(self, transfers, pool: HeldPool, wakes: Wakes) -> None:
         pool.errors["load", 2, 0] = RuntimeError("a broken line")
         pool.hold()
         transfers.order_copies([load(1, device=1, host=1, tokens=1), load(2, device=2, host=2, tokens=1)])
@@ -308,7 +308,7 @@ class TestWake:
         wakes.wait()
         assert outcomes(transfers.poll()) == [(2, False)]
 
-    def test_a_wake_that_fails_stops_no_copy(self, pool: HeldPool, caplog) -> None:
+    def test_failing_wake_stops_no_copy(self, pool: HeldPool, caplog) -> None:
         def fail() -> None:
             raise OSError("the socket is gone")
 
@@ -335,7 +335,7 @@ class TestClosing:
         assert transfers.under_way == 0 and not transfers.loading
         assert steps(pool) == [("load", 1, 0)]  # the rest of it was given up too
 
-    def test_a_store_ends_with_its_piece(self, transfers, pool: HeldPool) -> None:
+    def test_close_fails_store_after_current_piece(self, transfers, pool: HeldPool) -> None:
         pool.hold()
         transfers.order_copies([store(1, device=1, host=1, tokens=9)])
         pool.wait_begun()
@@ -343,7 +343,7 @@ class TestClosing:
         pool.let_go()
         assert transfers.close(60) and outcomes(transfers.poll()) == [(1, False)] and len(pool.calls) == 1
 
-    def test_a_copy_that_ends_as_a_whole_is_good(self, transfers, pool: HeldPool) -> None:
+    def test_copy_completing_during_close_succeeds(self, transfers, pool: HeldPool) -> None:
         pool.hold()
         transfers.order_copies([store(1, device=1, host=1, tokens=4)])
         pool.wait_begun()
@@ -352,7 +352,7 @@ class TestClosing:
         assert transfers.close(60) and outcomes(transfers.poll()) == [(1, True)]
 
 
-def test_seconds_leave_the_queue_out(transfers, pool: HeldPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_seconds_exclude_queueing(transfers, pool: HeldPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that ticks once per look: each part of a copy takes one tick, whatever came in between."""
     ticks = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))

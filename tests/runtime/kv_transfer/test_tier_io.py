@@ -88,7 +88,7 @@ def blocks(ended: Ended | BlocksEnded) -> int:
     return ended.blocks
 
 
-def test_each_order_comes_back_once(tier_io: TierIO, pool: DiskPool, memory: np.ndarray) -> None:
+def test_each_tier_order_completes_once(tier_io: TierIO, pool: DiskPool, memory: np.ndarray) -> None:
     fill(pool, [1, 2])
     copy = TierCopy(7, True, slots(1), slots(1))
     find = BlockFind("disk", 8, (key_of(1), key_of(2), key_of(3)), 60.0)
@@ -125,7 +125,7 @@ def test_blocks_in_use_are_touched_after_the_writes_without_a_completion(tier_io
     assert tier_io.under_way == 0 and tier_io.poll() == []
 
 
-def test_a_read_has_so_long_from_its_order_on(pool: DiskPool, memory: np.ndarray) -> None:
+def test_read_timeout_starts_at_submission(pool: DiskPool, memory: np.ndarray) -> None:
     fill(pool, [1])
     transfers: Any = NoCopies()
     now = 1000.0
@@ -138,7 +138,7 @@ def test_a_read_has_so_long_from_its_order_on(pool: DiskPool, memory: np.ndarray
     assert tiers.close(60)
 
 
-def test_only_finite_numbers_are_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nonfinite_blocks_are_not_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pool = open_pool(tmp_path, block_bytes=4096)
     numbers = torch.randn(4, 1024)
     numbers[2, 777] = torch.nan

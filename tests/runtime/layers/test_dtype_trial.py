@@ -36,7 +36,7 @@ def config(**changes: Any) -> Any:
         ((20.0, 0.6, 0.7), False),
     ],
 )
-def test_what_is_worth_it(shares: tuple[float, ...], worth: bool) -> None:
+def test_is_worth_it_thresholds(shares: tuple[float, ...], worth: bool) -> None:
     plain: dict[int, float] = dict(zip(ROWS, (1.0, 3.0, 40.0)))
     brain: dict[int, float] = {rows: share * plain[rows] for rows, share in zip(ROWS, shares)}
     assert is_worth_it(brain, plain) is worth
@@ -63,13 +63,15 @@ def test_the_faster_type_is_chosen_and_logged_once(
 
 
 @pytest.mark.parametrize("changes", [{"dtype": "float32"}, {"dtype": "float16"}, {"num_layers": 1, "hidden_size": 64}])
-def test_other_types_and_small_models_are_not_tried(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_dtypes_and_small_models_skip_dtype_trial(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dtype_trial, "time_forms", None)
     assert cpu_dtype(config(**changes)) == FLOAT
     assert SMALL_MODEL_BYTES < 2 * 8 * 512 * (2 * 12 * 64 + 3 * 1408), "or nothing is tried in any test"
 
 
-def test_without_arithmetic_for_it_nothing_is_tried(
+def test_no_dtype_trial_without_bfloat16_arithmetic(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The trial itself took longest there."""
@@ -80,5 +82,5 @@ def test_without_arithmetic_for_it_nothing_is_tried(
     assert caplog.messages == ["dtype float32: this processor has no arithmetic for the checkpoint's bfloat16"]
 
 
-def test_a_trial_in_earnest_ends() -> None:
+def test_real_dtype_trial_completes() -> None:
     assert cpu_dtype(config(num_layers=4)) in (FLOAT, BRAIN)

@@ -8,7 +8,7 @@ from baton.runtime.layers.linear import Linear
 CPU = torch.device("cpu")
 
 
-def test_fused_parts_lie_side_by_side_and_are_filled_by_name():
+def test_fused_parts_are_adjacent_and_filled_by_name():
     layer = Linear(8, {"q_proj": 6, "k_proj": 2}, bias=True, dtype=torch.float32, device=CPU)
     views = layer.checkpoint_views("attn")
     assert {name: tuple(view.shape) for name, view in views.items()} == {
@@ -24,6 +24,6 @@ def test_fused_parts_lie_side_by_side_and_are_filled_by_name():
     torch.testing.assert_close(layer(x), torch.cat(parts, dim=1))
 
 
-def test_without_bias_there_is_no_bias_to_fill():
+def test_linear_without_bias_has_no_bias_view():
     layer = Linear(8, {"o_proj": 4}, bias=False, dtype=torch.float32, device=CPU)
     assert list(layer.checkpoint_views("attn")) == ["attn.o_proj.weight"]

@@ -61,7 +61,7 @@ def run_probe(caplog, *libraries: Library) -> tuple[Ops, str, list[str]]:
     return ops, info, [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_all_of_sglang_kernel_works(caplog, monkeypatch):
+def test_all_working_sglang_kernel_ops_are_chosen(caplog, monkeypatch):
     with FakeSglKernel(monkeypatch):
         ops, info, warnings = run_probe(caplog, FAKE_SGL, NO_TRITON)
         assert chosen(ops, sgl_ops.load(CPU)) == OF_A_GPU
@@ -70,14 +70,14 @@ def test_all_of_sglang_kernel_works(caplog, monkeypatch):
     assert len(warnings) == 1 and "triton cannot be used (ImportError: no triton here)" in warnings[0]
 
 
-def test_triton_alone(caplog, interpreter):
+def test_triton_is_used_without_sglang_kernel(caplog, interpreter):
     ops, info, warnings = run_probe(caplog, NO_SGL, Library(TRITON, load_triton))
     assert chosen(ops, load_triton(CPU)) == OF_A_GPU - {"transfer_kv"}
     assert ops.transfer_kv is TORCH_OPS.transfer_kv and "rms_norm triton" in info and "transfer_kv torch" in info
     assert len(warnings) == 1 and "undefined symbol" in warnings[0] and "pip install -e '.[cuda]'" in warnings[0]
 
 
-def test_nothing_there_leaves_torch_and_one_warning(caplog):
+def test_missing_op_libraries_leave_torch_and_one_warning(caplog):
     ops, info, warnings = run_probe(caplog, NO_SGL, NO_TRITON)
     assert ops == TORCH_OPS
     assert all(f"{name} torch" in info for name in OP_NAMES)
@@ -119,7 +119,7 @@ def test_one_broken_op_falls_back_alone(caplog, monkeypatch, change, lost, said)
     assert len(warnings) == 1 and said in warnings[0] and "\n" not in warnings[0]
 
 
-def test_a_broken_op_of_one_library_is_taken_from_the_next(caplog, monkeypatch, interpreter):
+def test_broken_op_is_taken_from_next_library(caplog, monkeypatch, interpreter):
     with FakeSglKernel(monkeypatch, rmsnorm=writes_nonsense):
         ops, info, warnings = run_probe(caplog, FAKE_SGL, Library(TRITON, load_triton))
         assert chosen(ops, load_triton(CPU)) == {"rms_norm", "rotate_and_store", "copy_kv"}
@@ -128,20 +128,20 @@ def test_a_broken_op_of_one_library_is_taken_from_the_next(caplog, monkeypatch, 
     assert len(warnings) == 1 and "rms_norm of sglang-kernel gives wrong numbers" in warnings[0]
 
 
-def test_where_all_first_choices_work_nothing_is_warned_of(caplog, monkeypatch, interpreter):
+def test_working_first_choices_log_no_warning(caplog, monkeypatch, interpreter):
     with FakeSglKernel(monkeypatch):
         _, _, warnings = run_probe(caplog, *LIBRARIES)
     assert warnings == []
 
 
-def test_the_real_loader_where_the_package_is_not_there(caplog):
+def test_real_loader_without_sglang_kernel_installed(caplog):
     if importlib.util.find_spec("sgl_kernel") is not None:
         pytest.skip("sglang-kernel is installed")
     _, _, warnings = run_probe(caplog, FAKE_SGL, NO_TRITON)
     assert "sglang-kernel cannot be used (ModuleNotFoundError: No module named 'sgl_kernel')" in warnings[0]
 
 
-def test_a_cpu_gets_numba_and_imports_nothing_of_cuda():
+def test_cpu_uses_numba_and_imports_no_cuda_libraries():
     code = (
         "import sys, torch\n"
         "import baton.runtime.runner.model_runner, baton.runtime.worker\n"
@@ -157,7 +157,7 @@ def test_a_cpu_gets_numba_and_imports_nothing_of_cuda():
     assert done.returncode == 0, done.stderr
 
 
-def test_without_numba_a_cpu_has_torch_and_says_so(caplog, monkeypatch):
+def test_cpu_without_numba_uses_torch_and_warns(caplog, monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     for name in [name for name in sys.modules if ".numba_ops" in name]:
         monkeypatch.delitem(sys.modules, name)

@@ -39,7 +39,7 @@ def test_silu_and_mul():
 
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (1, 1), (6, 3)])
-def test_q_and_k_are_normed_turned_and_stored(heads, kv_heads, with_norm):
+def test_q_and_k_are_normed_rotated_and_stored(heads, kv_heads, with_norm):
     head_dim, tokens = 8, 5
     rotary = RotaryEmbedding(RopeConfig(theta=100.0), head_dim, 64, dtype=torch.float32, device=CPU)
     qkv = seeded(tokens, (heads + 2 * kv_heads) * head_dim)

@@ -58,7 +58,7 @@ def implementations(gpu) -> Callable[[str, str], Callable[..., Any]]:
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
 @pytest.mark.parametrize("library", LIBRARY_NAMES)
 @pytest.mark.parametrize("name", OP_NAMES)
-def test_numbers(parity, implementations, gpu, name, library, shape, dtype):
+def test_gpu_ops_match_torch(parity, implementations, gpu, name, library, shape, dtype):
     op = implementations(library, name)
     allowed = 0.0 if name in EXACT else tolerance(dtype)
     for tokens in (1, 3, 64, 300):
@@ -70,7 +70,7 @@ def test_numbers(parity, implementations, gpu, name, library, shape, dtype):
 
 @pytest.mark.parametrize("library", LIBRARY_NAMES)
 @pytest.mark.parametrize("name", OP_NAMES)
-def test_no_tokens(implementations, gpu, name, library):
+def test_gpu_ops_accept_zero_tokens(implementations, gpu, name, library):
     trial = Trial(SHAPES["head 64"], 0, torch.bfloat16)
     found = trial.found(name, implementations(library, name), gpu)
     assert [part.shape for part in found] == [part.shape for part in trial.expected(name)]
@@ -118,7 +118,7 @@ def test_selection_is_logged_and_takes_first_choices_that_load(gpu, caplog):
             assert f"{name} {preference[0]}" in infos[0], (infos, warnings)
 
 
-def test_pool_copies_through_the_selected_op(gpu):
+def test_pool_copies_use_the_selected_op(gpu):
     shape = SHAPES["head 64"]
     ops = select_ops(gpu, torch.bfloat16, shape)
     pool = MHAKVPool(

@@ -55,28 +55,28 @@ class TestBestChoice:
         assert choice.forms == (TRANSPOSED, TORCH, TORCH, TRANSPOSED), "3 % are not worth it"
 
     @pytest.mark.parametrize("one_row, taken", [(1.04, True), (1.06, False)])
-    def test_onednn_is_taken_for_all_rows_where_it_gains_and_loses_nowhere(self, one_row: float, taken: bool) -> None:
+    def test_onednn_is_chosen_for_all_rows_if_it_never_loses(self, one_row: float, taken: bool) -> None:
         by_rows = [times(1.0, 1.0, one_row), times(1.0, 1.0, 0.5), times(1.0, 1.0, 0.5), times(9.0, 9.0, 9.3)]
         assert (best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(ONEDNN)) is taken
 
-    def test_a_gain_for_prompts_alone_does_not_outweigh_all_steps(self) -> None:
+    def test_onednn_gain_for_prompts_alone_is_not_enough(self) -> None:
         by_rows = [times(1.0, 1.0, 1.3), times(1.0, 1.0, 1.3), times(1.0, 1.0, 1.3), times(100.0, 100.0, 50.0)]
         assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == PLAIN
 
-    def test_it_must_beat_the_better_of_the_others(self) -> None:
+    def test_onednn_must_beat_the_best_other_form(self) -> None:
         by_rows = [times(1.0, 0.5, 0.6)] * len(ROW_COUNTS)
         assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(TRANSPOSED)
 
-    def test_packed_forms_change_with_the_rows(self) -> None:
+    def test_packed_forms_may_differ_by_row_count(self) -> None:
         by_rows = [times(1.0, 1.0, 0.8) | {NUMBA: seconds} for seconds in (0.7, 0.9, 0.82, 0.85)]
         forms = best_choice(dict(zip(ROW_COUNTS, by_rows))).forms
         assert forms == (NUMBA, ONEDNN, NUMBA, ONEDNN), "what can be recorded may take 5 % longer"
 
-    def test_the_better_packed_form_decides_whether_any_is_taken(self) -> None:
+    def test_best_packed_form_decides_about_packing(self) -> None:
         by_rows = [times(1.0, 1.0, 1.2) | {NUMBA: 0.8}] * len(ROW_COUNTS)
         assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(NUMBA)
 
-    def test_without_onednn_the_others_are_compared(self) -> None:
+    def test_other_forms_are_compared_without_onednn(self) -> None:
         by_rows = [times(1.0, 0.5, None)] * len(ROW_COUNTS)
         assert best_choice(dict(zip(ROW_COUNTS, by_rows))) == ProductChoice.of(TRANSPOSED)
 
@@ -106,7 +106,7 @@ class TestTrials:
         return clock
 
     @pytest.mark.parametrize("winner", TRIED)
-    def test_the_fastest_is_found_for_each_shape(self, fast: Callable, winner: str, caplog) -> None:
+    def test_fastest_form_is_chosen_for_each_shape(self, fast: Callable, winner: str, caplog) -> None:
         layers = [linear(64, 32), linear(128, 32), linear(64, 32)]
         with caplog.at_level(logging.INFO):
             choices, late = try_products(layers, kernel=kernel(torch.float32), timer=fast(winner))
@@ -118,7 +118,7 @@ class TestTrials:
         (line,) = [record.message for record in caplog.records if "matrix products" in record.message]
         assert f"128×32 {choice}" in line and f"64×32 {choice}" in line
 
-    def test_a_busy_processor_does_not_hold_the_start_up(self, monkeypatch, caplog) -> None:
+    def test_busy_cpu_defers_product_trials(self, monkeypatch, caplog) -> None:
         """The largest shape is tried all the same; the others have its form until the server is idle."""
         monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
         layers, counted = [linear(48, 32), linear(64, 32), linear(64, 32)], []
@@ -137,7 +137,7 @@ class TestTrials:
 
     @pytest.mark.parametrize("winner", [TORCH, TRANSPOSED, ONEDNN, NUMBA])
     @pytest.mark.parametrize("guess", [TORCH, ONEDNN, NUMBA])
-    def test_a_late_trial_gives_the_form_that_wins(
+    def test_late_trial_switches_to_fastest_form(
         self, fast: Callable, guess: str, winner: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         layers, x, made = [linear(64, 32), linear(64, 32)], torch.randn(3, 32), kernel(torch.float32)
@@ -158,32 +158,32 @@ class TestTrials:
         assert f"tried while the server was idle: 64×32 {choice}" in caplog.text
         assert not late.try_next_product(), "and nothing is left"
 
-    def test_a_late_trial_repacks_no_weight_that_others_read(self, fast: Callable) -> None:
+    def test_late_trial_does_not_repack_shared_weight(self, fast: Callable) -> None:
         layer = linear(64, 32)
         late = LateTrials([[layer]], [TORCH, ONEDNN], kept=[layer], timer=fast(ONEDNN))
         while late.try_next_product():
             pass
         assert layer.choice == PLAIN and layer.weight is not None
 
-    def test_untried_shapes_have_the_form_of_the_largest(self, fast: Callable, monkeypatch) -> None:
+    def test_untried_shapes_use_form_of_largest_shape(self, fast: Callable, monkeypatch) -> None:
         monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
         layers = [linear(48, 32), linear(64, 32), linear(80, 32)]
         choices, late = try_products(layers, kept=layers[:1], timer=fast(ONEDNN))
         packed = ProductChoice.of(ONEDNN)
         assert late is not None and choices == {(80, 32): packed, (64, 32): packed, (48, 32): PLAIN}
 
-    def test_a_slow_form_is_timed_less_often(self, monkeypatch) -> None:
+    def test_slow_forms_are_timed_less_often(self, monkeypatch) -> None:
         calls: list[int] = []
         monkeypatch.setattr(product_trials, "TRIAL_S", -1.0)
         try_products([linear(64, 32)], timer=lambda call: (calls.append(1), 1.0)[1])
         assert len(calls) == product_trials.ROUNDS.start * (2 * len(ROW_COUNTS) + 2), "transposed for two row counts"
 
-    def test_a_weight_that_others_read_is_not_repacked(self, fast: Callable) -> None:
+    def test_shared_weight_is_not_repacked(self, fast: Callable) -> None:
         layers = [linear(64, 32), linear(48, 32)]
         choices, _ = try_products(layers, kept=layers[:1], timer=fast(ONEDNN))
         assert choices == {(48, 32): ProductChoice.of(ONEDNN), (64, 32): PLAIN}
 
-    def test_a_form_that_fails_or_lies_is_left_out_with_a_word(self, monkeypatch, caplog) -> None:
+    def test_failing_or_wrong_forms_are_skipped_with_warning(self, monkeypatch, caplog) -> None:
         def fail(source):
             raise RuntimeError("not built with oneDNN")
 
@@ -207,7 +207,7 @@ class TestChoose:
         for one in (layer, kept):
             torch.testing.assert_close(one(x), expected, atol=1e-5, rtol=1e-5)
 
-    def test_a_shape_without_a_kernel_is_onednns(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_shapes_without_kernel_use_onednn(self, caplog: pytest.LogCaptureFixture) -> None:
         fits, odd, x = linear(64, 32), linear(80, 32), torch.randn(3, 32)
         expected = odd(x)
         choose_products([fits, odd], NUMBA, kernel=kernel(torch.float32))
@@ -215,7 +215,7 @@ class TestChoose:
         assert "there is no kernel for 80×32, which oneDNN multiplies" in caplog.text
         torch.testing.assert_close(odd(x), expected, atol=1e-5, rtol=1e-5)
 
-    def test_a_kernel_that_is_wrong_for_a_shape_is_not_used_there(self) -> None:
+    def test_kernel_wrong_for_a_shape_is_not_used_for_it(self) -> None:
         """oneDNN may lay out one shape in another way than the next."""
 
         class Wrong:
@@ -231,7 +231,7 @@ class TestChoose:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("lost", [0.03, 0.5, 1.0])
-    def test_a_kernel_that_leaves_out_inputs_is_wrong(self, dtype: torch.dtype, lost: float) -> None:
+    def test_kernel_dropping_inputs_is_detected(self, dtype: torch.dtype, lost: float) -> None:
         """Also of a model whose outputs are small."""
         keeps = (torch.arange(512) >= 512 * lost).to(dtype)
 
@@ -276,11 +276,11 @@ class TestChoose:
         with pytest.raises(UnusableFormError, match=r"--linear-backend widened: .*float32 is not widened.*; use auto"):
             choose_products([linear(64, 32)], WIDENED)
 
-    def test_without_numba_it_is_refused(self) -> None:
+    def test_numba_form_without_kernels_is_refused(self) -> None:
         with pytest.raises(UnusableFormError, match=r"--linear-backend numba: .*kernels are not in use.*; use auto"):
             choose_products([linear(64, 32)], NUMBA)
 
-    def test_a_form_that_fails_here_is_refused_with_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failing_requested_form_is_refused_with_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(source):
             raise RuntimeError("fp16 needs avx512_fp16")
 
@@ -288,13 +288,13 @@ class TestChoose:
         with pytest.raises(UnusableFormError, match=r"--linear-backend onednn: .*avx512_fp16.*; use auto"):
             choose_products([linear(64, 32)], ONEDNN)
 
-    def test_small_models_are_not_tried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_small_models_skip_product_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(product_trials, "try_products", lambda *args: pytest.fail("tried"))
         layer = linear(64, 32)
         choose_products([layer], "auto")
         assert layer.weight is not None
 
-    def test_large_ones_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_large_models_run_product_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 1000)
         monkeypatch.setattr(product_trials, "try_products", lambda *args: ({(64, 32): ProductChoice.of(ONEDNN)}, None))
         layer, x = linear(64, 32), torch.randn(3, 32)

@@ -59,14 +59,14 @@ def test_half_precision_keeps_its_dtype(choice: ProductChoice, rows: int) -> Non
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_only_a_form_that_reads_the_weight_keeps_it(choice: ProductChoice) -> None:
+def test_only_forms_reading_the_weight_keep_it(choice: ProductChoice) -> None:
     weight = torch.ones(64, 8)
     product = prepare(choice, weight, None)
     weight.zero_()
     assert bool(product(torch.ones(1, 8)).any()) is not choice.keeps_weight
 
 
-def test_the_form_depends_on_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_product_form_depends_on_row_count(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     for name in (TORCH, TRANSPOSED):
         monkeypatch.setitem(FORMS, name, lambda source, name=name: lambda x: seen.append(name))
@@ -89,7 +89,7 @@ def test_packed_forms_share_one_copy_of_the_weight(monkeypatch: pytest.MonkeyPat
     assert len(packed) == 2 and packed[0] is packed[1]
 
 
-def test_without_kernels_the_form_says_so() -> None:
+def test_numba_form_without_kernels_raises() -> None:
     with pytest.raises(ValueError, match="Numba's kernels are not in use"):
         ProductChoice.of(NUMBA).prepare(Source(torch.ones(64, 8), None))
 

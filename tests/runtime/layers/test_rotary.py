@@ -21,7 +21,7 @@ def rotate_by_hand(x: torch.Tensor, position: int, frequencies: torch.Tensor) ->
     return out
 
 
-def test_pairs_turn_by_position_times_frequency():
+def test_pairs_rotate_by_position_times_frequency():
     rope = RopeConfig(theta=100.0)
     frequencies = torch.tensor([1.0, 100.0 ** (-1 / 3), 100.0 ** (-2 / 3)])
     torch.testing.assert_close(inverse_frequencies(rope, 6), frequencies)
@@ -58,6 +58,6 @@ def test_llama3_keeps_fast_pairs_and_slows_slow_ones():
     assert len(between) and bool(((between > 1 / 8) & (between < 1)).all()) and bool((between.diff() < 0).all())
 
 
-def test_an_unknown_type_is_refused():
+def test_unknown_rope_type_is_refused():
     with pytest.raises(ValueError, match="yarn"):
         inverse_frequencies(RopeConfig(theta=1e4, rope_type="yarn"), 8)

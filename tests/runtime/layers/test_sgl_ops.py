@@ -45,7 +45,7 @@ def test_rotate_and_store(kernel, heads, kv_heads, qk_norm, dtype):
     ("name", "called"),
     [("rms_norm", "rmsnorm"), ("add_rms_norm", "fused_add_rmsnorm"), ("silu_and_mul", "silu_and_mul")],
 )
-def test_rows(kernel, name, called):
+def test_row_ops_match_torch_twin(kernel, name, called):
     compare(name, Trial(make_shape(), 5, torch.bfloat16))
     assert kernel.calls == [called]
 
@@ -64,6 +64,6 @@ def test_unsupported_layouts_go_through_torch(kernel):
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "silu_and_mul", "rotate_and_store", "transfer_kv"])
-def test_no_tokens_call_nothing(kernel, name):
+def test_zero_tokens_call_no_kernel(kernel, name):
     compare(name, Trial(make_shape(), 0, torch.float32))
     assert kernel.calls == []

@@ -44,7 +44,7 @@ def test_rotate_and_store_of_odd_sizes(interpreter, head_dim, tokens):
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16], ids=str)
 @pytest.mark.parametrize(("hidden", "intermediate"), [(64, 128), (96, 72), (1000, 1501)])
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "silu_and_mul"])
-def test_rows(interpreter, name, hidden, intermediate, dtype):
+def test_row_ops_match_torch_twin(interpreter, name, hidden, intermediate, dtype):
     compare(name, Trial(make_shape(hidden=hidden, intermediate=intermediate), 5, dtype))
 
 
@@ -57,7 +57,7 @@ def test_copy_kv_is_exact(interpreter, kv_heads, head_dim):
         assert torch.equal(part, expected)
 
 
-def test_slots_of_a_few_bytes_are_copied_without_the_kernel(interpreter, monkeypatch):
+def test_small_slots_are_copied_without_the_kernel(interpreter, monkeypatch):
     """6 bytes are no whole words; torch copies them."""
     from baton.runtime.layers import triton_ops
 
@@ -66,7 +66,7 @@ def test_slots_of_a_few_bytes_are_copied_without_the_kernel(interpreter, monkeyp
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "silu_and_mul", "rotate_and_store"])
-def test_no_tokens_launch_nothing(interpreter, monkeypatch, name):
+def test_zero_tokens_launch_no_kernel(interpreter, monkeypatch, name):
     from baton.runtime.layers import triton_ops
 
     monkeypatch.setattr(triton_ops, "_launch", pytest.fail)
@@ -75,7 +75,7 @@ def test_no_tokens_launch_nothing(interpreter, monkeypatch, name):
     assert [part.shape for part in found] == [part.shape for part in trial.expected(name)]
 
 
-def test_the_torch_twin_passes_its_own_trial():
+def test_torch_ops_pass_the_op_trial():
     trial = Trial(make_shape(qk_norm=True), 6, BFLOAT16)
     for name in ("rms_norm", "add_rms_norm", "silu_and_mul", "rotate_and_store", "copy_kv", "transfer_kv"):
         allowed = tolerance(BFLOAT16)

@@ -71,7 +71,7 @@ def generate(folder: Path, ops: Ops, steps: int = 4) -> tuple[list[list[int]], t
     ],
     indirect=["library"],
 )
-def test_the_same_tokens_as_with_torch(tmp_path, library, name):
+def test_op_libraries_give_same_tokens_as_torch(tmp_path, library, name):
     make_reference(*MODELS[name]).save_pretrained(tmp_path)
     expected_ids, expected = generate(tmp_path, TORCH_OPS)
     ids, logits = generate(tmp_path, library)
@@ -80,7 +80,7 @@ def test_the_same_tokens_as_with_torch(tmp_path, library, name):
 
 
 @pytest.mark.parametrize("library", LIBRARY_NAMES, indirect=True)
-def test_forks_go_through_the_op(tmp_path, library):
+def test_fork_copies_use_copy_kv_op(tmp_path, library):
     copies: list[int] = []
 
     def counting(source: KVLayers, target: KVLayers, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ def rids(lives: list[Life]) -> list[str]:
     return [each.rid for each in lives]
 
 
-def test_parts_make_a_whole() -> None:
+def test_overview_changes_version_when_report_is_complete() -> None:
     overview = Overview()
     running = RunningNow("a", "decode", 5, 6, 1)
     overview.merge_report(WatchReport(t=1.0, load=LOAD, running=[running], waiting=[]))
@@ -44,7 +44,7 @@ def test_lives_since_a_version() -> None:
     assert rids(overview.lives_since(4)) == ["late"], "it belongs to the report that is not whole yet"
 
 
-def test_the_bound() -> None:
+def test_number_of_kept_lives_is_bounded() -> None:
     overview = Overview()
     overview.merge_report(WatchReport(t=0, lives=[life("open")]))
     for number in range(3 * MAX_LIVES):

@@ -45,7 +45,7 @@ async def test_a_cancelled_call_does_not_cancel_the_walk_of_others() -> None:
 
 
 @on_a_loop
-async def test_a_walk_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_walk_times_out_with_504(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.runtime.live_reports.report_client.WALK_S", 0.01)
     worker = WatchedWorker()
     with pytest.raises(RequestRefused, match="did not walk its whole cache") as refused:
@@ -57,7 +57,7 @@ async def test_a_walk_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @on_a_loop
-async def test_a_server_that_ends() -> None:
+async def test_shutdown_fails_walks_and_watches() -> None:
     worker = WatchedWorker()
     (task,) = await begun(worker.client.walk_tree(with_heads=False))
     closed = asyncio.create_task(worker.client.wait_closed())
@@ -73,7 +73,7 @@ async def test_a_server_that_ends() -> None:
 
 
 @on_a_loop
-async def test_reports() -> None:
+async def test_reported_waits_for_a_complete_report() -> None:
     worker = WatchedWorker()
     worker.client.request_reports()
     assert isinstance(worker.sent[0], WatchRequests) and worker.sent[0].seconds > 1

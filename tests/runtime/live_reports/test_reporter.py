@@ -47,7 +47,7 @@ def test_a_report_lists_running_and_waiting_requests() -> None:
     assert load.prompt_tokens >= 80 and load.output_tokens > 20 and load.queries >= 80
 
 
-def test_what_has_just_begun_says_so() -> None:
+def test_first_report_of_a_watch_is_marked() -> None:
     """A client with lives of an earlier recording then knows that it has missed their ends."""
     loop = WatchedLoop(watched=False)
     loop.watch(seconds=30.0)
@@ -59,7 +59,7 @@ def test_what_has_just_begun_says_so() -> None:
     assert [number for number, report in enumerate(loop.reports) if report.is_first] == [0, before]
 
 
-def test_reports_come_seldom_while_nothing_happens() -> None:
+def test_reports_are_rare_while_idle() -> None:
     loop = WatchedLoop()
     loop.turns(10)
     loop.seconds_per_turn = 0.1
@@ -73,7 +73,7 @@ def test_reports_come_seldom_while_nothing_happens() -> None:
     assert sum(report.is_last for report in loop.reports) - count >= (loop.now - began) / REPORT_S - 2
 
 
-def test_a_loop_that_sleeps_wakes_for_the_next_report_and_for_nothing_else() -> None:
+def test_sleeping_loop_wakes_only_for_the_next_report() -> None:
     loop = WatchedLoop(watched=False)
     reporter = loop.loop._live_reports
     assert reporter.due == math.inf
@@ -104,7 +104,7 @@ def filled(**options) -> WatchedLoop:
     return loop
 
 
-def test_a_walk_without_a_watcher_of_requests() -> None:
+def test_tree_walk_without_request_watcher() -> None:
     loop = filled()
     loop.say(WalkTree(with_heads=True))
     loop.turns(5)
@@ -119,7 +119,7 @@ def test_a_walk_without_a_watcher_of_requests() -> None:
     assert np.all(np.diff(used) == 5), "one every five turns"
 
 
-def test_who_asks_while_a_walk_is_under_way_shares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_walk_requests_share_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.runtime.live_reports.reporter.MOST_STEPS", 6)
     monkeypatch.setattr("baton.runtime.live_reports.reporter.LEAST_STEPS", 6)
     monkeypatch.setattr("baton.runtime.live_reports.reporter.ROWS_IN_CHUNK", 6)
@@ -143,7 +143,7 @@ def test_an_empty_tree() -> None:
     assert message.rows == b"" and message.is_first and message.end is not None and message.end.complete
 
 
-def test_a_flush_ends_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_ends_tree_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.runtime.live_reports.reporter.MOST_STEPS", 4)
     monkeypatch.setattr("baton.runtime.live_reports.reporter.LEAST_STEPS", 4)
     loop = filled()
@@ -189,7 +189,7 @@ def walked(walk: SlowWalk, seconds: float, turn_s: float) -> LiveReporter:
 
 @pytest.mark.parametrize("turn_s", [0.001, 0.02, 0.5])
 @pytest.mark.parametrize("call_s", [10e-6, 100e-6, 5e-3])
-def test_a_walk_takes_its_share_and_no_more(call_s: float, turn_s: float) -> None:
+def test_walk_stays_within_its_time_share(call_s: float, turn_s: float) -> None:
     """Also where a slice takes much longer than planned."""
     seconds, walk = max(20.0, 100 * turn_s), SlowWalk(call_s)
     reporter = walked(walk, seconds, turn_s)
@@ -206,7 +206,7 @@ def test_the_pace_of_a_walk_follows_the_time_of_a_step() -> None:
         assert walk.steps[-1] == pytest.approx(SLICE_S / step_s, rel=0.05)
 
 
-def test_the_budget() -> None:
+def test_walk_budget_fills_and_spends() -> None:
     budget = WalkBudget()
     assert budget.fill(0.0) and budget.wait() == 0.0
     budget.spend(SAVED_S - SLICE_S)

@@ -17,7 +17,7 @@ SHAPES = pytest.mark.parametrize("shape", ["bushy", "deep", "flat"])
 
 @SHAPES
 @pytest.mark.parametrize("seed", range(4))
-def test_sums_and_times(seed: int, shape: str) -> None:
+def test_snapshot_sums_and_times_match_slow_twin(seed: int, shape: str) -> None:
     print("seed", seed)
     rng = random.Random(seed)
     snapshot = random_snapshot(rng, rng.choice([1, 2, 60, 200]), shape)
@@ -42,13 +42,13 @@ def test_names() -> None:
     assert [*map(snapshot.namespace, (0, 1, HIDDEN, MANY))] == ["", "red", HIDDEN_NAME, MANY_NAME]
 
 
-def test_no_time_is_known() -> None:
+def test_idle_time_is_zero_without_known_times() -> None:
     snapshot = snapshot_of([-1], used=[5])
     snapshot.end = msgspec.structs.replace(snapshot.end, ticks=b"", seconds=b"")
     assert snapshot.idle.tolist() == [0.0]
 
 
-def test_rows_that_come_in_pieces() -> None:
+def test_snapshot_is_built_from_several_messages() -> None:
     whole = snapshot_of([-1, 0, 1, 1, -1], names=["", "red"])
     data, builder = whole.rows.tobytes(), SnapshotBuilder()
     row = whole.rows.itemsize

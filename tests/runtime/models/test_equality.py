@@ -71,7 +71,7 @@ def test_logits_of_prefill_chunks_and_decode(model, page_size, products):
             check(output.logits[row], expected[-1])
 
 
-def test_greedy_tokens(model):
+def test_greedy_tokens_match_reference(model):
     """Token for token, alone and in a batch; a differing token passes only where the reference itself is undecided."""
     reference, folder = model
     runner = make_runner(folder)
@@ -91,7 +91,7 @@ def test_greedy_tokens(model):
         assert int((logits.argmax(-1) != torch.from_numpy(sequence.ids[length:])).sum()) <= 1
 
 
-def test_transformers_generates_the_same(model):
+def test_greedy_output_equals_transformers_generate(model):
     """The reference's own loop with its own cache, not only its forward."""
     reference, folder = model
     driver = ModelDriver(make_runner(folder), seed=5)
@@ -125,7 +125,7 @@ def test_half_precision_is_as_close_to_float32_as_the_reference(name, dtype, tmp
     assert (ours - exact).abs().mean() <= 2 * (theirs - exact).abs().mean()
 
 
-def test_a_half_precision_checkpoint_runs_in_float32_on_a_cpu(tmp_path):
+def test_half_precision_checkpoint_runs_in_float32_on_cpu(tmp_path):
     import transformers
 
     make_reference("Llama", {}).to(torch.bfloat16).save_pretrained(tmp_path)

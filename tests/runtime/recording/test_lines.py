@@ -22,7 +22,7 @@ def blocks(text: str) -> list[str]:
     return [text[at : at + 2 * HASH_BYTES] for at in range(0, len(text), 2 * HASH_BYTES)]
 
 
-def test_a_line_has_the_ids_and_no_names() -> None:
+def test_recorded_line_has_ids_and_no_names() -> None:
     lines = maker()
     names = {"rid": "Anna", "job_id": "Otto", "parent_rid": "Paul", "namespace": "Rosa"}
     line = lines.make_line(request([1, 2, 3], [4, 5], no_reuse_from=2, **names))
@@ -38,7 +38,7 @@ def test_a_line_has_the_ids_and_no_names() -> None:
     )
 
 
-def test_several_outputs_are_lists() -> None:
+def test_several_outputs_are_recorded_as_lists() -> None:
     assert json.loads(maker().make_line(request([1], [2], [3, 4])))["output_ids"] == [[2], [3, 4]]
     assert json.loads(maker().make_line(request([1])))["output_ids"] == []
 
@@ -51,7 +51,7 @@ def test_long_prompts_are_complete_and_make_pauses() -> None:
     assert len(pauses) >= 6
 
 
-def test_hashed_blocks_are_equal_where_prefixes_are() -> None:
+def test_block_hashes_are_equal_for_equal_prefixes() -> None:
     lines, block = maker(hashed=True), BLOCK_TOKENS
     shared, other = list(range(2 * block)), list(range(100, 100 + block))
     first = json.loads(lines.make_line(request(shared + other + [7])))
@@ -66,7 +66,7 @@ def test_hashed_blocks_are_equal_where_prefixes_are() -> None:
     assert not set(blocks(json.loads(maker(hashed=True).make_line(request(shared)))["input_blocks"])) & set(a)
 
 
-def test_hashes_of_an_output_are_those_of_the_prompt_that_it_becomes() -> None:
+def test_output_hashes_match_those_of_the_later_prompt() -> None:
     lines, block = maker(hashed=True), BLOCK_TOKENS
     prompt, output = list(range(block + 5)), list(range(500, 500 + block + 11 + 1))
     found = json.loads(lines.make_line(request(prompt, output)))

@@ -14,7 +14,7 @@ def opened(path: Path, max_bytes: int = 1000) -> LogFile:
     return LogFile(str(path), max_bytes, lambda: b"header\n")
 
 
-def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+def test_request_log_is_readable_by_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("old\n")
     path.chmod(0o644)
@@ -24,7 +24,7 @@ def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
     assert path.read_text() == "old\nheader\n"
 
 
-def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
+def test_request_log_follows_no_symlink(tmp_path: Path) -> None:
     """In a folder that others may write to, it could lead to any file of the server's user."""
     outside = tmp_path / "outside"
     outside.write_text("mine\n")
@@ -37,7 +37,7 @@ def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
     assert outside.read_text() == "mine\n" and not (tmp_path / "nothing").exists()
 
 
-def test_a_new_log_follows_no_symbolic_link_either(tmp_path: Path) -> None:
+def test_rotated_request_log_follows_no_symlink(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("mine\n")
     log = opened(tmp_path / "log", 50)
@@ -53,7 +53,7 @@ def test_a_new_log_follows_no_symbolic_link_either(tmp_path: Path) -> None:
     assert (tmp_path / "log.1").read_bytes() == b"header\nfirst line\n"
 
 
-def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+def test_truncated_line_spoils_no_later_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text('{"input_ids": [1, 2')
     log = opened(path)
@@ -62,7 +62,7 @@ def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
     assert path.read_text().splitlines() == ['{"input_ids": [1, 2', "header", "line"]
 
 
-def test_it_and_the_one_before_stay_within_their_size(tmp_path: Path) -> None:
+def test_rotated_logs_stay_within_size_limit(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = opened(path, 200)
     lines = [b"%020d\n" % number for number in range(40)]
@@ -78,7 +78,7 @@ def test_it_and_the_one_before_stay_within_their_size(tmp_path: Path) -> None:
     assert written == lines[-len(written) :] and len(written) > 4
 
 
-def test_a_line_that_fits_no_file_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_oversized_line_is_refused_without_loss(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = opened(path, 100)
     log.append_line(b"first\n")
@@ -89,7 +89,7 @@ def test_a_line_that_fits_no_file_is_refused_and_nothing_is_lost(tmp_path: Path)
     assert path.read_bytes() == b"header\nfirst\nsecond\n"
 
 
-def test_a_full_disk_leaves_no_half_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
     log = opened(path)
     log.append_line(b"first\n")
@@ -123,7 +123,7 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path, make, 
         opened(make(tmp_path))
 
 
-def test_two_servers_do_not_share_a_file(tmp_path: Path) -> None:
+def test_second_server_on_one_log_is_refused(tmp_path: Path) -> None:
     first = opened(tmp_path / "log")
     with pytest.raises(RecordingError, match="is being written by another server"):
         opened(tmp_path / "log")
@@ -131,7 +131,7 @@ def test_two_servers_do_not_share_a_file(tmp_path: Path) -> None:
     opened(tmp_path / "log").close()
 
 
-def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moved_request_log_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
     log = opened(path, 100)
     log.append_line(b"x" * 40 + b"\n")
@@ -151,7 +151,7 @@ def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path, monkeypatch: p
     assert path.read_bytes() == b"header\nlast\n"
 
 
-def test_a_full_disk_at_the_turn_of_files_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_at_rotation_loses_no_earlier_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write, is_full = tmp_path / "log", os.write, [False]
 
     def writing(fd: int, data: bytes) -> int:

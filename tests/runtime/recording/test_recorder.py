@@ -36,11 +36,11 @@ def recorded(path: Path) -> list[dict[str, Any]]:
     return lines[1:]
 
 
-def test_off_unless_asked_for(tmp_path: Path) -> None:
+def test_recording_is_off_by_default(tmp_path: Path) -> None:
     assert open_recorder(RecordingConfig(), ServerMetrics("m")) is None
 
 
-def test_prompt_and_outputs(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_prompt_and_outputs_are_recorded(tokenizer: Tokenizer, tmp_path: Path) -> None:
     recorder, metrics = recorder_to(tmp_path / "log")
 
     two = prompt("b", sampling=SamplingParams(n=2), namespace="s", job_id="j")
@@ -62,9 +62,7 @@ def test_prompt_and_outputs(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert metrics.registry.get_sample_value("baton:recorded_requests_total", {"model_name": "m"}) == 2
 
 
-def test_a_continuation_is_recorded_whole_and_its_client_sees_no_difference(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_continuation_is_recorded_with_whole_prompt(tokenizer: Tokenizer, tmp_path: Path) -> None:
     recorder, _ = recorder_to(tmp_path / "log")
 
     async def body(backend: Backend) -> None:
@@ -82,7 +80,7 @@ def test_a_continuation_is_recorded_whole_and_its_client_sees_no_difference(
     assert line["input_ids"] == [1, 2, 100] and line["output_ids"] == [ord("x")] and "continuation_of" in line
 
 
-def test_what_used_no_cache_is_not_recorded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_requests_without_cache_use_are_not_recorded(tokenizer: Tokenizer, tmp_path: Path) -> None:
     recorder, _ = recorder_to(tmp_path / "log")
 
     async def body(backend: Backend) -> None:
@@ -101,7 +99,7 @@ def test_what_used_no_cache_is_not_recorded(tokenizer: Tokenizer, tmp_path: Path
     assert recorded(tmp_path / "log") == [] and not recorder._open
 
 
-def test_a_call_that_is_refused_leaves_nothing_behind(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_refused_call_leaves_no_open_recording(tokenizer: Tokenizer, tmp_path: Path) -> None:
     recorder, _ = recorder_to(tmp_path / "log")
 
     async def body(backend: Backend) -> None:
@@ -115,7 +113,7 @@ def test_a_call_that_is_refused_leaves_nothing_behind(tokenizer: Tokenizer, tmp_
     check(tokenizer, body, recorder=recorder)
 
 
-def test_an_aborted_request_is_recorded_as_far_as_it_came(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_aborted_request_is_recorded_with_partial_output(tokenizer: Tokenizer, tmp_path: Path) -> None:
     recorder, _ = recorder_to(tmp_path / "log")
 
     async def body(backend: Backend) -> None:

@@ -53,7 +53,7 @@ class Counts:
         return self.recorded + self.lost
 
 
-def test_the_end_writes_all_that_waits(tmp_path: Path) -> None:
+def test_close_writes_all_waiting_requests(tmp_path: Path) -> None:
     counts = Counts()
     log = RequestLog(RecordingConfig(record_requests=str(tmp_path / "log")), counts)
     for number in range(500):

@@ -111,7 +111,7 @@ def make_scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_each_layer_waits_for_its_own(make_scene: Callable[..., Scene], page_size: int) -> None:
+def test_each_layer_waits_for_its_own_load(make_scene: Callable[..., Scene], page_size: int) -> None:
     scene = make_scene(page_size)
     expected = scene.driver.step([(scene.follow([3, 1, 4]), 3)]).logits
     scene.lose()
@@ -139,7 +139,7 @@ def test_only_the_requested_layers_must_be_loaded(make_scene: Callable[..., Scen
     assert seen == list(range(LAYERS))
 
 
-def test_copies_within_the_device_come_after_all_layers(make_scene: Callable[..., Scene]) -> None:
+def test_device_copies_wait_for_all_layers(make_scene: Callable[..., Scene]) -> None:
     """A fork takes its tokens from slots that are being loaded."""
     scene = make_scene()
     expected = scene.driver.step([(scene.follow([3, 1]), 2)]).logits
@@ -151,7 +151,7 @@ def test_copies_within_the_device_come_after_all_layers(make_scene: Callable[...
     assert torch.equal(scene.driver.step([(child, 2)], copies=[copies]).logits, expected)
 
 
-def test_no_graph_is_replayed_while_layers_are_on_their_way(make_scene: Callable[..., Scene]) -> None:
+def test_graphs_are_not_replayed_during_loads(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene(backends=graph_backends())
     replays = count_replays(scene.runner)
     expected = scene.driver.step([(scene.follow([3]), 1)]).logits
@@ -163,7 +163,7 @@ def test_no_graph_is_replayed_while_layers_are_on_their_way(make_scene: Callable
     assert replays.total() == 2
 
 
-def test_a_step_whose_kv_does_not_come_fails_and_the_next_does_not(make_scene: Callable[..., Scene]) -> None:
+def test_failed_load_fails_its_step_but_not_the_next(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene()
     expected = scene.driver.step([(scene.follow([3]), 1)]).logits
     scene.pool.errors["load", 1, 1] = RuntimeError("a broken line")

@@ -73,25 +73,25 @@ class TestCrowded:
     @pytest.mark.parametrize(
         "delay, others", [(0.9 * CROWDED_DELAY, 1.0), (0.9, 0.9 * CROWDED_OTHERS)], ids=["others", "itself"]
     )
-    def test_without_others_in_the_way_nothing_is_touched(self, delay: float, others: float) -> None:
+    def test_threads_are_unchanged_without_contention(self, delay: float, others: float) -> None:
         """Threads of one process may well delay each other: an Engine's loop and its model."""
         processor = Processor()
         processor.delay, processor.others = delay, others
         processor.pass_windows(100)
         assert processor.used == []
 
-    def test_one_window_of_both_ends_the_spinning(self) -> None:
+    def test_contended_window_stops_spinning(self) -> None:
         processor = Processor()
         processor.delay, processor.others = 1.1 * CROWDED_DELAY, 1.1 * CROWDED_OTHERS
         processor.pass_windows(1)
         assert processor.used == [(2, False)]
 
-    def test_a_turn_within_the_window_reads_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_usage_is_not_read_within_a_window(self, monkeypatch: pytest.MonkeyPatch) -> None:
         processor = Processor()
         monkeypatch.setattr(processor.governor, "_read", lambda: pytest.fail("read"))
         processor.governor.adjust_threads(processor.now + 0.9 * WINDOW_S)
 
-    def test_spinning_comes_back_after_some_quiet_windows_in_a_row(self) -> None:
+    def test_spinning_resumes_after_consecutive_quiet_windows(self) -> None:
         processor = crowded(t1=1.0, t2=1.0)
         processor.others = 0.9 * QUIET_OTHERS
         processor.pass_windows(QUIET_WINDOWS - 1)
@@ -103,19 +103,19 @@ class TestCrowded:
         processor.pass_windows(1)
         assert processor.used == [(2, False), (2, True)]
 
-    def test_after_a_pause_without_others_the_first_step_spins(self) -> None:
+    def test_spinning_resumes_after_quiet_pause(self) -> None:
         processor = crowded(t1=1.0, t2=1.0)
         processor.run, processor.delay, processor.others = 0.01, 0.0, 0.0
         processor.pass_windows(1, of=40 * WINDOW_S)
         assert processor.used == [(2, False), (2, True)]
 
-    def test_after_a_pause_beside_others_it_does_not(self) -> None:
+    def test_spinning_stays_off_after_contended_pause(self) -> None:
         processor = crowded(t1=1.0, t2=1.0)
         processor.run, processor.delay, processor.others = 0.01, 0.0, 1.0
         processor.pass_windows(1, of=40 * WINDOW_S)
         assert processor.used == [(2, False)]
 
-    def test_long_steps_are_judged_too(self) -> None:
+    def test_contention_during_long_step_stops_spinning(self) -> None:
         processor = Processor()
         processor.delay, processor.others = 0.6, 1.0
         processor.pass_windows(1, of=30 * WINDOW_S)
@@ -130,19 +130,19 @@ class TestCrowded:
 
 
 class TestFewer:
-    def test_fewer_threads_compute_where_they_are_faster(self) -> None:
+    def test_fewer_threads_are_used_if_faster(self) -> None:
         processor = crowded(t1=0.8, t2=1.0)
         processor.pass_windows(PROBES - 1)
         assert processor.governor.threads == 2
         processor.pass_windows(1)
         assert processor.used[1:] == [(1, False)]
 
-    def test_a_small_gain_is_noise(self) -> None:
+    def test_small_gain_does_not_change_thread_count(self) -> None:
         processor = crowded(t1=0.95, t2=1.0)
         processor.pass_windows(3 * (PROBES + REST_WINDOWS))
         assert processor.governor.threads == 2
 
-    def test_all_come_back_where_the_others_change(self) -> None:
+    def test_all_threads_return_when_speeds_change(self) -> None:
         processor = crowded(t1=0.8, t2=1.0)
         processor.pass_windows(PROBES)
         assert processor.governor.threads == 1
@@ -152,7 +152,7 @@ class TestFewer:
         processor.pass_windows(1)
         assert processor.used[1:] == [(1, False), (2, False)]
 
-    def test_with_quiet_all_threads_spin_again(self) -> None:
+    def test_all_threads_spin_again_when_quiet(self) -> None:
         processor = crowded(t1=0.8, t2=1.0)
         processor.pass_windows(PROBES)
         processor.others = 0.0
@@ -160,7 +160,7 @@ class TestFewer:
         assert processor.used[-1] == (2, True) and processor.governor.threads == 2
 
     @pytest.mark.parametrize("others, fewer", [(1.0, 7), (2.6, 5), (30.0, 1), (0.4, 7)])
-    def test_as_many_as_the_others_leave_cores_for(self, others: float, fewer: int) -> None:
+    def test_thread_count_follows_cores_left_by_others(self, others: float, fewer: int) -> None:
         processor = crowded(8, others, **{f"t{fewer}": 0.5, "t8": 1.0})
         processor.pass_windows(PROBES)
         assert processor.governor.threads == fewer
@@ -174,7 +174,7 @@ class TestFewer:
 
 
 class TestReading:
-    def test_of_this_machine(self) -> None:
+    def test_read_usage_on_this_machine(self) -> None:
         before = read_usage()
         if before is None:
             pytest.skip("this kernel keeps no schedstat")
@@ -183,7 +183,7 @@ class TestReading:
         assert after is not None and after.run > before.run and after.delay >= before.delay
         assert after.busy >= before.busy > 0
 
-    def test_only_cores_that_are_ours_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_usage_counts_only_allowed_cores(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for task, text in (("10", "3000000000 500000000 7"), ("11", "1000000000 250000000 7")):
             (tmp_path / "self/task" / task).mkdir(parents=True)
             (tmp_path / "self/task" / task / "schedstat").write_text(text)
@@ -196,7 +196,7 @@ class TestReading:
         assert read_usage(tmp_path) == Usage(4.0, 0.75, 690 / os.sysconf("SC_CLK_TCK"))
 
     @pytest.mark.parametrize("content", ["", "0 0 0", "rubbish"])
-    def test_a_kernel_without_schedstat(self, tmp_path: Path, content: str) -> None:
+    def test_read_usage_without_schedstat_is_none(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "self/task/10").mkdir(parents=True)
         (tmp_path / "self/task/10/schedstat").write_text(content)
         (tmp_path / "stat").write_text("cpu0 1 1 1 1 1 1 1 1 1 1\n")
@@ -205,11 +205,11 @@ class TestReading:
 
 
 class TestThreads:
-    def test_work_is_timed_and_the_number_put_back(self) -> None:
+    def test_timing_restores_thread_count(self) -> None:
         crew, before = OpenMPCrew(), torch.get_num_threads()
         assert 0 < crew.time_work(2) < 60 and torch.get_num_threads() == before
 
-    def test_the_limit_is_a_thread_that_ends(self) -> None:
+    def test_spin_limit_thread_ends(self) -> None:
         crew, before = OpenMPCrew(), torch.get_num_threads()
         names = lambda: [thread.name for thread in threading.enumerate()].count("openmp-spin-limit")  # noqa: E731
         try:
@@ -232,7 +232,7 @@ class TestThreads:
         made.join(60)
         assert not made.is_alive()
 
-    def test_a_gpu_or_a_single_thread_is_not_watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gpu_or_single_thread_is_not_watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
         assert isinstance(getattr(watch_cpu_threads("cpu"), "__self__", None), CpuThreads)
         assert not hasattr(watch_cpu_threads("cuda"), "__self__")
@@ -240,7 +240,7 @@ class TestThreads:
         assert not hasattr(watch_cpu_threads("cpu"), "__self__")
 
     @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-    def test_the_limit_brings_a_team_that_goes_with_it(self) -> None:
+    def test_spin_limit_thread_team_ends_with_it(self) -> None:
         """In a process of its own, whose threads can be counted. More of them than cores is what shortens the spins."""
         program = (
             "import os, time, torch\n"

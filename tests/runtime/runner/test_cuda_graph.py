@@ -87,7 +87,7 @@ def test_a_replay_reads_the_current_inputs():
 
 
 @pytest.mark.usefixtures("small_workspaces")
-def test_a_capture_that_fails_costs_speed_only(folder, caplog):
+def test_failed_capture_falls_back_to_plain_steps(folder, caplog):
     class Broken:
         name = "CUDA graphs"
 
@@ -103,7 +103,7 @@ def test_a_capture_that_fails_costs_speed_only(folder, caplog):
 
 
 @pytest.mark.usefixtures("small_workspaces")
-def test_beams_too_narrow_for_their_own_graph_take_that_of_a_decode(folder, monkeypatch):
+def test_narrow_beams_use_a_decode_graph(folder, monkeypatch):
     monkeypatch.setattr(flashinfer, "SHARED_KEYS", 1)
     runner = make_runner(folder, graph_backends(), 1, device="cpu")  # 16 rows: no graph reads prefixes apart
     table = torch.zeros(25, 512, dtype=torch.int32)
@@ -136,7 +136,7 @@ def test_random_steps_on_the_device(folder, page_size):
 
 
 @pytest.mark.gpu
-def test_flashinfer_beside_torch_on_the_device(folder):
+def test_flashinfer_graphs_match_torch_on_gpu(folder):
     plain = make_runner(folder, None, 1, device="cuda", attention_backend="torch_native")
     graphs = make_runner(folder, None, 1, device="cuda")
     assert not plain.has_graphs

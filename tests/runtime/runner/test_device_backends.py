@@ -51,12 +51,12 @@ def a_gpu(monkeypatch):
     monkeypatch.setattr(library, "load_attention", lambda specs, **_: lambda pool, layers: "flashinfer")
 
 
-def test_a_cpu_has_torch():
+def test_small_cpu_models_use_torch():
     backends = choose(CPU, [SMALL])
     assert (backends.ops, backends.attention, backends.recorder) == (TORCH_OPS, TORCH_BACKENDS.attention, None)
 
 
-def test_flashinfer_by_name_on_a_cpu():
+def test_flashinfer_is_refused_on_cpu():
     with pytest.raises(ModelLoadError, match="needs a CUDA device, not cpu; use auto"):
         choose(CPU, attention_backend="flashinfer")
 
@@ -68,7 +68,7 @@ def pool(spec: AttentionSpec) -> MHAKVPool:
     )
 
 
-def test_a_cpu_has_the_kernel_for_models_that_gain_by_it(caplog):
+def test_large_cpu_models_use_numba_kernel(caplog):
     pytest.importorskip("numba")
     backends = choose(CPU)
     assert backends.attention(pool(SPEC), [SPEC]).name == "numba"
@@ -99,7 +99,7 @@ def test_logits_of_half_precision_are_not_rounded(caplog, monkeypatch):
     assert "logits are rounded to bfloat16: ZeroDivisionError" in caplog.text
 
 
-def test_products_of_packed_weights_have_a_kernel(caplog, monkeypatch):
+def test_packed_weight_products_use_numba_kernel(caplog, monkeypatch):
     pytest.importorskip("numba")
     from baton.runtime.layers.numba_ops import blocks
 
@@ -126,7 +126,7 @@ def test_products_of_packed_weights_have_a_kernel(caplog, monkeypatch):
     assert not caplog.records, "an error says it all"
 
 
-def test_weights_that_are_widened_need_no_kernel(caplog, monkeypatch):
+def test_widened_weights_need_no_product_kernel(caplog, monkeypatch):
     pytest.importorskip("numba")
     from baton.runtime.layers.numba_ops import blocks
 
@@ -139,7 +139,7 @@ def test_weights_that_are_widened_need_no_kernel(caplog, monkeypatch):
         choose(CPU, linear_backend="numba")
 
 
-def test_a_kernel_that_computes_wrong_is_not_taken(monkeypatch, caplog):
+def test_wrong_attention_kernel_is_not_used(monkeypatch, caplog):
     pytest.importorskip("numba")
     from baton.attention.numba_paged.backend import NumbaPagedBackend
 
@@ -152,7 +152,7 @@ def test_a_kernel_that_computes_wrong_is_not_taken(monkeypatch, caplog):
         choose(CPU, attention_backend="numba")
 
 
-def test_without_numba_warnings_say_what_is_lost_and_what_to_install(monkeypatch, caplog):
+def test_missing_numba_warns_with_install_command(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "baton.attention.numba_paged.backend", None)
     monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.logits", None)
     backends = choose(CPU)
@@ -161,13 +161,13 @@ def test_without_numba_warnings_say_what_is_lost_and_what_to_install(monkeypatch
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_the_kernel_of_cpus_is_refused_on_a_gpu():
+def test_numba_attention_is_refused_on_gpu():
     with pytest.raises(ModelLoadError, match="numba is for a CPU; use auto"):
         choose(attention_backend="numba")
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_a_gpu_has_all():
+def test_gpu_uses_flashinfer_and_cuda_graphs():
     backends = choose()
     pool: Any = None
     assert backends.recorder is CudaRecorder and backends.attention(pool, []) == "flashinfer"
@@ -175,14 +175,14 @@ def test_a_gpu_has_all():
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_torch_native_by_name():
+def test_torch_native_on_gpu_captures_no_graphs():
     """Its shapes change from step to step: nothing to capture."""
     backends = choose(attention_backend="torch_native")
     assert backends.recorder is None and backends.attention is TORCH_BACKENDS.attention
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_without_flashinfer_one_warning_says_why(monkeypatch, caplog):
+def test_missing_flashinfer_logs_one_warning_with_reason(monkeypatch, caplog):
     def fail(specs, **_):
         raise FlashInferUnavailable("FlashInfer is not there; pip install -e '.[cuda]'")
 
@@ -195,7 +195,7 @@ def test_without_flashinfer_one_warning_says_why(monkeypatch, caplog):
         choose(attention_backend="flashinfer")
 
 
-def test_a_cpu_worker_imports_nothing_of_cuda():
+def test_cpu_worker_imports_no_cuda_libraries():
     code = """
 import sys, baton.runtime.worker
 from baton.runtime.runner.device_backends import choose_backends

@@ -49,13 +49,13 @@ def test_an_array_may_change_after_its_upload(send):
 
 
 @both_ways
-def test_a_strided_array_is_uploaded_as_it_reads(send):
+def test_strided_arrays_are_uploaded_in_logical_order(send):
     array = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
     assert send([array], CPU)[0].tolist() == array.tolist()
 
 
 @both_ways
-def test_types_that_would_lose_something_are_refused(send):
+def test_lossy_upload_dtypes_are_refused(send):
     for dtype in (np.uint64, np.float16, np.complex64):
         with pytest.raises(TypeError, match=str(np.dtype(dtype))):
             send([np.zeros(2, dtype=dtype)], CPU)
@@ -76,7 +76,7 @@ def tensors(device: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("count", [0, 1, 6])
-def test_tensors_come_to_the_host_as_they_were(device, count):
+def test_tensors_reach_the_host_unchanged(device, count):
     sent = tensors(device)[:count]
     arrays = to_host(sent).wait()
     assert len(arrays) == count
@@ -86,7 +86,7 @@ def test_tensors_come_to_the_host_as_they_were(device, count):
         assert np.array_equal(array, expected)
 
 
-def test_what_travels_packed_is_unpacked_as_it_was():
+def test_packed_tensors_unpack_unchanged():
     sent = tensors("cpu")
     sent = [sent[0], sent[5], *sent[1:5]]  # those of 8 bytes first
     packed = pack(sent)
@@ -96,7 +96,7 @@ def test_what_travels_packed_is_unpacked_as_it_was():
 
 
 @pytest.mark.gpu
-def test_uploads_to_a_gpu_arrive():
+def test_repeated_uploads_to_gpu_arrive_intact():
     arrays = [np.arange(1000, dtype=np.int32), np.linspace(0, 1, 7, dtype=np.float32), np.array([0.1])]
     for _ in range(100):  # buffers are used again while copies are under way
         for tensor, array in zip(upload(arrays, torch.device("cuda")), arrays, strict=True):

@@ -64,7 +64,7 @@ def test_only_rows_that_sample_are_selected():
     assert forward.sample_indices.tolist() == []
 
 
-def test_logprob_tokens_from_each_rows_start():
+def test_logprob_tokens_begin_at_each_row_start():
     rows, mirror = make_rows()
     for starts, expected in (((1, 1), [1, 2]), ((3, 0), [3]), ((0, 0), [0, 1, 2, 3])):
         forward = build(make_batch(rows, logprob_starts=int32(*starts)), mirror)

@@ -12,7 +12,7 @@ from baton.runtime.runner.cuda_graph import GraphCatalog, decode_sizes, extend_s
 
 @pytest.mark.parametrize("sizes", [decode_sizes, extend_sizes])
 @pytest.mark.parametrize("largest", [1, 2, 3, 8, 64, 100, 512, 1000])
-def test_sizes_rise_to_the_largest(sizes, largest):
+def test_graph_sizes_rise_to_the_largest(sizes, largest):
     found = sizes(largest)
     assert found == sorted(set(found)) and found[-1] == largest
     assert all(below < size for below, size in pairwise(found))
@@ -22,7 +22,7 @@ def test_sizes_rise_to_the_largest(sizes, largest):
 
 @pytest.mark.parametrize("group", [1, 4, 8, 128])
 @pytest.mark.parametrize("max_sequences, max_tokens", [(64, 512), (1, 8), (512, 512), (3, 100)])
-def test_the_smallest_shape_that_holds_a_step(max_sequences, max_tokens, group):
+def test_find_shape_returns_fitting_graph_shape(max_sequences, max_tokens, group):
     shapes = GraphCatalog(max_sequences=max_sequences, max_tokens=max_tokens, group=group)
     for rows in range(1, max_sequences + 1):
         shape = shapes.find_shape(GraphKind.DECODE, rows, rows)
@@ -37,7 +37,7 @@ def test_the_smallest_shape_that_holds_a_step(max_sequences, max_tokens, group):
     assert shapes.find_shape(GraphKind.EXTEND, max_tokens + 1, 1) is None
 
 
-def test_suffixes_of_continuations_find_a_graph():
+def test_continuation_suffixes_fit_a_graph():
     """8B shape, four heads per KV head: from one request to 64, with 2 to 8 tokens each."""
     shapes = GraphCatalog(max_sequences=64, max_tokens=512, group=4)
     for sequences in (1, 2, 16, 63, 64):
@@ -46,7 +46,7 @@ def test_suffixes_of_continuations_find_a_graph():
             assert shape is not None and shape.tokens <= max(24, 2 * sequences * each)
 
 
-def test_a_short_extend_leaves_a_small_tile():
+def test_extend_shapes_leave_a_small_query_tile():
     """What a shape leaves for its longest sequence, in query rows, decides about the kernel's tile."""
     shapes = GraphCatalog(max_sequences=512, max_tokens=512, group=4)
     for shape in shapes.largest_first:
@@ -57,7 +57,7 @@ def test_a_short_extend_leaves_a_small_tile():
     assert shape is not None and shape.sequences == 113, "more than can run: padding is free"
 
 
-def test_graphs_for_beams():
+def test_graph_sizes_for_beams():
     shapes = GraphCatalog(max_sequences=512, max_tokens=512, group=4)
     sizes = [shape.tokens for shape in shapes.largest_first if shape.kind is GraphKind.SHARED]
     assert sizes == [512, 448, 384, 320, 256, 192, 128, 64]
@@ -65,12 +65,12 @@ def test_graphs_for_beams():
     assert few.find_shape(GraphKind.SHARED, 32, 32) is None
 
 
-def test_the_largest_is_captured_first():
+def test_largest_graph_is_captured_first():
     shapes = GraphCatalog(max_sequences=64, max_tokens=256, group=4).largest_first
     assert [shape.tokens for shape in shapes] == sorted((shape.tokens for shape in shapes), reverse=True)
 
 
-def test_the_largest_of_each_kind():
+def test_largest_graph_of_each_kind():
     largest = GraphCatalog(max_sequences=512, max_tokens=512, group=4).largest_of_each_kind
     assert [(shape.kind, shape.tokens) for shape in largest] == [
         (GraphKind.EXTEND, 512),
@@ -79,7 +79,7 @@ def test_the_largest_of_each_kind():
     ]
 
 
-def test_no_graphs():
+def test_no_graphs_at_zero_limits():
     assert GraphCatalog(max_sequences=0, max_tokens=512, group=1).largest_first == []
     only_decode = GraphCatalog(max_sequences=8, max_tokens=0, group=1).largest_first
     assert {shape.kind for shape in only_decode} == {GraphKind.DECODE}

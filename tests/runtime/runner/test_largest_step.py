@@ -50,7 +50,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("tokens, rows", [(100, 7), (20, 90)], ids=str)
-def test_the_largest_step(folder, monkeypatch, page_size, tokens, rows):
+def test_profiled_largest_step_fits_its_pool(folder, monkeypatch, page_size, tokens, rows):
     """A prefill may be shorter than the largest graph, and than the rows that are sampled."""
     monkeypatch.setattr(kernel, "WORKSPACE_BYTES", 1 << 10)
     config = load_model_config(folder, context_length=0)

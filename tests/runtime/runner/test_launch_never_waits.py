@@ -149,7 +149,7 @@ OPERATIONS = dict(operations())
 
 @pytest.mark.parametrize("ops", OPERATIONS)
 @pytest.mark.parametrize("wish", WISHES)
-def test_no_operation_of_a_launch_waits(wish, ops):
+def test_launch_operations_do_not_wait(wish, ops):
     """Twice: the plan of a batch is made and then kept."""
     for vocab_size in (5000, 20_000):
         for logprobs, allowed, idle_row in np.ndindex(2, 2, 2):
@@ -164,7 +164,7 @@ def test_no_operation_of_a_launch_waits(wish, ops):
             assert len(outputs[0].input_logprobs) == (1 if logprobs and idle_row else 0)
 
 
-def test_a_second_look_is_found():
+def test_cpu_top_p_operations_are_detected_as_waiting():
     """The check sees what the operations for CPUs do."""
     batch = make_batch(WISHES["top_p"], logprobs=False, allowed=False, idle_row=False)
     step_runner, batch, before = set_up(CPU, TORCH_OPS, 5000, batch)
@@ -201,12 +201,12 @@ INDEX = torch.tensor([1, 2])
         lambda: torch.equal(TENSOR, TENSOR),
     ],
 )
-def test_each_way_to_wait_is_found(wait: Callable[[], object]):
+def test_every_kind_of_wait_is_detected(wait: Callable[[], object]):
     with no_waits(), pytest.raises(WouldWait):
         wait()
 
 
-def test_copies_through_device_copy_and_work_on_the_device_are_let_pass():
+def test_device_copies_and_device_work_are_not_waits():
     with no_waits():
         (index,) = upload([np.array([1, 2])], CPU)
         values = TENSOR.clone()
@@ -216,7 +216,7 @@ def test_copies_through_device_copy_and_work_on_the_device_are_let_pass():
     assert array.tolist() == [7, 7, 4, 3, 4, 5]
 
 
-def test_a_beam_search_waits_in_one_place():
+def test_beam_ranking_waits_only_to_fetch_candidates():
     """To bring its candidates to the host."""
     logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(0))
     plain = make_sequence(beam_width=3, serial=0)
@@ -241,7 +241,7 @@ def selected_ops() -> SamplingOps:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["torch", "selected"])
 @pytest.mark.parametrize("wish", WISHES)
-def test_no_launch_waits_on_a_gpu(wish, kind):
+def test_launch_does_not_wait_on_gpu(wish, kind):
     """The first launch may: kernels are compiled and memory is allocated then. Tokens equal those of the CPU."""
     device = torch.device("cuda")
     ops = TORCH_GPU_OPS if kind == "torch" else selected_ops()

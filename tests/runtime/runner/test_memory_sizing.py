@@ -43,22 +43,22 @@ def tokens(**changes: Any) -> int:
     return plan(**changes).kv_tokens
 
 
-def test_share_of_memory_minus_weights_minus_the_padding_page():
+def test_kv_tokens_from_memory_share_weights_and_padding_page():
     assert tokens() == 4 * 1024 - 16
 
 
-def test_a_cpu_pool_is_capped_unless_asked_for():
+def test_cpu_pool_is_capped_unless_set_explicitly():
     assert tokens(available=100 * GIB, is_cpu=True) == CPU_POOL_LIMIT // MIB - 16
     assert tokens(available=100 * GIB, is_cpu=True, max_total_tokens=50 * 1024) == 50 * 1024
 
 
-def test_a_request_is_rounded_down_to_pages():
+def test_max_total_tokens_is_rounded_down_to_pages():
     assert tokens(max_total_tokens=100) == 96
     with pytest.raises(ModelLoadError, match="less than one page"):
         tokens(max_total_tokens=15)
 
 
-def test_a_pool_beyond_the_memory_is_refused():
+def test_kv_pool_beyond_memory_is_refused():
     assert tokens(max_total_tokens=8 * 1024) == 8 * 1024
     with pytest.raises(ModelLoadError, match=r"--max-total-tokens 10240 needs 10\.00 GiB.*lower it to at most 8960"):
         tokens(max_total_tokens=10 * 1024)
@@ -69,25 +69,25 @@ def test_a_pool_beyond_the_memory_is_refused():
 @pytest.mark.parametrize(
     "changes", [{"context_length": 5000}, {"weight_bytes": 6 * GIB}, {"mem_fraction_static": 0.15}]
 )
-def test_less_than_one_request_names_the_flags(changes):
+def test_pool_below_one_request_names_flags(changes):
     with pytest.raises(ModelLoadError, match=r"Lower --context-length, raise --mem-fraction-static"):
         tokens(**changes)
 
 
-def test_what_the_profile_run_took_stays_out_where_it_is_more_than_the_share_leaves():
+def test_profiled_memory_beyond_reserved_share_reduces_pool():
     assert tokens(activation_bytes=3 * GIB, graph_bytes=GIB) == 4 * 1024 - 16, "half of the memory is left for them"
     assert tokens(activation_bytes=3 * GIB, graph_bytes=3 * GIB) == 3 * 1024 - MARGIN // MIB - 16
     assert tokens(mem_fraction_static=1.0) == 9 * 1024 - MARGIN // MIB - 16
 
 
-def test_a_larger_share_is_not_recommended_where_it_would_not_help():
+def test_mem_fraction_is_recommended_only_if_it_helps():
     with pytest.raises(ModelLoadError, match=r"Lower --context-length or --chunked-prefill-size \(2048\) or --cuda-g"):
         tokens(activation_bytes=8 * GIB, graph_bytes=GIB)
     with pytest.raises(ModelLoadError, match=r"Lower --context-length or --chunked-prefill-size \(2048\)$"):
         tokens(activation_bytes=8 * GIB, cuda_graph_max_bs=0)
 
 
-def test_the_plan_adds_up():
+def test_memory_plan_adds_up():
     made = plan(activation_bytes=GIB, graph_bytes=GIB // 2)
     assert made.kv_bytes == (made.kv_tokens + 16) * MIB
     parts = made.weights + made.activations + made.graphs + made.kv_bytes + made.free_left
@@ -98,7 +98,7 @@ def test_the_plan_adds_up():
     )
 
 
-def test_graphs_share_the_memory_of_the_largest():
+def test_graph_estimate_shares_memory_of_the_largest():
     estimate = estimate_graph_bytes(num_graphs=10, max_tokens=256, activation_bytes=800 * MIB, profiled_tokens=2048)
     assert estimate == 10 * GRAPH_OVERHEAD + 100 * MIB
     assert estimate_graph_bytes(num_graphs=0, max_tokens=0, activation_bytes=GIB, profiled_tokens=2048) == 0
@@ -114,26 +114,26 @@ def test_graphs_share_the_memory_of_the_largest():
         ("step", "--mem-fraction-static (0.5), or lower --max-running-requests (64)"),
     ],
 )
-def test_running_out_names_the_flag_to_change(phase: Phase, flags: str):
+def test_out_of_memory_error_names_flag_to_change(phase: Phase, flags: str):
     raised = explain_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB."), phase, SETTINGS)
     assert isinstance(raised, torch.OutOfMemoryError if phase == "step" else ModelLoadError)
     assert flags in str(raised) and str(raised).endswith("CUDA out of memory. Tried 2 GiB.")
 
 
-def test_a_pool_that_was_asked_for_is_to_be_made_smaller():
+def test_out_of_memory_with_explicit_pool_names_max_total_tokens():
     asked = dataclasses.replace(SETTINGS, max_total_tokens=4096)
     for phase in ("pool", "capture", "step"):
         assert "lower --max-total-tokens (4096)" in str(explain_out_of_memory(torch.OutOfMemoryError(), phase, asked))
 
 
-def test_the_host_has_some_memory():
+def test_available_memory_of_host():
     cpu = torch.device("cpu")
     assert GIB // 16 < available_memory(cpu) < 2**50
     assert profiled_bytes(cpu, lambda: pytest.fail("there is nothing to profile on a CPU")) == 0
 
 
 @pytest.mark.gpu
-def test_a_peak_is_seen_after_it_is_gone():
+def test_profiled_bytes_include_freed_peak():
     device = torch.device("cuda")
     kept = []
 

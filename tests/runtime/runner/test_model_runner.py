@@ -61,7 +61,7 @@ def make_runner(
     )
 
 
-def test_what_the_worker_reads(folder):
+def test_model_runner_attributes(folder):
     runner = make_runner(folder, context_length=100, page_size=16, max_total_tokens=250)
     assert (runner.max_total_tokens, runner.config.context_length, runner.device.type) == (240, 100, "cpu")
     assert runner.dtype == torch.float32 and make_runner(folder, dtype="auto").dtype == torch.float32
@@ -70,7 +70,7 @@ def test_what_the_worker_reads(folder):
 
 @pytest.mark.parametrize("attention", ["auto", "numba"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_logits_of_half_precision_are_those_of_float32_sums(tmp_path, attention, tied):
+def test_half_precision_logits_are_summed_in_float32(tmp_path, attention, tied):
     """By whatever computes them: of the head's product nothing is rounded."""
     if attention == "numba":
         pytest.importorskip("numba")
@@ -84,7 +84,7 @@ def test_logits_of_half_precision_are_those_of_float32_sums(tmp_path, attention,
     torch.testing.assert_close(runner.compute_logits(hidden), expected.float(), atol=1e-5, rtol=1e-5)
 
 
-def test_a_step_has_as_many_prompt_tokens_as_are_found_best(folder, monkeypatch, caplog):
+def test_chunked_prefill_size_is_chosen_by_trial(folder, monkeypatch, caplog):
     assert make_runner(folder, chunked_prefill_size=0).chunked_prefill_size == 2048, "small models are not tried"
     monkeypatch.setattr(model_runner, "SMALL_MODEL_BYTES", 0)
     assert make_runner(folder, chunked_prefill_size=33).chunked_prefill_size == 33, "who asks for a number gets it"
@@ -119,7 +119,7 @@ def test_rows_that_do_not_sample_have_no_logits(folder):
     torch.testing.assert_close(alone.logits, driver.step([(driver.open(range(9)), 9)]).logits)
 
 
-def test_logprob_hidden_gives_the_logits_of_the_wanted_tokens(folder):
+def test_logprob_hidden_gives_logits_of_requested_tokens(folder):
     runner = make_runner(folder)
     driver = ModelDriver(runner)
     a, b = driver.open(range(8)), driver.open(range(5))
@@ -154,7 +154,7 @@ def test_copies_happen_before_the_step(folder):
 
 
 @torch.inference_mode()
-def test_the_tokens_before_the_first_that_is_not_finite_are_sound(folder):
+def test_sound_tokens_end_before_first_non_finite_kv(folder):
     runner = make_runner(folder)
     driver = ModelDriver(runner, seed=3)
     sequences = [driver.open(range(start, start + 20)) for start in (0, 10, 20)]
@@ -168,7 +168,7 @@ def test_the_tokens_before_the_first_that_is_not_finite_are_sound(folder):
     assert runner.sound_tokens(batch, [0, 1, 2]) == {0: 7, 1: 0, 2: 0}
 
 
-def test_slots_of_a_closed_sequence_leave_no_trace(folder):
+def test_reused_rows_and_slots_do_not_affect_results(folder):
     """Rows and slots are used again; what was in them before must not matter."""
     runner = make_runner(folder, num_rows=1)
     first = ModelDriver(runner, seed=None)

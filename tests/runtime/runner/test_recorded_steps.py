@@ -85,7 +85,7 @@ def test_random_steps(folder: Path, page_size: int, dtype: str) -> None:
     [(ProductChoice.of(NUMBA), True), (ProductChoice((NUMBA, ONEDNN, NUMBA, ONEDNN)), True), (PLAIN, False)],
     ids=str,
 )
-def test_products_that_are_tried_late_take_their_place_in_recorded_steps(
+def test_late_product_trials_update_recorded_steps(
     folder: Path, late: ProductChoice, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the largest shape are left for later, and computed in its form, Numba's, until then."""
@@ -107,7 +107,7 @@ def test_products_that_are_tried_late_take_their_place_in_recorded_steps(
         compare(plain, runner, 1, steps=8, atol=2e-4)
 
 
-def test_a_late_trial_that_fails_leaves_the_layers_as_they_are(
+def test_failed_late_trial_leaves_layers_unchanged(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 0)
@@ -123,13 +123,13 @@ def test_a_late_trial_that_fails_leaves_the_layers_as_they_are(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_all_that_models_have(tmp_path: Path, name: str) -> None:
+def test_recorded_steps_of_all_model_features(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | MODELS[name]))
     assert compare(*both(tmp_path, 1), 1, steps=25, atol=0.0)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_another_number_of_threads(folder: Path, threads: int) -> None:
+def test_recorded_steps_with_changed_thread_count(folder: Path, threads: int) -> None:
     """Which may change from step to step."""
     plain, recorded = both(folder, 1)
     before = torch.get_num_threads()
@@ -150,7 +150,7 @@ def test_flags_choose_the_recorded_shapes(folder: Path) -> None:
     assert Counter({shape.tokens: count for shape, count in replays.items()}) == {2: 1, 1: 2}, "the prompt is one, too"
 
 
-def test_products_that_cannot_be_recorded_are_launched_one_by_one(tmp_path: Path) -> None:
+def test_unrecordable_products_disable_recorded_steps(tmp_path: Path) -> None:
     """33 × 3 outputs fill no blocks."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": 264}))
     runner = make_runner(tmp_path)
@@ -159,7 +159,7 @@ def test_products_that_cannot_be_recorded_are_launched_one_by_one(tmp_path: Path
     driver.generate([driver.open([1, 2])], 3)
 
 
-def test_a_recording_that_computes_wrong_is_not_used(
+def test_wrong_recording_is_not_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Program.run

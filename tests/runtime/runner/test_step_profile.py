@@ -38,7 +38,7 @@ def turn(kind: str, began: float | None = None, ended: float | None = None, **la
     return Turn(kind, 2, 4, given, *events)
 
 
-def test_every_moment_of_a_turn_is_in_a_phase():
+def test_profile_phases_cover_the_whole_turn():
     seconds = itertools.count()
     profiler = StepProfiler(CPU, clock=lambda: float(next(seconds)))
     profiler.lap("receive")
@@ -59,7 +59,7 @@ def test_every_moment_of_a_turn_is_in_a_phase():
     assert not profiler.recording and profiler.stop()["steps"] == 0, "what was told is forgotten"
 
 
-def test_a_turn_without_a_step_counts_with_the_next():
+def test_turn_without_step_counts_toward_the_next():
     seconds = itertools.count()
     profiler = StepProfiler(CPU, clock=lambda: float(next(seconds)))
     profiler.start()
@@ -74,7 +74,7 @@ def test_a_turn_without_a_step_counts_with_the_next():
     assert profile["kinds"]["decode"]["step_ms"]["total"] == 3000.0 and profile["idle_ms"] == 1000.0
 
 
-def test_a_turn_that_slept_is_idle_as_a_whole():
+def test_turn_with_sleep_is_wholly_idle():
     """Else a long quiet time would end up in the first step after it."""
     seconds = itertools.count()
     profiler = StepProfiler(CPU, clock=lambda: float(next(seconds)))
@@ -107,7 +107,7 @@ def test_device_time_between_the_events():
     assert profile["kinds"]["extend"]["gap_ms"] == {} and decode["host_ms"]["median"] == 1.0
 
 
-def test_events_stand_where_the_plan_and_the_launch_end(monkeypatch: pytest.MonkeyPatch):
+def test_events_are_recorded_after_plan_and_launch(monkeypatch: pytest.MonkeyPatch):
     moments = itertools.count()
 
     class Recorded(Event):
@@ -133,11 +133,11 @@ def test_events_stand_where_the_plan_and_the_launch_end(monkeypatch: pytest.Monk
     assert group["device_ms"]["total"] == 3.0 and group["gap_ms"]["total"] == 2.0
 
 
-def test_nothing_was_done():
+def test_profile_without_steps_is_empty():
     assert describe([], "cpu")["kinds"]["all"]["step_ms"] == {}
 
 
-def test_only_the_last_turns_are_kept():
+def test_profile_keeps_only_the_last_turns():
     profiler = StepProfiler(CPU)
     profiler.start()
     batch = step(ForwardMode.DECODE, [1])
@@ -147,7 +147,7 @@ def test_only_the_last_turns_are_kept():
 
 
 @pytest.mark.gpu
-def test_the_device_is_timed():
+def test_profile_times_the_gpu():
     profiler = StepProfiler(torch.device("cuda"))
     matrix = torch.ones(4096, 4096, device="cuda")
     profiler.start()

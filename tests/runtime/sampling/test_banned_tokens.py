@@ -77,7 +77,7 @@ def test_bans_follow_growing_outputs_and_changing_batches(seed: int) -> None:
     assert hits > 50, "the test needs bans"
 
 
-def test_the_first_token_in_flight_begins_a_sequence_and_the_prompt_does_not() -> None:
+def test_bans_look_at_output_tokens_not_the_prompt() -> None:
     sampler, logits = Sampler(VOCAB, EOS, CPU), torch.zeros(1, VOCAB)
     one = make_known(prompt=[5, 6], banned=[[5, 7], [6, 8], [5, 6, 9]])
     assert torch.equal(adjusted(sampler, logits, [one]), logits)
@@ -109,14 +109,14 @@ def test_no_draw_gives_a_banned_token(wish: dict) -> None:
     assert {1, 2} <= set(known.output)
 
 
-def test_penalties_and_the_minimum_leave_bans_as_they_are() -> None:
+def test_penalties_and_min_new_tokens_keep_bans() -> None:
     wish = {"repetition_penalty": 0.5, "frequency_penalty": -2.0, "min_new_tokens": 9, "logit_bias": {3: 100.0}}
     known = make_known(banned=[[3], [1, 2]], output=[2, 3, 1], stop_token_ids=(4,), **wish)
     found = adjusted(Sampler(VOCAB, EOS, CPU), torch.randn(1, VOCAB), [known])
     assert found.isinf().nonzero().tolist() == [[0, 0], [0, 2], [0, 3], [0, 4]] and not found.isnan().any()
 
 
-def test_tokens_are_recorded_only_where_bans_look_back() -> None:
+def test_output_is_recorded_only_for_multi_token_bans() -> None:
     table = SequenceTable()
     plain, single, pair = (make_sequence(serial=i, banned=ids).info for i, ids in enumerate(([], [[5]], [[5, 6]])))
     table.update_sequences([plain, single, pair], [])
@@ -128,7 +128,7 @@ def test_tokens_are_recorded_only_where_bans_look_back() -> None:
     assert len(state._tail) == 1
 
 
-def test_a_batch_without_bans_does_no_more_than_before() -> None:
+def test_batch_without_bans_does_not_copy_logits() -> None:
     """The logits come back as they are, not a copy of them; single tokens are part of the biases."""
     sampler, logits = Sampler(VOCAB, EOS, CPU), torch.randn(2, VOCAB)
     plain = [make_known(temperature=0.0), make_known(temperature=0.7)]

@@ -87,7 +87,7 @@ def every_pair(rows: int, vocab_size: int) -> AllowedTokens:
 
 @pytest.mark.parametrize("vocab_size", [7, 128, 300, 1000])
 @pytest.mark.parametrize("seed", range(5))
-def test_random_batches_equal_a_sort_of_everything(seed, vocab_size):
+def test_random_beam_batches_equal_full_sort(seed, vocab_size):
     rng = np.random.default_rng([seed, vocab_size])
     steps, start = [], 0
     for _ in range(int(rng.integers(1, 8))):
@@ -122,7 +122,7 @@ def test_ties_go_to_the_lower_beam_then_the_lower_token(with_trie):
     assert (found.parents * 700 + found.tokens).tolist() == order[:900].tolist()
 
 
-def test_the_same_answer_in_any_company():
+def test_beam_candidates_are_batch_invariant():
     rng = np.random.default_rng(1)
     logits = random_logits(rng, 12, 500)
     steps = [
@@ -138,7 +138,7 @@ def test_the_same_answer_in_any_company():
             assert np.array_equal(getattr(alone, name), getattr(found, name))
 
 
-def test_the_first_step_has_one_beam_and_may_have_few_tokens():
+def test_first_step_with_one_beam_may_have_few_candidates():
     logits = random_logits(np.random.default_rng(2), 1, 9)
     step = make_step(0, 1, 64)
     (found,) = rank(logits, [step])
@@ -158,7 +158,7 @@ def test_impossible_pairs_are_no_candidates():
     assert found.tokens.tolist() == list(range(190, 200))
 
 
-def test_a_trie_without_a_way_on_leaves_no_candidates():
+def test_exhausted_trie_leaves_no_candidates():
     nothing = AllowedTokens.pack(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
     ends_only = AllowedTokens.pack(np.zeros(2, dtype=np.int32), np.array((7, 8), dtype=np.int32))
     steps = [
@@ -172,7 +172,7 @@ def test_a_trie_without_a_way_on_leaves_no_candidates():
     check(found[2], logits, steps[2])
 
 
-def test_ids_outside_the_vocabulary_touch_nothing():
+def test_ids_outside_vocabulary_are_ignored():
     options: dict[str, Any] = {"logit_bias": {-1: 50.0, 50: 50.0}, "stop_token_ids": (99,), "bans_ends": True}
     step = make_step(0, 2, 4, **options)
     logits = random_logits(np.random.default_rng(4), 2, 50)
@@ -180,7 +180,7 @@ def test_ids_outside_the_vocabulary_touch_nothing():
     check(found, logits, make_step(0, 2, 4, bans_ends=True))
 
 
-def test_likeliest_tokens_after_each_beam():
+def test_top_logprobs_after_each_beam():
     """Those of the model itself: no bias, no ban, no trie."""
     rng = np.random.default_rng(5)
     logits = random_logits(rng, 7, 300)
@@ -202,7 +202,7 @@ def test_likeliest_tokens_after_each_beam():
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 3])
-def test_slices_of_rows_change_nothing(monkeypatch, rows_at_once):
+def test_row_slices_change_no_result(monkeypatch, rows_at_once):
     logits = random_logits(np.random.default_rng(6), 8, 400)
     step = make_step(0, 8, 16, top_logprobs=3)
     (whole,) = rank(logits, [step])
@@ -212,7 +212,7 @@ def test_slices_of_rows_change_nothing(monkeypatch, rows_at_once):
         assert np.array_equal(getattr(whole, name), getattr(sliced, name))
 
 
-def test_results_outlive_the_logits():
+def test_results_do_not_alias_the_logits():
     logits = random_logits(np.random.default_rng(7), 4, 200)
     (found,) = rank(logits, [make_step(0, 4, 8)])
     before = found.scores.copy(), found.tokens.copy()
@@ -220,7 +220,7 @@ def test_results_outlive_the_logits():
     assert np.array_equal(found.scores, before[0]) and np.array_equal(found.tokens, before[1])
 
 
-def test_a_flat_top_k_finds_the_same():
+def test_beam_candidates_equal_flat_top_k():
     """As transformers does it: one topk over all accumulated log-probabilities."""
     rng = np.random.default_rng(8)
     logits, scores = random_logits(rng, 32, 2000), rng.normal(size=32).astype(np.float32) - 9
@@ -243,7 +243,7 @@ def random_search(rng: np.random.Generator, start: int, rows: int, vocab_size: i
 
 @pytest.mark.parametrize("vocab_size", [33, 300])
 @pytest.mark.parametrize("seed", range(6))
-def test_many_allowed_pairs_are_ranked_as_few_are(monkeypatch, seed, vocab_size):
+def test_dense_and_gathered_ranking_agree(monkeypatch, seed, vocab_size):
     """All pairs with the others at -inf, or the allowed ones gathered: the candidates are the same, and so are their
     scores but for rounding, as a bias is added before or after the log-softmax."""
     rng = np.random.default_rng([seed, vocab_size])

@@ -109,7 +109,7 @@ def broken(**wrong: int) -> Sampler:
 @pytest.mark.parametrize(
     ("op", "wish"), [("draw_all", {}), ("draw_top_k", {"top_k": 5}), ("draw_nucleus", {"top_p": 0.5})]
 )
-def test_a_draw_that_leaves_the_mask_fails_its_row_alone(op: str, wish: dict[str, Any], token: int) -> None:
+def test_draw_outside_mask_fails_only_its_row(op: str, wish: dict[str, Any], token: int) -> None:
     logits = random_logits(3)
     step_runner = make_step_runner(logits)
     step_runner._sampler = broken(**{op: token})
@@ -120,14 +120,14 @@ def test_a_draw_that_leaves_the_mask_fails_its_row_alone(op: str, wish: dict[str
     assert (rows[0], rows[2]) == ([int(logits[0].argmax())], [int(logits[2].argmax())])
 
 
-def test_a_draw_of_a_token_that_no_vocabulary_has_fails_without_any_constraint() -> None:
+def test_draw_outside_vocabulary_fails_unconstrained_row() -> None:
     step_runner = make_step_runner(random_logits(2))
     step_runner._sampler = broken(draw_all=VOCAB_SIZE)
     result = step_runner.run(make_batch([greedy(), make_info(serial=10_002)])).result
     assert result.forbidden_rows == (1,)
 
 
-def test_a_banned_word_and_an_end_that_comes_too_early_are_found() -> None:
+def test_banned_token_and_early_end_are_detected() -> None:
     infos = [
         make_info(serial=10_003, banned=[(9,)]),
         make_info(serial=10_004, min_new_tokens=2, stop_token_ids=(9,)),
@@ -138,7 +138,7 @@ def test_a_banned_word_and_an_end_that_comes_too_early_are_found() -> None:
     assert step_runner.run(make_batch(infos)).result.forbidden_rows == (0, 1)
 
 
-def test_rows_that_bring_several_tokens_or_none() -> None:
+def test_forbidden_rows_of_ragged_results() -> None:
     batch = make_batch([greedy()] * 4, allowed=allow({1: [5, 6], 3: [7]}))
     counts = np.array([0, 2, 1, 3], dtype=np.int32)
 
@@ -154,7 +154,7 @@ def test_rows_that_bring_several_tokens_or_none() -> None:
     assert forbidden_rows(batch, np.zeros(4, dtype=np.int32), np.empty(0, dtype=np.int64), None, ECHO_VOCAB) == []
 
 
-def test_holds_is_membership() -> None:
+def test_holds_equals_set_membership() -> None:
     rng = np.random.default_rng(SEED)
     pairs = {(int(row), int(token)) for row, token in zip(rng.integers(0, 5, 200), rng.integers(0, 200, 200))}
     rows, tokens = np.array(sorted(pairs), dtype=np.int32).T
@@ -166,7 +166,7 @@ def test_holds_is_membership() -> None:
     assert nothing.holds(asked[:, 0], asked[:, 1]).sum() == 0
 
 
-def test_candidates_of_a_search() -> None:
+def test_forbidden_candidates_of_a_search() -> None:
     search = make_search(2)
     step = replace(make_step(search, 0, 2, 2), allowed=allow({0: [5, 6], 1: [7]}))
 

@@ -69,7 +69,7 @@ def test_input_logprobs_of_ragged_requests(monkeypatch, prompt_slice):
         start += len(target)
 
 
-def test_slices_of_rows_change_nothing(monkeypatch):
+def test_row_slices_change_no_result(monkeypatch):
     logits, ids = random_logits(2, 10), torch.arange(10)
     whole = of_outputs(logits, ids, [3] * 10)
     monkeypatch.setitem(logprobs.SLICE_ELEMENTS, "cpu", 3 * VOCAB)
@@ -82,7 +82,7 @@ def test_targets_and_hidden_states_must_match():
         input_logprobs(torch.zeros(3, 8), [np.zeros(2, np.int32)], [0], lambda h: h)
 
 
-def test_results_outlive_the_logits():
+def test_results_do_not_alias_the_logits():
     logits = random_logits(3, 1)
     result = of_outputs(logits, torch.tensor([4]), [2])[0]
     before = result.values.copy()
@@ -93,7 +93,7 @@ def test_results_outlive_the_logits():
 NAMED = [(3, 59), (), (7, 0, 7, 11), (1,)]
 
 
-def test_named_tokens_of_outputs():
+def test_output_logprobs_of_named_tokens():
     logits, ids, top_ks = random_logits(4, 4), torch.tensor([3, 59, 0, 7]), [2, 0, 1, 0]
     scores = output_logprobs(logits, ids, [1] * len(ids), top_ks, named=NAMED)
     results = read(scores, list(ids.numpy().astype(np.int32).reshape(-1, 1)))
@@ -110,7 +110,7 @@ def test_named_tokens_of_outputs():
 
 
 @pytest.mark.parametrize("prompt_slice", [1, 4, 256])
-def test_named_tokens_of_ragged_prompts(monkeypatch, prompt_slice):
+def test_input_logprobs_of_named_tokens(monkeypatch, prompt_slice):
     monkeypatch.setattr(logprobs, "PROMPT_SLICE", prompt_slice)
     monkeypatch.setitem(logprobs.SLICE_ELEMENTS, "cpu", 3 * VOCAB)
     generator = torch.Generator().manual_seed(1)
@@ -146,7 +146,7 @@ def test_a_row_of_nan_logits_has_no_named_logprobs():
 
 
 @pytest.mark.equality
-def test_equals_transformers():
+def test_logprobs_equal_transformers():
     """Logprobs of a prompt and of the token after it, from hidden states, as the model's own forward gives them."""
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -29,7 +29,7 @@ def noise(seeds, positions, token_ids) -> np.ndarray:
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 33, 1000])
-def test_equals_the_twin_at_every_vector_length(length):
+def test_noise_equals_numpy_twin_at_any_length(length):
     seeds, positions = [0, 1, 2**63 + 511], [0, 5, 131071]
     ids = np.arange(151_000, 151_000 + length)
     keys = draw_keys(np.array(seeds, dtype=np.uint64), np.array(positions))
@@ -37,7 +37,7 @@ def test_equals_the_twin_at_every_vector_length(length):
     np.testing.assert_allclose(noise(seeds, positions, ids), expected, rtol=1e-6)
 
 
-def test_a_token_has_its_noise_wherever_it_stands():
+def test_noise_depends_on_token_id_not_vector_position():
     ids = np.random.default_rng(0).permutation(5000)
     assert np.array_equal(noise([7], [3], ids)[0], noise([7], [3], np.arange(5000))[0, ids])
 
@@ -47,7 +47,7 @@ def test_a_token_has_its_noise_wherever_it_stands():
     [(np.arange(50), np.zeros(50)), (np.full(50, 11), np.arange(50))],
     ids=["many seeds", "many positions"],
 )
-def test_is_exponential(seeds, positions):
+def test_noise_is_exponential(seeds, positions):
     """Kolmogorov-Smirnov over 50 draws of 4000 tokens; 1.95 / sqrt(n) is passed by chance in one of 1000 runs."""
     sample = np.sort(noise(seeds, positions.astype(np.int64), np.arange(4000)).ravel().astype(np.float64))
     assert sample[0] > 0.0 and np.isfinite(sample).all()
@@ -56,7 +56,7 @@ def test_is_exponential(seeds, positions):
     assert distance < 1.95 / np.sqrt(n)
 
 
-def test_neighbours_are_uncorrelated():
+def test_noise_of_neighbours_is_uncorrelated():
     """Uniforms of neighbouring ids, positions and seeds; each correlation of n pairs is ~ N(0, 1 / n)."""
     ids = np.arange(2000)
     grid = -np.expm1(-noise(np.repeat(np.arange(20), 20), np.tile(np.arange(20), 20), ids).astype(np.float64))

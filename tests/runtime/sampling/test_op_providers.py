@@ -33,7 +33,7 @@ def select(caplog: pytest.LogCaptureFixture, providers: dict[str, Provider]) -> 
     return ops, "".join(warnings)
 
 
-def test_a_cpu_imports_nothing_of_a_gpu():
+def test_cpu_sampling_imports_no_gpu_libraries():
     code = """
 import sys, torch
 from baton.runtime.step_runner import StepRunner
@@ -58,7 +58,7 @@ def test_good_operations_are_chosen_and_logged(caplog):
     ]
 
 
-def test_a_provider_that_is_not_installed(caplog):
+def test_missing_provider_falls_back_with_warning(caplog):
     def load(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
         raise ImportError("No module named 'triton'\nmore")
 
@@ -68,7 +68,7 @@ def test_a_provider_that_is_not_installed(caplog):
     assert "pip install -e '.[cuda]'" in warning
 
 
-def test_operations_that_raise_or_are_wrong(caplog):
+def test_failing_or_wrong_ops_fall_back_with_warning(caplog):
     def broken(*args: Any) -> torch.Tensor:
         raise RuntimeError("no kernel image is available for execution on the device")
 
@@ -86,7 +86,7 @@ def test_operations_that_raise_or_are_wrong(caplog):
     )
 
 
-def test_draws_that_depend_on_the_batch_are_refused(caplog):
+def test_batch_dependent_draws_are_rejected(caplog):
     """What a row gets must not change with the rows beside it."""
 
     def shifty(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,7 @@ def test_draws_that_depend_on_the_batch_are_refused(caplog):
     assert ops == TORCH_GPU_OPS and "draw_nucleus of fast: WrongAnswer" in warning
 
 
-def test_the_kernels_pass_where_they_are_there(caplog, monkeypatch, interpreter):
+def test_available_kernels_pass_the_probe(caplog, monkeypatch, interpreter):
     """Triton's in its interpreter; FlashInfer's cut by a stand-in."""
     fake_top_p.install(monkeypatch)
     ops, warning = select(caplog, PROVIDERS)
@@ -114,13 +114,13 @@ def _functions(ops: SamplingOps) -> list[Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 131, *(pytest.param(size, marks=pytest.mark.slow) for size in (40, 2500))])
-def test_vocabularies_of_any_size_are_tried(monkeypatch, interpreter, vocab_size):
+def test_kernels_pass_probe_at_any_vocabulary_size(monkeypatch, interpreter, vocab_size):
     fake_top_p.install(monkeypatch)
     ops = probe(CPU, vocab_size, PROVIDERS)
     assert not set(_functions(ops)) & set(_functions(TORCH_OPS))
 
 
-def test_without_a_compiler_for_flashinfer_triton_cuts_the_nucleus(caplog, monkeypatch, interpreter):
+def test_triton_draws_nucleus_if_flashinfer_fails(caplog, monkeypatch, interpreter):
     def fails(*args: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("Could not find nvcc")
 
@@ -135,7 +135,7 @@ def test_without_a_compiler_for_flashinfer_triton_cuts_the_nucleus(caplog, monke
 
 @pytest.mark.parametrize("vocab_size", [500, 3000])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_nucleus_by_a_cut(monkeypatch, seed, vocab_size):
+def test_flashinfer_nucleus_matches_sorted_nucleus(monkeypatch, seed, vocab_size):
     """Equal to the sorted one where nothing ties; where tokens tie, what is drawn is as likely as the last kept."""
     fake_top_p.install(monkeypatch)
     from baton.runtime.sampling import flashinfer_ops
@@ -154,7 +154,7 @@ def test_the_nucleus_by_a_cut(monkeypatch, seed, vocab_size):
 
 @pytest.mark.parametrize("vocab_size", [200, 3000])
 @pytest.mark.parametrize("seed", range(3))
-def test_both_nuclei_of_torch_agree(seed, vocab_size):
+def test_both_torch_nucleus_draws_agree(seed, vocab_size):
     case = random_case(seed, 60, vocab_size, most_top_k=vocab_size)
     case.filters.top_k.fill_(vocab_size)
     case.filters.top_p.clamp_(max=0.999)
@@ -164,7 +164,7 @@ def test_both_nuclei_of_torch_agree(seed, vocab_size):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocab_size", [128_256, 151_936])
-def test_a_gpu_has_kernels_for_all(caplog, vocab_size):
+def test_gpu_has_kernels_for_all_sampling_ops(caplog, vocab_size):
     """Selection compares each with torch; here nothing may have fallen back."""
     with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.op_providers"):
         select_sampling_ops(torch.device("cuda"), vocab_size)

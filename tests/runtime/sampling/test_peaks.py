@@ -49,7 +49,7 @@ def test_peaks_are_finite_for_usable_rows(name: str, constrained: bool) -> None:
     assert all(0 <= token < VOCAB for token in sampled.ids.tolist()), "the next step looks them up"
 
 
-def test_mixed_batches_too() -> None:
+def test_peaks_in_mixed_batches() -> None:
     logits, sound = rows_of_all_kinds()
     wishes = list(REQUESTS.values())
     sequences = [make_sequence(seed=row, **wishes[row % len(wishes)]) for row in range(len(logits))]

@@ -65,7 +65,7 @@ def check(sequences: list[KnownSequence], rng: np.random.Generator) -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_grows_with_the_output_through_a_changing_batch():
+def test_penalties_follow_output_in_changing_batches():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         sequences = [random_sequence(rng) for _ in range(6)]
@@ -77,7 +77,7 @@ def test_grows_with_the_output_through_a_changing_batch():
                 sequence.append(int(rng.integers(0, VOCAB)))
 
 
-def test_sequences_that_take_turns_in_a_row_do_not_mix():
+def test_sequences_alternating_in_one_row_do_not_mix():
     rng = np.random.default_rng(0)
     first, second = random_sequence(rng), random_sequence(rng)
     for sequence in (first, second, first):
@@ -85,7 +85,7 @@ def test_sequences_that_take_turns_in_a_row_do_not_mix():
         sequence.append(3)
 
 
-def test_a_sequence_keeps_its_counts_in_another_row():
+def test_counts_follow_sequence_to_another_row():
     rng = np.random.default_rng(1)
     sequence, other = random_sequence(rng), random_sequence(rng)
     check([sequence], rng)
@@ -93,7 +93,7 @@ def test_a_sequence_keeps_its_counts_in_another_row():
     check([other, sequence], rng)
 
 
-def test_many_distinct_tokens():
+def test_penalties_with_many_distinct_tokens():
     sequence = make_known(prompt=[0], frequency_penalty=1.0)
     for token_id in [*range(2000), *range(1000)]:
         sequence.append(token_id)
@@ -102,7 +102,7 @@ def test_many_distinct_tokens():
     assert logits[0, :1000].eq(-2).all() and logits[0, 1000:].eq(-1).all()
 
 
-def test_nothing_seen_changes_nothing():
+def test_penalties_without_seen_tokens_change_nothing():
     logits = torch.ones(1, VOCAB)
     apply(logits, [0], [make_known(presence_penalty=1.0)])
     assert logits.eq(1).all()

@@ -10,7 +10,7 @@ from baton.runtime.sampling.ranking import BEST_CHUNK, MIN_CHUNKED, best_tokens,
 
 
 @pytest.mark.parametrize("k", [1, 5, 50, 200])
-def test_descending_and_ties_by_token_id(k):
+def test_top_tokens_descend_with_ties_by_token_id(k):
     rng = np.random.default_rng(k)
     # bf16 and few levels: nearly every value is tied
     logits = torch.from_numpy(rng.integers(-20, 20, (7, 200)).astype(np.float32) / 4).bfloat16().float()
@@ -30,7 +30,7 @@ def test_tiny_and_negative_values_keep_their_order():
 
 @pytest.mark.parametrize("vocab_size", [MIN_CHUNKED - 1, MIN_CHUNKED, 16_500, 50_257])
 @pytest.mark.parametrize("k", [1, 50, 255, 256, 700])
-def test_wide_vocabularies_rank_as_a_stable_sort_does(vocab_size, k):
+def test_wide_vocabulary_ranking_equals_stable_sort(vocab_size, k):
     """By chunks or not: ties everywhere, zeros of both signs, rows with nothing or little but -inf."""
     generator = torch.Generator().manual_seed(k)
     logits = torch.randn(5, vocab_size, generator=generator).bfloat16().float()
@@ -44,14 +44,14 @@ def test_wide_vocabularies_rank_as_a_stable_sort_does(vocab_size, k):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_rows_of_nan_name_tokens_all_the_same(sign):
+def test_nan_rows_still_give_valid_token_ids(sign):
     logits = torch.full((2, 16_401), math.copysign(math.nan, sign))
     ids = top_tokens(logits, 40)[1]
     assert ids.min() >= 0 and ids.max() < 16_401
 
 
 @pytest.mark.parametrize("vocab_size", [200, MIN_CHUNKED, MIN_CHUNKED + 1, MIN_CHUNKED + BEST_CHUNK - 1, 50_257])
-def test_the_best_token_is_the_first_of_the_highest(vocab_size):
+def test_best_token_is_first_of_the_highest(vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(9, vocab_size, generator=generator).bfloat16().float()
     logits[1] = -float("inf")

@@ -163,7 +163,7 @@ def test_rows_with_allowed_tokens_equal_the_slow_twin(seed, vocab_size):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_same_answer_in_any_batch(seed):
+def test_sampling_is_batch_invariant(seed):
     """Alone, in shuffled parts, in slices of any size, with a fresh sampler or a used one."""
     rng = np.random.default_rng(seed)
     vocab_size = int(rng.choice([30, 700, 2000]))
@@ -228,7 +228,7 @@ def test_draws_follow_the_softmax_of_the_filtered_tokens(sampling):
     assert chi_square(observed[kept], np.array([weights[i] for i in kept])) < critical_value(len(kept) - 1)
 
 
-def test_one_seed_over_many_positions():
+def test_draws_of_one_seed_over_positions_follow_softmax():
     vocab_size = 12
     logits = torch.from_numpy(np.random.default_rng(4).normal(size=(1, vocab_size)).astype(np.float32))
     sequence, fast = make_known(seed=99), sampler(vocab_size)
@@ -238,7 +238,7 @@ def test_one_seed_over_many_positions():
     assert chi_square(observed, logits[0].softmax(-1).numpy()) < critical_value(vocab_size - 1)
 
 
-def test_a_nucleus_wider_than_the_first_look():
+def test_nucleus_wider_than_first_look_equals_slow_twin():
     """Nearly flat logits: top_p needs more than NUCLEUS_WIDTH tokens in one row and not in the other."""
     rng = np.random.default_rng(5)
     vocab_size = 4 * NUCLEUS_WIDTH
@@ -265,7 +265,7 @@ class TestGreedy:
     @pytest.mark.parametrize(
         "sampling", [{"temperature": 1e-45}, {"temperature": 1e-300}, {"top_p": 1e-9}, {"min_p": 1.0}]
     )
-    def test_limits_of_sampling_are_greedy(self, sampling):
+    def test_extreme_sampling_params_are_greedy(self, sampling):
         logits = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 500)).astype(np.float32)) * 50
         sequences = [make_known(seed=i, **sampling) for i in range(20)]
         assert torch.equal(sample(sampler(500), logits, sequences), logits.argmax(-1))
@@ -282,7 +282,7 @@ class TestEdges:
             sequence.append(ids[-1])
         assert ids == [0, 0, 2]
 
-    def test_ids_outside_the_vocabulary_touch_nothing(self):
+    def test_ids_outside_vocabulary_are_ignored(self):
         sequence = make_known(
             temperature=0.0, min_new_tokens=1, stop_token_ids=(99, -3), logit_bias={-1: 100.0, 10: 100.0}
         )
@@ -301,7 +301,7 @@ class TestEdges:
         ids = sample(sampler(3), logits, sequences).tolist()
         assert ids[:2] == [0, 2] and ids[2] in (0, 1)
 
-    def test_a_row_of_nan_yields_a_token_and_hurts_no_other(self):
+    def test_nan_row_yields_a_token_and_affects_no_other(self):
         logits = torch.randn(4, 600, generator=torch.Generator().manual_seed(0))
         params: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9})
         expected = sample(sampler(600), logits[:1].expand(4, -1), [make_known(**p) for p in params])
@@ -315,7 +315,7 @@ class TestEdges:
         "sampling", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.2}, {"temperature": 1e20}]
     )
     @pytest.mark.parametrize("broken", [math.nan, -math.inf, math.inf])
-    def test_a_broken_row_still_yields_an_allowed_token(self, sampling, broken):
+    def test_non_finite_row_yields_an_allowed_token(self, sampling, broken):
         logits = torch.full((1, 600), broken)
         sequence = make_known(
             repetition_penalty=1.5, prompt=[300, 301], logit_bias={300: -100.0}, eos_ends=False, **sampling
@@ -323,7 +323,7 @@ class TestEdges:
         allowed = np.array([300, 301, 599], dtype=np.int32)
         assert int(sample(sampler(600), logits, [sequence], allow({0: allowed}))) in (300, 301, 599)
 
-    def test_where_only_ends_are_allowed_min_new_tokens_gives_way(self):
+    def test_min_new_tokens_yields_if_only_ends_are_allowed(self):
         """An item that holds a stop id, which does not end the sequence yet. An eos id in an item ends nothing."""
         logits = torch.zeros(1, 10)
         logits[0, 8] = 9.0
@@ -333,7 +333,7 @@ class TestEdges:
         assert int(sample(fast, logits, [sequence], allow({0: np.array([7, 9], dtype=np.int32)}))) == 9
         assert int(sample(fast, logits, [sequence], allow({0: np.array([5, 9], dtype=np.int32)}))) == 5
 
-    def test_tokens_in_flight_count_as_drawn(self):
+    def test_tokens_in_flight_advance_the_draw_position(self):
         """A step that is sampled while the one before is in flight draws at the next position."""
         logits = torch.zeros(1, 5000)
         sequence, fast = make_known(seed=1), sampler(5000)
@@ -342,7 +342,7 @@ class TestEdges:
         sequence.append(int(now))
         assert torch.equal(sample(fast, logits, [sequence]), ahead) and not torch.equal(now, ahead)
 
-    def test_the_plan_follows_the_batch(self):
+    def test_sampling_plan_follows_the_batch(self):
         logits = torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])
         fast = sampler(3)
         a, b = make_known(temperature=0.0), make_known(temperature=0.0, logit_bias={0: -50.0})

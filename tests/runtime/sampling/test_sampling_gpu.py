@@ -58,7 +58,7 @@ def make_case(name: str, vocab_size: int, width: int, seed: int) -> DrawCase:
         ("draw_all", 1),
     ],
 )
-def test_kernels_draw_what_torch_draws(parity, name, width, vocab_size):
+def test_kernel_draws_match_torch(parity, name, width, vocab_size):
     ops = ops_for(vocab_size)
     for seed in range(4):
         case = make_case(name, vocab_size, width, seed)
@@ -77,7 +77,7 @@ def _torch() -> SamplingOps:
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("name", ["draw_top_k", "draw_nucleus", "draw_all"])
-def test_a_row_gets_the_same_token_in_any_batch(name, vocab_size):
+def test_gpu_draws_are_batch_invariant(name, vocab_size):
     ops = ops_for(vocab_size)
     case = make_case(name, vocab_size, 60, 0)
     together = draw(ops, name, case, 60)
@@ -89,7 +89,7 @@ def test_a_row_gets_the_same_token_in_any_batch(name, vocab_size):
 
 @pytest.mark.parametrize("cut", ["triton", "flashinfer"])
 @pytest.mark.parametrize("vocab_size", [128_256])
-def test_nuclei_draw_what_the_sorted_one_does(parity, cut, vocab_size):
+def test_gpu_nucleus_draws_match_sorted_nucleus(parity, cut, vocab_size):
     """Both that a GPU may have, whichever it prefers."""
     if cut == "flashinfer":
         pytest.importorskip("flashinfer")
@@ -107,7 +107,7 @@ def test_nuclei_draw_what_the_sorted_one_does(parity, cut, vocab_size):
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-def test_the_survey_of_beams(parity, vocab_size):
+def test_gpu_row_statistics_match_torch(parity, vocab_size):
     ops = ops_for(vocab_size)
     logits = random_case(0, 512, vocab_size, device="cuda").logits
     for name, found, expected in zip(
@@ -118,14 +118,14 @@ def test_the_survey_of_beams(parity, vocab_size):
 
 @pytest.mark.parametrize("k", [1, 50, 1000])
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-def test_the_ranking_is_that_of_the_cpu(k, vocab_size):
+def test_gpu_ranking_equals_cpu(k, vocab_size):
     case = random_case(k, 16, vocab_size, device="cuda")
     values, ids = top_tokens(case.logits, k)
     expected_values, expected_ids = top_tokens(case.logits.cpu(), k)
     assert torch.equal(ids.cpu(), expected_ids) and torch.equal(values.cpu(), expected_values)
 
 
-def test_the_noise_is_that_of_the_cpu(parity):
+def test_gpu_noise_matches_cpu(parity):
     from baton.runtime.sampling.noise import exponential_noise
     from tests.doubles import noise_kernel
 

@@ -9,7 +9,7 @@ from baton.runtime.sampling.sequences import SequenceTable
 from tests.doubles.sampling_requests import make_info, make_sequence
 
 
-def test_sequences_are_there_from_opened_to_closed():
+def test_sequences_are_kept_from_open_to_close():
     table = SequenceTable()
     first, second, third = (make_info(serial=serial, seed=serial) for serial in (4, 9, 11))
     table.update_sequences([first, second], [])
@@ -22,7 +22,7 @@ def test_sequences_are_there_from_opened_to_closed():
         table[4]
 
 
-def test_what_was_never_opened_may_be_closed_and_twice():
+def test_closing_unknown_or_closed_sequence_is_ignored():
     table = SequenceTable()
     table.update_sequences([make_info(serial=1)], [7])
     table.update_sequences([], [1, 7])

@@ -42,7 +42,7 @@ def slow_words(pairs: Pairs) -> dict[tuple[int, int], int]:
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 1000])
 @pytest.mark.parametrize("seed", range(6))
-def test_packs_words_and_unpacks_the_same_pairs(seed, vocab_size):
+def test_token_mask_pack_and_unpack_round_trip(seed, vocab_size):
     rng = np.random.default_rng([seed, vocab_size])
     pairs = random_pairs(rng, int(rng.integers(1, 9)), vocab_size)
     allowed = pack(pairs)
@@ -54,7 +54,7 @@ def test_packs_words_and_unpacks_the_same_pairs(seed, vocab_size):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_joined_parts_are_the_pairs_of_all_in_rows_of_their_own(seed):
+def test_join_keeps_pairs_of_all_parts_in_their_rows(seed):
     rng = np.random.default_rng(seed)
     parts, expected, first = [], [], 0
     for _ in range(int(rng.integers(1, 7))):
@@ -69,7 +69,7 @@ def test_joined_parts_are_the_pairs_of_all_in_rows_of_their_own(seed):
     assert (joined.rows.dtype, joined.words.dtype, joined.bits.dtype) == (np.int32, np.int32, np.uint32)
 
 
-def test_nothing_is_nothing():
+def test_empty_token_masks():
     assert unpack(pack([])) == [] and AllowedTokens.join([]) is None
     joined = AllowedTokens.join([(0, pack([])), (3, pack([(1, 40)])), (9, pack([]))])
     assert joined is not None and unpack(joined) == [(4, 40)]
@@ -105,7 +105,7 @@ def test_only_allowed_tokens_keep_their_logits(seed, finite):
     torch.testing.assert_close(logits, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_no_row_named_changes_nothing():
+def test_empty_token_mask_changes_no_logits():
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
     allow_only(logits, allow({}))

@@ -40,7 +40,7 @@ def hash_of_torch(tokens: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_noise_has_the_same_bits_and_nearly_the_same_value(interpreter, seed):
+def test_triton_noise_has_same_bits_and_near_equal_values(interpreter, seed):
     """The bits are equal; the logarithm is right to a few units in the last place, also where the noise is tiny."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, 2**31 - 1, (8192,), dtype=torch.int32, generator=generator)
@@ -54,7 +54,7 @@ def test_the_noise_has_the_same_bits_and_nearly_the_same_value(interpreter, seed
 
 @pytest.mark.parametrize(("rows", "vocab_size"), [(1, 40), (30, 40), (30, 700), (5, 9000)])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_token_wins_among_the_ranked(interpreter, rows, vocab_size, seed):
+def test_triton_ranked_draw_equals_torch(interpreter, rows, vocab_size, seed):
     from baton.runtime.sampling import triton_ops
 
     case = random_case(seed, rows, vocab_size)
@@ -67,7 +67,7 @@ def test_the_same_token_wins_among_the_ranked(interpreter, rows, vocab_size, see
     ("vocab_size", "width"), [(2048, 5), (4000, 60), (9001, 128), (20_000, 256), (40, 30), (5000, 300)]
 )
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_token_wins_among_the_top_k(interpreter, vocab_size, width, seed):
+def test_triton_top_k_draw_equals_torch(interpreter, vocab_size, width, seed):
     """The last two are for the kernel that draws among ranked tokens. bf16 logits: top_k and top_p cut through ties."""
     from baton.runtime.sampling import triton_ops
 
@@ -77,7 +77,7 @@ def test_the_same_token_wins_among_the_top_k(interpreter, vocab_size, width, see
 
 
 @pytest.mark.parametrize("levels", [1, 2, 30])
-def test_a_top_k_of_nothing_but_ties(interpreter, levels):
+def test_triton_top_k_draw_with_only_ties(interpreter, levels):
     """The lowest ids are kept, of zeros of both signs too."""
     from baton.runtime.sampling import triton_ops
 
@@ -91,7 +91,7 @@ def test_a_top_k_of_nothing_but_ties(interpreter, levels):
 
 @pytest.mark.parametrize("vocab_size", [40, 700, 4096, 9001])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_token_wins_in_the_nucleus(interpreter, vocab_size, seed):
+def test_triton_nucleus_draw_equals_torch(interpreter, vocab_size, seed):
     """With ties where the nucleus ends."""
     from baton.runtime.sampling import triton_ops
 
@@ -103,7 +103,7 @@ def test_the_same_token_wins_in_the_nucleus(interpreter, vocab_size, seed):
 
 @pytest.mark.parametrize(("rows", "vocab_size"), [(1, 40), (30, 700), (5, 4096), (5, 9001)])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_token_wins_among_all(interpreter, rows, vocab_size, seed):
+def test_triton_full_draw_equals_torch(interpreter, rows, vocab_size, seed):
     from baton.runtime.sampling import triton_ops
 
     case = random_case(seed, rows, vocab_size)
@@ -112,7 +112,7 @@ def test_the_same_token_wins_among_all(interpreter, rows, vocab_size, seed):
         assert torch.equal(triton_ops.draw_all(case.logits, case.filters, case.keys, kept), expected)
 
 
-def test_ties_go_to_the_first_of_the_ranking(interpreter):
+def test_triton_ties_go_to_first_of_ranking(interpreter):
     """Without noise there would be nothing but ties; so one token of each row is as likely as can be."""
     from baton.runtime.sampling import triton_ops
 
@@ -132,7 +132,7 @@ def test_ties_go_to_the_first_of_the_ranking(interpreter):
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter is numpy
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
-def test_a_broken_row_yields_a_token_and_hurts_no_other(interpreter, broken):
+def test_triton_non_finite_row_affects_no_other(interpreter, broken):
     from baton.runtime.sampling import triton_ops
 
     case = random_case(1, 3, 5000)
@@ -159,7 +159,7 @@ def test_a_broken_row_yields_a_token_and_hurts_no_other(interpreter, broken):
     assert triton_ops.draw_all(case.logits, case.filters, case.keys)[1] == 4321
 
 
-def test_no_rows_and_more_tokens_than_a_kernel_takes(interpreter):
+def test_triton_draws_of_no_rows_and_oversized_widths(interpreter):
     from baton.runtime.sampling import triton_ops
 
     case = random_case(2, 2, 5000, most_top_k=5000)

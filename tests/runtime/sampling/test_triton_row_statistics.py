@@ -18,7 +18,7 @@ from tests.doubles.sampling_requests import make_sequence
 
 @pytest.mark.parametrize("chunk", [32, 128])
 @pytest.mark.parametrize("vocab_size", [5, 128, 4096, 4097, 9001])
-def test_maxima_best_and_sums(interpreter, vocab_size, chunk):
+def test_triton_row_statistics_equal_torch(interpreter, vocab_size, chunk):
     from baton.runtime.sampling import triton_ops
 
     logits = random_case(vocab_size, 6, vocab_size).logits
@@ -32,7 +32,7 @@ def test_maxima_best_and_sums(interpreter, vocab_size, chunk):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy
-def test_a_broken_row_is_nan_and_hurts_no_other(interpreter):
+def test_statistics_of_non_finite_row_affect_no_other(interpreter):
     from baton.runtime.sampling import triton_ops
 
     logits = random_case(0, 5, 5000).logits
@@ -45,7 +45,7 @@ def test_a_broken_row_is_nan_and_hurts_no_other(interpreter):
     assert len(triton_ops.row_statistics(logits[:0], 128)[0]) == 0
 
 
-def test_beams_ranked_by_either_survey_are_the_same(interpreter):
+def test_beams_ranked_by_triton_and_torch_statistics_agree(interpreter):
     from baton.runtime.sampling import triton_ops
 
     logits = random_case(1, 8, 5000, ties=False).logits

@@ -24,7 +24,7 @@ def text_of(tokenizer: Tokenizer, ids: tuple[int, ...]) -> str:
 
 @pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["byte level", "sentencepiece"])
 @pytest.mark.parametrize("word", ["the", "river", "quick brown", "naïve", "世界", "\n\n"])
-def test_a_word_is_banned_with_and_without_a_space_before_it(tokenizer: Tokenizer, word: str) -> None:
+def test_word_is_banned_with_and_without_leading_space(tokenizer: Tokenizer, word: str) -> None:
     """Without: as it stands in the middle of a text, where SentencePiece puts no space of its own."""
     found = banned(tokenizer, word)
     assert [text_of(tokenizer, ids) for ids in found] == [word, " " + word]
@@ -38,7 +38,7 @@ def test_the_mid_text_tokens_of_a_word_are_banned() -> None:
         assert tuple(said[-len(banned(BYTES, word)[1]) :]) == banned(BYTES, word)[1]
 
 
-def test_a_special_token_is_one_token() -> None:
+def test_special_token_is_banned_as_one_token() -> None:
     (alone, spaced) = banned(BYTES, "<|im_end|>")
     assert alone == (BYTES.token_to_id("<|im_end|>"),) and spaced[-1:] == alone
 

@@ -29,7 +29,7 @@ def test_tojson_escapes_no_html_and_keeps_unicode():
     assert render("{{ tools[0] | tojson(indent=2) }}", tools=tools).count("\n") == 3
 
 
-def test_tools_are_none_when_there_are_none():
+def test_template_tools_are_none_without_tools():
     assert render("{{ 'yes' if tools is none else 'no' }}") == "yes"
 
 
@@ -37,13 +37,13 @@ def test_variables_reach_the_template():
     assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
 
 
-def test_a_variable_may_have_any_name():
+def test_template_variables_may_have_any_name():
     """They come from the caller; Jinja has a self of its own."""
     variables: dict[str, Any] = {"self": 1, "args": 2, "context": 3}
     assert ChatTemplate("{{ args }}{{ context }}", {}).render(MESSAGES, **variables) == "23"
 
 
-def test_blocks_are_trimmed():
+def test_template_blocks_are_trimmed():
     assert render("  {% if true %}\nx\n  {% endif %}\n") == "x\n"
 
 
@@ -69,12 +69,12 @@ def test_a_refusal_of_the_template_is_reported():
         "{{ raise_exception.__globals__['json'] }}",
     ],
 )
-def test_the_sandbox_holds(source):
+def test_unsafe_templates_are_blocked_by_sandbox(source):
     with pytest.raises(ChatTemplateError):
         render(source)
 
 
-def test_messages_without_the_fields_a_template_reads():
+def test_missing_message_fields_are_reported():
     with pytest.raises(ChatTemplateError, match=r"TypeError.*fields"):
         render("{{ messages[0].content + 'x' + messages[0].number }}", [{"content": "a", "number": 1}])
 

@@ -32,21 +32,21 @@ def ids(text: str) -> np.ndarray:
     return np.array([ord(letter) for letter in text], dtype=np.int32)
 
 
-def test_without_a_rest_the_ids_stay_and_no_tokenizer_is_loaded() -> None:
+def test_suffix_without_rest_loads_no_tokenizer() -> None:
     suffixes = make()
     came = np.array([7, 8], dtype=np.int32)
     assert suffixes.complete_suffix(ContinuationSpec(parent_rid="p", suffix_text="ab"), came) is came
     assert Letters.loads == 0
 
 
-def test_rest_and_text_are_tokenised_as_one() -> None:
+def test_rest_and_suffix_text_are_tokenised_together() -> None:
     suffixes = make()
     suffixes.remember_tail(("p", 0), "done.")
     got = suffixes.complete_suffix(ContinuationSpec(parent_rid="p", suffix_text="ab"), np.array([7], dtype=np.int32))
     assert got.dtype == np.int32 and got.tolist() == ids("done.ab").tolist()
 
 
-def test_rest_goes_before_ids() -> None:
+def test_rest_precedes_suffix_ids() -> None:
     suffixes = make()
     suffixes.remember_tail(("p", 1), "x")
     seven = np.array([7], dtype=np.int32)
@@ -54,7 +54,7 @@ def test_rest_goes_before_ids() -> None:
     assert suffixes.complete_suffix(ContinuationSpec(parent_rid="p", index=0), seven).tolist() == [7]
 
 
-def test_rest_that_comes_while_the_child_waits() -> None:
+def test_rest_arriving_while_child_waits_is_used() -> None:
     suffixes = make()
     suffixes.open_suffix("child", ContinuationSpec(parent_rid="p", suffix_text="b"), ids("b"))
     suffixes.remember_tail(("p", 0), "a")
@@ -63,7 +63,7 @@ def test_rest_that_comes_while_the_child_waits() -> None:
     suffixes.close_suffix("child")
 
 
-def test_rests_live_as_long_as_their_parents_are_on_record() -> None:
+def test_rests_are_pruned_with_parent_records() -> None:
     suffixes = make(max_rests=2)
     for parent in "pqrst":
         suffixes.remember_tail((parent, 0), parent)
@@ -76,7 +76,7 @@ def test_rests_live_as_long_as_their_parents_are_on_record() -> None:
     assert kept == ["p", "t"]
 
 
-def test_a_new_request_of_the_same_name_has_no_rest() -> None:
+def test_reused_rid_has_no_rest() -> None:
     suffixes = make()
     suffixes.remember_tail(("p", 0), "a")
     suffixes.forget_tails("p")

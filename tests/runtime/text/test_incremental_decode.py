@@ -55,7 +55,7 @@ def test_streamed_text_equals_the_whole_text(backend, text, skip):
 
 @given(ids=st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() + 5), max_size=60), skip=st.booleans())
 @CHECKED
-def test_any_ids_of_a_byte_level_tokenizer(ids, skip):
+def test_byte_level_decoding_of_any_ids(ids, skip):
     """Invalid bytes, special tokens inside characters, ids beyond the vocabulary."""
     assert "".join(stream(TokenBytes(BYTE_LEVEL), ids, skip)) == whole(BYTE_LEVEL, ids, skip)
 
@@ -102,7 +102,7 @@ def test_valid_byte_runs_equal_the_library():
     assert [p for p in pieces if p] == list("你好👨‍👩‍👧"), "each character leaves with its last byte"
 
 
-def test_a_tail_that_never_became_a_character_is_flushed():
+def test_incomplete_character_is_flushed_at_the_end():
     ids = [byte_token(b) for b in "é".encode()][:1]
     decoder = IncrementalDecoder(TokenBytes(BYTE_FALLBACK), skip_special_tokens=True)
     assert decoder.push_ids(ids) == ""
@@ -110,19 +110,19 @@ def test_a_tail_that_never_became_a_character_is_flushed():
     assert decoder.flush() == "\ufffd"
 
 
-def test_a_first_token_keeps_its_space():
+def test_first_decoded_token_keeps_its_space():
     ids = UNIGRAM.encode("the river", add_special_tokens=False).ids
     assert decode_all(TokenBytes(UNIGRAM), ids, skip_special_tokens=True) == " the river"
 
 
 @BACKENDS
-def test_special_tokens_are_text_or_nothing(backend):
+def test_special_tokens_are_shown_or_skipped(backend):
     end = backend.token_to_id("<|im_end|>")
     assert decode_all(TokenBytes(backend), [end], skip_special_tokens=True) == ""
     assert decode_all(TokenBytes(backend), [end], skip_special_tokens=False) == "<|im_end|>"
 
 
-def test_other_decoders_are_refused():
+def test_unsupported_decoders_are_refused():
     backend = trained_tokenizers.unigram()
     backend.decoder = trained_tokenizers.decoders.WordPiece()
     with pytest.raises(UnsupportedDecoder, match=r"WordPiece.*supported: ByteLevel"):

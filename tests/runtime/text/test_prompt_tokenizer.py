@@ -44,7 +44,7 @@ def random_text(rng: random.Random, size: int) -> str:
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("seed", range(40))
-def test_pieces_have_the_ids_of_the_whole(name: str, seed: int) -> None:
+def test_text_tokenised_in_pieces_has_ids_of_the_whole(name: str, seed: int) -> None:
     rng = random.Random(seed)
     backend, text = BACKENDS[name](), random_text(rng, rng.randrange(1, 4000))
     whole = backend.encode(text, add_special_tokens=False).ids
@@ -60,7 +60,7 @@ def test_words_longer_than_a_piece_cannot_be_cut() -> None:
     assert in_pieces(byte_level(), "x" * 100, 100) == byte_level().encode("x" * 100).ids
 
 
-def test_a_tokenizer_that_looks_far_back_is_noticed() -> None:
+def test_context_dependent_tokenizer_is_detected() -> None:
     """Here a piece begins with a space that the whole does not have."""
     backend = byte_level()
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -69,7 +69,7 @@ def test_a_tokenizer_that_looks_far_back_is_noticed() -> None:
         in_pieces(backend, text, 100)
 
 
-def test_too_many_tokens_end_it_early() -> None:
+def test_tokenisation_stops_at_max_tokens() -> None:
     text = "word " * 100_000
     with pytest.raises(TooManyTokens):
         in_pieces(byte_level(), text, 1000, max_tokens=500)

@@ -62,7 +62,7 @@ def search(ids: list[int], patterns: list[str], min_new: int = 0) -> tuple[int, 
 @example(ids=[A] * 900 + [B, NEWLINE], patterns=["ba|\\n"], min_new=0)
 @example(ids=[HALF, OTHER_HALF, B], patterns=["[\u0080-\u00ff]b"], min_new=1)
 @settings(deadline=None, derandomize=True, max_examples=500)
-def test_finds_what_a_search_of_the_whole_text_finds(ids: list[int], patterns: list[str], min_new: int) -> None:
+def test_incremental_search_equals_whole_text_search(ids: list[int], patterns: list[str], min_new: int) -> None:
     assert search(ids, patterns, min_new) == slow_search(ids, patterns, min_new)
 
 
@@ -79,7 +79,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("token", [[A], [HALF, OTHER_HALF]], ids=["letters", "characters of two bytes"])
-def test_a_token_costs_a_window_however_long_the_output_is(token: list[int]) -> None:
+def test_regex_cost_per_token_is_one_window(token: list[int]) -> None:
     matcher = StopRegexMatcher(TOKENS, ["a.*b|é.*b"])
     watched = Watched(matcher._regexes[0])
     matcher._regexes = [watched]
@@ -90,14 +90,14 @@ def test_a_token_costs_a_window_however_long_the_output_is(token: list[int]) -> 
     assert all(start & 0xC0 != 0x80 for _, text in watched.starts for start in text), "no search begins in a character"
 
 
-def test_a_match_may_begin_a_window_before_the_token_that_ends_it_and_no_earlier() -> None:
+def test_regex_match_begins_at_most_one_window_back() -> None:
     for between, found in ((WINDOW - 1, True), (WINDOW, False)):
         ids = [B] * 3000 + [A] + [SPACE] * between + [NEWLINE]
         assert search(ids, ["a[^a]*\\n"]) == ((len(ids), 0) if found else None)
 
 
 @pytest.mark.parametrize("pattern", ["^he", r"\Ahe", r"\bhe", "(?m)^he"])
-def test_where_the_window_begins_nothing_begins(pattern: str) -> None:
+def test_regex_anchors_do_not_match_at_window_start(pattern: str) -> None:
     """The text has been cut there, but it goes on from a letter."""
     for lead in range(3):
         ids = [A] * (2 * WINDOW + lead) + [HE] * WINDOW
@@ -107,7 +107,7 @@ def test_where_the_window_begins_nothing_begins(pattern: str) -> None:
     )
 
 
-def test_the_first_of_the_list_counts_and_a_string_before_a_regex() -> None:
+def test_first_regex_wins_and_strings_precede_regexes() -> None:
     assert search([HE], ["x", "e", "h"]) == (1, 1)
     checker, no_ids = StopStringChecker(TOKENS), np.empty(0, dtype=np.int32)
     both = SamplingParams(stop=("e",), stop_regex=("h",))
@@ -120,14 +120,14 @@ def test_the_first_of_the_list_counts_and_a_string_before_a_regex() -> None:
     assert len(checker) == 2
 
 
-def test_state_follows_the_sequence_not_the_calls() -> None:
+def test_stop_state_follows_sequence_after_lost_step() -> None:
     checker, sampling = StopStringChecker(TOKENS), SamplingParams(stop_regex=("^aab",))
     seen = np.array([A, A], dtype=np.int32)
     assert checker.check_tokens(0, sampling, seen, [A]) is None  # a token that is then lost: its step failed
     assert checker.check_tokens(0, sampling, seen, [B]) == StopMatch(0, 3, is_regex=True)
 
 
-def test_a_usual_expression_is_let_through() -> None:
+def test_usual_stop_regexes_are_accepted() -> None:
     check_stop_regex([r"\d+\.\s", r"(?i)answer:\s*[A-D]\b", r"</?[a-z]{1,20}>", "[。！？]", r"\n\n\n+", "(foo|bar)$"])
 
 
@@ -160,14 +160,14 @@ def test_refusals_name_the_fault(pattern: str, message: str) -> None:
     assert len(refusal.value.message) < 400
 
 
-def test_the_expressions_of_a_request_are_bounded_together() -> None:
+def test_stop_regexes_of_one_request_are_bounded_together() -> None:
     each = "a{150}"
     check_stop_regex([each] * 3)
     with pytest.raises(RequestRefused, match="instructions, at most 500"):
         check_stop_regex([each] * 4)
 
 
-def test_no_pattern_costs_more_than_its_window_and_its_program() -> None:
+def test_hostile_stop_regexes_have_bounded_cost() -> None:
     """What backtracking engines take for ever with; a stall would end this by the suite's time limit."""
     hostile = ["(a+)+b", "(a|aa)+c", "([ab]*)*c", "(a?){80}(a){80}c", "[ab]*a[ab]{90}c"]
     for pattern in hostile:

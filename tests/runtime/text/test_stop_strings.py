@@ -54,7 +54,7 @@ def slow_search(ids: list[int], stop: list[str], min_new: int) -> tuple[int, Sto
 @example(ids=VOCABULARY[:1] * 700 + VOCABULARY[1:2], stop=["ab"], min_new=0)
 @example(ids=VOCABULARY[5:6] * 300 + VOCABULARY[:2], stop=["ab"], min_new=0)
 @CHECKED
-def test_finds_what_a_search_of_the_whole_text_finds(ids, stop, min_new):
+def test_incremental_search_equals_whole_text_search(ids, stop, min_new):
     matcher = StopStringMatcher(TOKENS, stop, min_new)
     expected = slow_search(ids, stop, min_new)
     found = None
@@ -104,7 +104,7 @@ def test_a_match_within_min_new_tokens_does_not_count_later():
     assert matcher.push_id(b) == StopMatch(0, 2, "")
 
 
-def test_a_long_output_keeps_little_text():
+def test_stop_matcher_keeps_bounded_text():
     matcher = StopStringMatcher(TOKENS, ["never"])
     for token_id in encode("the river ") * 3000:
         assert matcher.push_id(token_id) is None
@@ -116,7 +116,7 @@ def int32(ids: list[int]) -> np.ndarray:
 
 
 class TestChecker:
-    def test_matches_each_sequence_by_itself(self):
+    def test_stop_strings_are_matched_per_sequence(self):
         checker = StopStringChecker(TOKENS)
         a, b = VOCABULARY[:2]
         stops, silent = SamplingParams(stop=("zzz", "b")), SamplingParams(stop=("aa",))
@@ -133,7 +133,7 @@ class TestChecker:
         _, b = VOCABULARY[:2]
         assert StopStringChecker(TOKENS).check_tokens(0, SamplingParams(stop=("ab",)), int32([]), [b]) is None
 
-    def test_state_follows_the_sequence_not_the_calls(self):
+    def test_stop_state_follows_sequence_after_lost_step(self):
         a, b = VOCABULARY[:2]
         checker, sampling = StopStringChecker(TOKENS), SamplingParams(stop=("aab",))
         assert (
@@ -141,13 +141,13 @@ class TestChecker:
         )  # a token that is then lost: its step failed
         assert checker.check_tokens(0, sampling, int32([a, a]), [b]) == StopMatch(0, 0, "")
 
-    def test_of_several_new_tokens_the_match_names_the_one_that_completes_it(self):
+    def test_stop_match_names_the_completing_token(self):
         a, b = VOCABULARY[:2]
         sampling = SamplingParams(stop=("bb", "ab"))
         found = StopStringChecker(TOKENS).check_tokens(0, sampling, int32([a]), [a, b, b, a])
         assert found == StopMatch(1, 1, "", token=1), "what comes later, bb too, is not looked at"
 
-    def test_drop(self):
+    def test_drop_forgets_the_sequence(self):
         checker = StopStringChecker(TOKENS)
         checker.check_tokens(5, SamplingParams(stop=("x",)), int32([]), [VOCABULARY[0]])
         assert len(checker) == 1
@@ -163,7 +163,7 @@ class TestChecker:
     data=st.data(),
 )
 @CHECKED
-def test_tokens_come_in_parts_of_any_size(ids, stop, min_new, data):
+def test_stop_search_of_token_chunks_equals_slow_search(ids, stop, min_new, data):
     """The oracle reads all of them one by one. Now and then a step is lost, and asked for again."""
     checker = StopStringChecker(TOKENS)
     sampling = SamplingParams(stop=tuple(stop), min_new_tokens=min_new, skip_special_tokens=False)
@@ -198,7 +198,7 @@ def test_held_back_examples(text, held):
 
 class TestBeams:
     @pytest.mark.parametrize("seed", range(20))
-    def test_random_searches_find_what_a_search_of_the_whole_text_finds(self, seed):
+    def test_random_beam_stops_equal_whole_text_search(self, seed):
         """Beams multiply, die and go on; now and then a step is lost or asked for twice."""
         rng = np.random.default_rng(seed)
         letters = np.array(VOCABULARY, dtype=np.int32)
@@ -233,7 +233,7 @@ class TestBeams:
                 checker.drop(7)
         assert num_found > 3
 
-    def test_a_step_costs_one_push_per_beam_and_candidate(self, monkeypatch):
+    def test_beam_step_costs_one_push_per_beam_and_candidate(self, monkeypatch):
         """However long the output is."""
         pushes = []
         push = StopStringMatcher.push_id
@@ -250,7 +250,7 @@ class TestBeams:
             assert len(pushes) == 2 + (len(sequences) if length else 0)
             sequences = np.column_stack([sequences[parents], letters])
 
-    def test_the_rest_of_a_hidden_token_is_not_seen(self):
+    def test_rest_of_hidden_special_token_is_not_shown(self):
         end = VOCABULARY[9]
         for hidden, rest in ((True, ""), (False, "<|im")):
             sampling = SamplingParams(stop=("_end|>",), skip_special_tokens=hidden, beam_width=2)
@@ -263,7 +263,7 @@ class TestBeams:
             )
             assert found == {0: StopMatch(0, 1, rest)}
 
-    def test_drop_forgets_the_beams_too(self):
+    def test_drop_forgets_the_beams(self):
         checker, sampling = StopStringChecker(TOKENS), SamplingParams(stop=("x",), beam_width=2)
         nothing = np.empty((1, 0), dtype=np.int32)
         checker.check_beams(7, sampling, nothing, np.zeros(1, np.int32), np.array(VOCABULARY[:1], np.int32))

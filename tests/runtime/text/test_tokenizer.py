@@ -43,7 +43,7 @@ def test_special_ids_and_sizes():
     assert Tokenizer(trained_tokenizers.byte_level(), {}).eos_token_id is None
 
 
-def test_bos_is_added_only_where_asked():
+def test_bos_is_added_only_with_special_tokens():
     backend = trained_tokenizers.byte_level()
     backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer = Tokenizer(backend, CONFIG)
@@ -85,7 +85,7 @@ def test_prompts_are_never_cut_or_padded():
     assert 2 < len(Tokenizer(backend, CONFIG).encode("The quick brown fox")) < 50
 
 
-def test_token_text_keeps_the_space_and_marks_half_characters():
+def test_token_text_keeps_the_space_and_marks_partial_characters():
     tokenizer = Tokenizer(trained_tokenizers.unigram(), CONFIG)
     assert tokenizer.token_text(tokenizer.encode("the river")[0])[0] == " "
     tokenizer = Tokenizer(trained_tokenizers.byte_level(), CONFIG)
@@ -133,7 +133,7 @@ def in_the_json_of_a_processor(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [in_the_config, in_files, in_the_json_of_a_processor])
-def test_named_templates(tmp_path, layout):
+def test_named_chat_templates_are_loaded(tmp_path, layout):
     layout(tmp_path)
     tokenizer = Tokenizer.load(tmp_path)
     messages, tools = [{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "ls"}}]
@@ -148,13 +148,13 @@ def test_named_templates(tmp_path, layout):
         assert theirs.chat_template.keys() == tokenizer.chat_templates.keys()
 
 
-def test_a_single_template_is_the_default_whatever_its_name(tmp_path):
+def test_single_named_template_is_the_default(tmp_path):
     config = {**CONFIG, "chat_template": [{"name": "chatml", "template": "that one"}]}
     assert Tokenizer.load(write_folder(tmp_path, trained_tokenizers.byte_level(), config)).chat_template is not None
 
 
 @pytest.mark.parametrize("given", [5, [{"name": "a"}], ["a"], {"default": "a"}])
-def test_templates_in_no_known_form_are_named(tmp_path, given):
+def test_malformed_chat_templates_are_refused(tmp_path, given):
     folder = write_folder(tmp_path, trained_tokenizers.byte_level(), {**CONFIG, "chat_template": given})
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: chat_template takes Jinja source, or a list"):
         Tokenizer.load(folder)
@@ -181,14 +181,14 @@ def test_a_model_without_a_template_raises_an_error(tmp_path):
 
 
 class TestBrokenFolders:
-    def test_no_tokenizer(self, tmp_path):
+    def test_missing_tokenizer_is_an_error(self, tmp_path):
         with pytest.raises(TokenizerError, match=r"no tokenizer\.json in .*--tokenizer-path"):
             Tokenizer.load(tmp_path)
         (tmp_path / "tokenizer.model").touch()
         with pytest.raises(TokenizerError, match="older format"):
             Tokenizer.load(tmp_path)
 
-    def test_broken_json(self, tmp_path):
+    def test_broken_tokenizer_json_is_an_error(self, tmp_path):
         write_folder(tmp_path, trained_tokenizers.byte_level(), CONFIG)
         (tmp_path / "tokenizer_config.json").write_text("{")
         with pytest.raises(TokenizerError, match=r"tokenizer_config\.json is not valid JSON"):
@@ -200,7 +200,7 @@ class TestBrokenFolders:
         with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
             Tokenizer.load(tmp_path)
 
-    def test_unsupported_decoder_and_broken_template(self, tmp_path):
+    def test_unsupported_decoder_and_broken_template_are_refused(self, tmp_path):
         backend = trained_tokenizers.unigram()
         backend.decoder = trained_tokenizers.decoders.WordPiece()
         with pytest.raises(TokenizerError, match="WordPiece"):
@@ -210,7 +210,7 @@ class TestBrokenFolders:
             Tokenizer.load(write_folder(tmp_path, trained_tokenizers.unigram(), config))
 
 
-def test_loading_does_not_import_torch():
+def test_detokenizer_imports_neither_torch_nor_transformers():
     code = "import sys, baton.runtime.detokenizer; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -240,7 +240,7 @@ class TestAgainstTransformers:
 
     @pytest.mark.parametrize("config", range(len(CONFIGS)))
     @pytest.mark.parametrize("name", BACKENDS)
-    def test_encode_and_decode(self, tmp_path, name, config):
+    def test_encode_and_decode_equal_transformers(self, tmp_path, name, config):
         ours, theirs = self.both(tmp_path, BACKENDS[name](), self.CONFIGS[config])
         assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
         assert ours.vocab_size == len(theirs)
@@ -253,7 +253,7 @@ class TestAgainstTransformers:
                     assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
 
     @pytest.mark.parametrize("extra", [{}, {"add_bos_token": True}, {"add_bos_token": False, "add_eos_token": True}])
-    def test_the_post_processor_of_the_file_rules(self, tmp_path, extra):
+    def test_post_processor_of_the_file_takes_precedence(self, tmp_path, extra):
         backend = trained_tokenizers.byte_level()
         backend.post_processor = TemplateProcessing(single="<|im_end|> $A", special_tokens=[("<|im_end|>", 3)])
         ours, theirs = self.both(tmp_path, backend, {**CONFIG, **extra})

@@ -41,7 +41,7 @@ def test_searches_of_one_prompt_share_its_prefix() -> None:
 
 @PAGES
 @DEPTHS
-def test_retraction_keeps_what_a_search_knows(page_size, depth) -> None:
+def test_retracted_search_resumes_with_same_results(page_size, depth) -> None:
     """A pool that holds one of them at a time: the newest gives way, and goes on from the step it had reached."""
     pool = {1: 260, 16: 640, 64: 1280}[page_size]
     harness = Harness(num_tokens=pool, page_size=page_size, rows=40, chunk=64, depth=depth)
@@ -75,7 +75,7 @@ def test_abort_at_every_step_frees_everything(page_size, depth) -> None:
         assert harness.allocator.free_tokens == 2048 and harness.pool.num_free == harness.pool.num_rows
 
 
-def test_pages_that_a_step_in_flight_writes_come_back_with_it() -> None:
+def test_aborted_search_pages_are_quarantined_until_step_ends() -> None:
     harness = Harness(num_tokens=512, page_size=16, rows=8, depth=2)
     add(harness, "a", PROMPT, search(4, 9))
     request = harness.outcomes["a", 0].request
@@ -90,7 +90,7 @@ def test_pages_that_a_step_in_flight_writes_come_back_with_it() -> None:
     assert harness.allocator.quarantined_tokens == 0 and harness.allocator.free_tokens == 512
 
 
-def test_failed_allocations_at_any_point() -> None:
+def test_allocation_failures_change_no_search_result() -> None:
     for failing in range(30):
         harness = Harness(num_tokens=2048, page_size=16, rows=20, chunk=16)
         harness.allocator.should_fail = lambda call, failing=failing: call in (failing, failing + 1, failing + 5)
@@ -101,7 +101,7 @@ def test_failed_allocations_at_any_point() -> None:
         assert harness.outcomes["r", 0].tokens == expected_output(PROMPT, 9)
 
 
-def test_a_failed_step_ends_the_search_and_spares_others() -> None:
+def test_failed_step_aborts_search_but_not_later_ones() -> None:
     harness = Harness(num_tokens=2048, page_size=16, rows=20)
     add(harness, "a", PROMPT, search(6, 9))
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_a_failed_step_ends_the_search_and_spares_others() -> None:
 
 
 @pytest.mark.parametrize("first", range(1, 5))
-def test_a_step_that_fails_takes_no_copies_of_a_search_that_waits(first: int) -> None:
+def test_failed_step_keeps_copies_of_waiting_search(first: int) -> None:
     """The search has forked, but finds no slots while a step is in flight; then a prefill of another request fails."""
     prompt, params = list(range(first, first + 37)), search(4, 4, n=4)
     harness = Harness(num_tokens=4096, page_size=16, rows=8, depth=2)
@@ -144,7 +144,7 @@ def test_a_step_that_fails_takes_no_copies_of_a_search_that_waits(first: int) ->
 
 
 @PAGES
-def test_a_search_that_is_nearly_done_keeps_little_room_free(page_size) -> None:
+def test_nearly_finished_search_reserves_little_memory(page_size) -> None:
     pool, new, length = {1: (300, 60, 60), 16: (352, 60, 60), 64: (1088, 120, 200)}[page_size]
     harness = Harness(num_tokens=pool, page_size=page_size, rows=8)
     params = search(4, new, early_stopping="never")

@@ -15,7 +15,7 @@ from tests.doubles.scheduler_harness import PAGES, Harness
 
 @PAGES
 @DEPTHS
-def test_a_search_continues_a_thought(page_size, depth) -> None:
+def test_search_continues_parent_by_handoff(page_size, depth) -> None:
     harness = Harness(num_tokens=8192, page_size=page_size, rows=24, chunk=32, depth=depth)
     harness.add("think", PROMPT, 20, retain_ttl=50.0)
     harness.run()
@@ -32,7 +32,7 @@ def test_a_search_continues_a_thought(page_size, depth) -> None:
 @PAGES
 @pytest.mark.parametrize("disable_radix_cache", [False, True])
 @pytest.mark.parametrize("when", ["parked", "later"])
-def test_children_continue_any_of_the_results(page_size, disable_radix_cache, when) -> None:
+def test_children_can_continue_any_search_result(page_size, disable_radix_cache, when) -> None:
     harness = Harness(
         num_tokens=8192, page_size=page_size, rows=24, chunk=32, eos=EOS, disable_radix_cache=disable_radix_cache
     )
@@ -59,7 +59,7 @@ def test_children_continue_any_of_the_results(page_size, disable_radix_cache, wh
     assert len(harness.scheduler._leases) == 0
 
 
-def test_a_lease_that_finds_no_room_is_refused_and_said() -> None:
+def test_search_reports_refused_leases() -> None:
     harness = Harness(num_tokens=4096, page_size=16, rows=16, leases=2)
     add(harness, "find", PROMPT, search(6, 4, n=4), retain_ttl=100.0)
     harness.run()
@@ -73,7 +73,7 @@ def test_a_lease_that_finds_no_room_is_refused_and_said() -> None:
     assert harness.outcomes["c3", 0].tokens == expected_output(prompt, 4)
 
 
-def test_only_the_best_results_are_kept_where_that_is_asked_for() -> None:
+def test_retain_n_leases_only_the_best_results() -> None:
     harness = Harness(num_tokens=4096, page_size=16, rows=16, eos=EOS)
     params = search(6, 8, n=6)
     add(harness, "find", PROMPT, params, retain_ttl=100.0, retain_n=2)
@@ -96,7 +96,7 @@ def test_only_the_best_results_are_kept_where_that_is_asked_for() -> None:
         assert request.inheritance.path == ("handoff" if rid == "waits" else "match")
 
 
-def test_what_cannot_be_continued() -> None:
+def test_impossible_search_continuations_are_refused() -> None:
     trie = ItemTrie.build(np.array([[10, 11, 12], [10, 11, 13]], dtype=np.int32))
     harness = Harness(num_tokens=1024, rows=16)
     add(harness, "find", PROMPT, search(4, 3, n=4, item_trie="items"), trie=trie)
@@ -116,7 +116,7 @@ def test_what_cannot_be_continued() -> None:
 
 
 @PAGES
-def test_retraction_forgets_the_kv_of_finished_sequences(page_size) -> None:
+def test_retraction_drops_kv_of_finished_beams(page_size) -> None:
     """What had finished before stays a result; its lease is on the prompt alone, and its child computes the rest."""
     harness = Harness(num_tokens=4096, page_size=page_size, rows=24, chunk=64, eos=EOS)
     params = search(8, 12, n=8, early_stopping="never")
@@ -139,7 +139,7 @@ def test_retraction_forgets_the_kv_of_finished_sequences(page_size) -> None:
 
 @PAGES
 @pytest.mark.parametrize("keep_parent", [False, True])
-def test_kv_that_was_to_be_copied_and_never_was_stays_out_of_the_tree(page_size, keep_parent) -> None:
+def test_kv_never_copied_stays_out_of_the_tree(page_size, keep_parent) -> None:
     """The child of a result is opened, and closed again for want of memory, before any step has made the copies."""
     harness = Harness(num_tokens=4096, page_size=page_size, rows=24)
     params = search(6, 30, n=1)
@@ -155,7 +155,7 @@ def test_kv_that_was_to_be_copied_and_never_was_stays_out_of_the_tree(page_size,
     assert request is not None and request.inheritance is not None
 
 
-def test_results_on_record_share_their_prompt() -> None:
+def test_recorded_search_results_share_their_prompt() -> None:
     """A wide search takes no more of the record's budget than it has tokens, so that it drives nobody else off it."""
     harness = Harness(num_tokens=4096, rows=40)
     add(harness, "find", PROMPT, search(32, 3, n=32))

@@ -31,7 +31,7 @@ def likeliest(*rows: list[int]) -> dict[str, np.ndarray]:
     return {"top_ids": ids, "top_logprobs": -ids.astype(np.float32)}
 
 
-def test_results_have_the_likeliest_tokens_of_the_beams_they_went_on_from() -> None:
+def test_results_have_top_logprobs_of_their_parent_beams() -> None:
     search = group(2, 2)
     search.select(candidates([0, 0, 0], [5, 6, 7], [-1, -2, -3], **likeliest([5, 6])), [EOS])
     search.select(candidates([1, 0, 0, 1], [8, 9, 10, 11], [-3, -4, -5, -6], **likeliest([30, 31], [40, 41])), [EOS])
@@ -47,14 +47,14 @@ def test_results_have_the_likeliest_tokens_of_the_beams_they_went_on_from() -> N
     assert first.logprobs.tolist() == pytest.approx([-0.2, -0.3]) and first.cumulative_logprob == pytest.approx(-0.5)
 
 
-def test_without_them_there_are_none() -> None:
+def test_results_have_no_top_logprobs_unless_given() -> None:
     search = group(2, 1)
     search.select(candidates([0, 0], [5, 6], [-1, -2]), [EOS])
     assert all(result.top_ids is None and result.top_logprobs is None for result in search.results)
 
 
 @pytest.mark.parametrize("no_stop_trim", [False, True])
-def test_what_a_child_inherits_of_each_kind_of_end(no_stop_trim: bool) -> None:
+def test_kept_tokens_for_each_finish_reason(no_stop_trim: bool) -> None:
     search = group(4, 3, stop=("x", "y"), no_stop_trim=no_stop_trim)
     search.select(candidates([0] * 4, [5, 6, 7, 8], [-1, -2, -3, -4]), [EOS])
     stops = {0: StopMatch(1, 0, "tail"), 1: StopMatch(0, 1)}
@@ -69,13 +69,13 @@ def test_what_a_child_inherits_of_each_kind_of_end(no_stop_trim: bool) -> None:
     assert search.finished[-1].kept_tokens == 3
 
 
-def test_the_text_before_a_stop_string_is_kept_where_it_is_trimmed() -> None:
+def test_text_before_trimmed_stop_string_is_kept() -> None:
     search = group(1, 3, stop=("x",))
     search.select(candidates([0, 0], [5, 6], [-1, -2], stops={0: StopMatch(0, 0, "tail")}), [EOS])
     assert (search.finished[0].kept_tokens, search.finished[0].visible_tail) == (0, "tail")
 
 
-def test_ends_do_not_count_before_the_minimum() -> None:
+def test_ends_before_min_new_tokens_are_ignored() -> None:
     search = group(2, 4, min_new_tokens=1, stop=("x",))
     assert search.bans_ends
     search.select(candidates([0, 0], [EOS, 6], [-1, -2], stops={1: StopMatch(0, 0)}), [EOS])
@@ -84,7 +84,7 @@ def test_ends_do_not_count_before_the_minimum() -> None:
     assert [result.ids.tolist() for result in search.finished] == [[EOS, EOS]]
 
 
-def test_the_end_of_an_item_is_a_stop() -> None:
+def test_end_of_item_finishes_with_stop() -> None:
     trie = ItemTrie.build(np.array([[10, 11], [12, -1]], dtype=np.int32))
     sampling = SamplingParams(max_new_tokens=2, beam_width=2, n=2, item_trie="items")
     search = BeamGroup(sampling, 2, ItemConstraint(trie, "items"), 0)
@@ -95,7 +95,7 @@ def test_the_end_of_an_item_is_a_stop() -> None:
     assert [result.kept_tokens for result in search.results] == [1, 2]
 
 
-def test_a_search_of_which_no_beam_goes_on_is_done() -> None:
+def test_search_without_live_beams_is_done() -> None:
     search = group(2, 9, stop_token_ids=(98,))
     search.select(candidates([0, 0], [EOS, 98], [-1, -2]), [EOS, 98])
     assert search.done and search.num_live == 0 and len(search.results) == 2
@@ -115,7 +115,7 @@ def test_a_search_of_which_no_beam_goes_on_is_done() -> None:
         ("never", 0.0, False),
     ],
 )
-def test_it_goes_on_as_long_as_a_live_beam_may_improve_the_results(
+def test_search_continues_while_a_beam_can_improve_results(
     early_stopping: bool | str, length_penalty: float, improves: bool
 ) -> None:
     search = group(1, 8, early_stopping=early_stopping, length_penalty=length_penalty)
@@ -128,7 +128,7 @@ def test_it_goes_on_as_long_as_a_live_beam_may_improve_the_results(
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
-def test_a_better_end_takes_the_place_of_a_worse_one(early_stopping: bool | str) -> None:
+def test_better_hypothesis_replaces_worse_one(early_stopping: bool | str) -> None:
     search = group(2, 9, early_stopping=early_stopping, length_penalty=1.0)
     search.select(candidates([0, 0, 0, 0], [EOS, 6, 7, 8], [-1.0, -1.5, -1.6, -1.7]), [EOS])
     search.select(candidates([0, 1, 0, 1], [EOS, 9, 9, 5], [-1.8, -1.9, -2.0, -2.1]), [EOS])
@@ -143,7 +143,7 @@ def test_a_better_end_takes_the_place_of_a_worse_one(early_stopping: bool | str)
     assert entered is search.finished[0] and parent == 0
 
 
-def test_sums_are_exact() -> None:
+def test_cumulative_logprobs_are_summed_in_double_precision() -> None:
     """Of float32 numbers, in double precision."""
     search = group(1, 3)
     for score in (-1e8, -1.0, -3.0):

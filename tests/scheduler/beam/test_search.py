@@ -26,7 +26,7 @@ def items() -> ItemTrie:
 @PAGES
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.0])
-def test_a_search_finds_what_its_tokens_alone_give(page_size, early_stopping, length_penalty) -> None:
+def test_search_matches_reference_from_tokens_alone(page_size, early_stopping, length_penalty) -> None:
     for width, new in ((1, 5), (4, 1), (4, 6), (7, 19)):
         harness = Harness(num_tokens=4096, page_size=page_size, rows=16, chunk=16, eos=EOS)
         params = search(width, new, n=width, early_stopping=early_stopping, length_penalty=length_penalty)
@@ -38,7 +38,7 @@ def test_a_search_finds_what_its_tokens_alone_give(page_size, early_stopping, le
 
 @PAGES
 @pytest.mark.parametrize("disable_radix_cache", [False, True])
-def test_every_length_of_prompt_against_the_page(page_size, disable_radix_cache) -> None:
+def test_search_with_prompts_around_page_boundaries(page_size, disable_radix_cache) -> None:
     for length in (1, 15, 16, 17, 63, 64, 65, 100):
         harness = Harness(
             num_tokens=4096, page_size=page_size, rows=8, chunk=32, disable_radix_cache=disable_radix_cache
@@ -50,7 +50,7 @@ def test_every_length_of_prompt_against_the_page(page_size, disable_radix_cache)
         check(harness, "a", prompt, params)
 
 
-def test_options_of_the_end() -> None:
+def test_search_end_options() -> None:
     for more in (
         {"ignore_eos": True},
         {"ignore_eos": True, "stop_token_ids": (11, 12, 13, 14, 15)},
@@ -71,7 +71,7 @@ def test_options_of_the_end() -> None:
             assert any(result.finish.type == "stop" for result in results), "the test needs ends"
 
 
-def test_results_are_ranked_and_counted() -> None:
+def test_search_results_are_ranked_by_score() -> None:
     harness = Harness(num_tokens=2048, rows=16, eos=EOS)
     add(harness, "a", PROMPT, search(12, 9, n=5))
     harness.run()
@@ -89,7 +89,7 @@ def test_results_are_ranked_and_counted() -> None:
 
 @PAGES
 @DEPTHS
-def test_a_trie_limits_a_search_to_items(items: ItemTrie, page_size, depth) -> None:
+def test_item_trie_limits_search_to_items(items: ItemTrie, page_size, depth) -> None:
     harness = Harness(num_tokens=4096, page_size=page_size, rows=40, depth=depth, eos=EOS)
     params = search(16, 3, n=16, item_trie="items")
     add(harness, "a", PROMPT, params, trie=items)
@@ -107,7 +107,7 @@ def test_a_trie_limits_a_search_to_items(items: ItemTrie, page_size, depth) -> N
         assert items.is_leaf(nodes)[0] and result.finish.matched == ITEM and result.kept_tokens == 3
 
 
-def test_items_of_several_lengths() -> None:
+def test_search_over_items_of_several_lengths() -> None:
     rng = np.random.default_rng(1)
     short, middle, long = (rng.integers(low, low + 50, (40, 6), dtype=np.int32) for low in (10, 100, 200))
     short[:, 1:], middle[:, 3:] = -1, -1
@@ -122,7 +122,7 @@ def test_items_of_several_lengths() -> None:
     assert all(r.finish.matched == ITEM for r in results)
 
 
-def test_a_small_trie_gives_fewer_results_and_says_why() -> None:
+def test_small_trie_reports_shortfall_of_results() -> None:
     trie = ItemTrie.build(np.array([[10, 11, 12], [10, 11, 13], [10, 20, -1]], dtype=np.int32))
     harness = Harness(num_tokens=1024, rows=16)
     add(harness, "a", PROMPT, search(8, 9, n=8, item_trie="items"), trie=trie)
@@ -140,7 +140,7 @@ def test_a_small_trie_gives_fewer_results_and_says_why() -> None:
 
 
 @DEPTHS
-def test_a_trie_limits_sampling_too(items: ItemTrie, depth) -> None:
+def test_item_trie_limits_sampling(items: ItemTrie, depth) -> None:
     harness = Harness(num_tokens=1024, rows=4, depth=depth, eos=EOS)
     for number in range(3):
         harness.add(f"r{number}", [number, *PROMPT], 8, trie=items)
@@ -157,7 +157,7 @@ def test_a_trie_limits_sampling_too(items: ItemTrie, depth) -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_can_never_be_served() -> None:
+def test_searches_that_can_never_fit_are_refused() -> None:
     harness = Harness(num_tokens=512, page_size=16, rows=8, context=600)
     with pytest.raises(RequestRefused, match="beam_width is 9, over 8"):
         add(harness, "rows", PROMPT, search(9, 3))
@@ -190,12 +190,12 @@ def test_what_can_never_be_served() -> None:
         ("min_new_tokens", 2),
     ],
 )
-def test_parameters_that_make_no_sense_in_a_search(field, value) -> None:
+def test_sampling_parameters_are_refused_in_searches(field, value) -> None:
     with pytest.raises(ValueError, match=f"^{field} is {value}"):
         SamplingParams(**{"beam_width": 4, "item_trie": "items", field: value})
 
 
 @pytest.mark.parametrize(("field", "value"), [("length_penalty", 2.0), ("early_stopping", True)])
-def test_parameters_that_need_a_search(field, value) -> None:
+def test_search_parameters_need_beam_width(field, value) -> None:
     with pytest.raises(ValueError, match=f"^{field} is {value}; it needs a beam_width"):
         SamplingParams(**{field: value})

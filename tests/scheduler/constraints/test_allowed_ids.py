@@ -13,7 +13,7 @@ from tests.doubles.scheduler_harness import Harness
 DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 
 
-def test_every_step_allows_the_same_ids_each_once() -> None:
+def test_each_step_allows_the_same_distinct_ids() -> None:
     constraint = AllowedIds([70, 3, 70, 32])
     state = constraint.start()
     later = state.advance(np.array([3], dtype=np.int32)).select(np.array([0]))
@@ -25,7 +25,7 @@ def test_every_step_allows_the_same_ids_each_once() -> None:
 
 @DEPTHS
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_outputs_hold_no_other_ids(page_size: int, depth: int) -> None:
+def test_outputs_contain_only_allowed_ids(page_size: int, depth: int) -> None:
     harness = Harness(num_tokens=128, page_size=page_size, depth=depth)
     for i in range(4):
         harness.add(f"few{i}", prompt_of(20, i), 30, allowed_token_ids=(5, 9, 11))
@@ -39,7 +39,7 @@ def test_outputs_hold_no_other_ids(page_size: int, depth: int) -> None:
 
 
 @DEPTHS
-def test_it_fills_the_context_where_nothing_ends_it(depth: int) -> None:
+def test_unlimited_output_of_allowed_ids_fills_context(depth: int) -> None:
     harness = Harness(depth=depth, context=64)
     harness.add("a", prompt_of(20), None, allowed_token_ids=(5,))
     harness.run()
@@ -47,7 +47,7 @@ def test_it_fills_the_context_where_nothing_ends_it(depth: int) -> None:
 
 
 @DEPTHS
-def test_eos_ends_an_output_where_it_is_allowed(depth: int) -> None:
+def test_allowed_eos_ends_output(depth: int) -> None:
     harness = Harness(depth=depth, eos=(7,))
     harness.add("ends", prompt_of(20), 9, allowed_token_ids=(7,))
     harness.add("goes on", prompt_of(20), 9, allowed_token_ids=(8,))
@@ -55,7 +55,7 @@ def test_eos_ends_an_output_where_it_is_allowed(depth: int) -> None:
     assert harness.outcomes["ends", 0].tokens == [7] and harness.outcomes["goes on", 0].tokens == [8] * 9
 
 
-def test_only_ends_before_any_end_may_come_is_refused() -> None:
+def test_min_new_tokens_with_only_end_ids_allowed_is_refused() -> None:
     harness = Harness(eos=(7,))
     with pytest.raises(RequestRefused, match="min_new_tokens is 2, but each of allowed_token_ids ends") as refused:
         harness.add("a", prompt_of(20), 9, allowed_token_ids=(7, 8), stop_token_ids=(8,), min_new_tokens=2)

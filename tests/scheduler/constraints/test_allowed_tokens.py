@@ -21,7 +21,7 @@ def pack(rows: list[int], tokens: list[int]) -> AllowedTokens:
         ([0, 1, 3], [40, 40, 41], [(0, 1, 256), (1, 1, 256), (3, 1, 512)]),
     ],
 )
-def test_words_have_a_bit_for_each_token(rows: list[int], tokens: list[int], words: list[tuple[int, ...]]) -> None:
+def test_allowed_tokens_are_packed_into_words(rows: list[int], tokens: list[int], words: list[tuple[int, ...]]) -> None:
     packed = pack(rows, tokens)
     assert list(zip(packed.rows.tolist(), packed.words.tolist(), packed.bits.tolist(), strict=True)) == words
     assert (packed.rows.dtype, packed.words.dtype, packed.bits.dtype) == (np.int32, np.int32, np.uint32)
@@ -30,7 +30,7 @@ def test_words_have_a_bit_for_each_token(rows: list[int], tokens: list[int], wor
     assert [array.dtype for array in unpacked] == [np.int32, np.int32]
 
 
-def test_parts_are_joined_at_their_rows() -> None:
+def test_join_offsets_rows_of_each_part() -> None:
     assert AllowedTokens.join([]) is None
     joined = AllowedTokens.join([(2, pack([0, 1], [5, 70])), (4, pack([], [])), (9, pack([0], [33]))])
     assert joined is not None and joined.rows.dtype == np.int32 and joined.bits.dtype == np.uint32

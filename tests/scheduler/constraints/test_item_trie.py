@@ -57,7 +57,7 @@ SEEDS = range(100)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_equals_the_nested_twin(seed: int) -> None:
+def test_item_trie_equals_nested_dicts(seed: int) -> None:
     rng = random.Random(seed)
     items = without_beginnings(random_items(rng))
     trie = ItemTrie.build(table(items, extra=rng.randint(0, 2)))
@@ -81,7 +81,7 @@ def test_equals_the_nested_twin(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_item_that_begins_another_is_found_wherever_it_is(seed: int) -> None:
+def test_item_that_is_prefix_of_another_is_refused(seed: int) -> None:
     items = random_items(random.Random(seed))
     if without_beginnings(items) == items:
         ItemTrie.build(table(items))
@@ -93,7 +93,7 @@ def test_an_item_that_begins_another_is_found_wherever_it_is(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_many_nodes_at_once(seed: int) -> None:
+def test_trie_queries_of_many_nodes_equal_single_queries(seed: int) -> None:
     """Like one after the other, for any nodes in any order, several times too."""
     rng = random.Random(seed)
     trie = ItemTrie.build(table(without_beginnings(random_items(rng))))
@@ -106,7 +106,7 @@ def test_many_nodes_at_once(seed: int) -> None:
     assert (trie.edges[reached] & 0xFFFFFFFF).tolist() == tokens.tolist()
 
 
-def test_a_node_of_many_children_is_searched_to_its_edges() -> None:
+def test_advance_finds_any_of_many_children() -> None:
     """Also where a neighbour without children, or the end of the trie, comes next."""
     rng = np.random.default_rng(1)
     for count in (1, 2, 3, 127, 128, 129, 8192):
@@ -119,13 +119,13 @@ def test_a_node_of_many_children_is_searched_to_its_edges() -> None:
 
 
 @pytest.mark.parametrize(("node", "token"), [(0, 2), (0, 0), (0, -1), (0, 9), (1, 9), (1, -1), (2, 4)])
-def test_a_step_that_the_trie_does_not_have_is_a_bug(node: int, token: int) -> None:
+def test_advance_to_missing_child_is_an_assertion_error(node: int, token: int) -> None:
     trie = ItemTrie.build(np.array([[1, 4], [3, 5]]))  # nodes: 1 and 2, then the leaves
     with pytest.raises(AssertionError, match="no such child"):
         trie.advance(nodes(node), nodes(token))
 
 
-def test_a_leaf_goes_nowhere() -> None:
+def test_advance_from_leaf_is_an_assertion_error() -> None:
     trie = ItemTrie.build(np.array([[1], [2]]))
     with pytest.raises(AssertionError, match="no such child"):
         trie.advance(nodes(2), nodes(2))
@@ -133,7 +133,7 @@ def test_a_leaf_goes_nowhere() -> None:
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int64, np.uint64, ">i4"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_integers_of_every_kind(dtype: str, order: Literal["C", "F"]) -> None:
+def test_trie_accepts_any_integer_dtype_and_order(dtype: str, order: Literal["C", "F"]) -> None:
     wanted = ItemTrie.build(np.array([[1, 4], [1, 5], [2, 4]], dtype=np.int32))
     got = ItemTrie.build(np.array([[2, 4], [1, 5], [1, 4], [1, 5]], dtype=dtype, order=order))
     assert got.edges.dtype == np.int64 and got.edges.tolist() == wanted.edges.tolist()
@@ -161,18 +161,18 @@ def test_integers_of_every_kind(dtype: str, order: Literal["C", "F"]) -> None:
         (np.zeros((1, MAX_ITEM_TOKENS + 1), dtype=int), r"an item has 16385 tokens; items have at most 16384"),
     ],
 )
-def test_what_makes_no_trie(items: np.ndarray, message: str) -> None:
+def test_invalid_item_tables_are_refused(items: np.ndarray, message: str) -> None:
     with pytest.raises(ItemTrieError, match=message):
         ItemTrie.build(items)
 
 
-def test_columns_that_hold_nothing_cost_nothing() -> None:
+def test_empty_item_table_columns_cost_nothing() -> None:
     trie = ItemTrie.build(table([[1, 2], [3]], extra=1_000_000))
     assert (trie.num_items, trie.max_depth, trie.num_nodes) == (2, 2, 4)
     assert ItemTrie.build(table([[7] * MAX_ITEM_TOKENS], extra=1)).max_depth == MAX_ITEM_TOKENS
 
 
-def test_sizes_are_as_promised() -> None:
+def test_trie_takes_eight_bytes_per_node() -> None:
     """Eight bytes per node: a million items of three levels are far below 100 MB."""
     items = np.random.default_rng(0).integers(0, 64, (20_000, 3))
     trie = ItemTrie.build(items)

@@ -15,7 +15,7 @@ from tests.doubles.scheduler_harness import PAGES, Harness
 @PAGES
 @pytest.mark.parametrize("prompt_len", [1, 15, 16, 17, 64, 90])
 @pytest.mark.parametrize("suffix_len", [0, 1, 3, 40])
-def test_handoff_after_everything_evictable_is_gone(page_size: int, depth: int, prompt_len: int, suffix_len: int):
+def test_handoff_survives_eviction_of_everything_else(page_size: int, depth: int, prompt_len: int, suffix_len: int):
     harness = Harness(page_size=page_size, depth=depth, chunk=32)
     prompt, suffix = prompt_of(prompt_len), prompt_of(suffix_len, 1)
     harness.add("parent", prompt, 7, retain_ttl=100.0)
@@ -125,7 +125,7 @@ def test_second_child_without_keep_parent_takes_the_match_path(page_size: int) -
     assert (inheritance(harness, "a").path, inheritance(harness, "b").path) == ("handoff", without_a_lease(page_size))
 
 
-def test_continuation_index_picks_the_sample_and_all_stay_leased() -> None:
+def test_continuation_index_selects_sample_and_others_stay_leased() -> None:
     harness = Harness(num_tokens=1024, leased_ratio=1.0)
     prompt = prompt_of(30)
     harness.add("parent", prompt, 5, n=3, retain_ttl=50.0)
@@ -158,7 +158,7 @@ def test_matched_stop_token_is_not_inherited(page_size: int, depth: int, suffix_
     assert (got.path, got.trimmed_tokens, got.inherited_tokens) == ("handoff", 1, 33 + len(kept))
 
 
-def test_no_stop_trim_inherits_the_stop_too() -> None:
+def test_no_stop_trim_inherits_the_stop_token() -> None:
     prompt = prompt_of(33)
     says = expected_output(prompt, 20)
     harness = Harness()
@@ -172,7 +172,7 @@ def test_no_stop_trim_inherits_the_stop_too() -> None:
 
 @PAGES
 @pytest.mark.parametrize("whole", [64, 128])
-def test_a_cut_at_whole_pages_computes_one_token_again_not_a_page(page_size: int, whole: int) -> None:
+def test_cut_at_page_boundary_recomputes_one_token(page_size: int, whole: int) -> None:
     """The matched stop is trimmed, what is left is whole pages, the suffix is empty: only the last id is computed."""
     candidates = (prompt_of(whole - 5, seed) for seed in range(100))
     prompt = next(p for p in candidates if (said := expected_output(p, 20)).index(said[5]) == 5)
@@ -202,7 +202,7 @@ def test_handoff_without_radix_cache() -> None:
     assert harness.outcomes["child", 0].tokens == expected_output([*full, 1, 2], 4)
 
 
-def test_lock_of_the_inherited_node_never_passes_through_zero() -> None:
+def test_inherited_node_is_never_unlocked_during_handoff() -> None:
     harness = Harness(page_size=16)
     seen: list[int] = []
     harness.add("parent", prompt_of(64), 6, retain_ttl=50.0)

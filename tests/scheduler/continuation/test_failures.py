@@ -28,7 +28,7 @@ def test_unknown_parent_and_foreign_namespace_get_the_same_404() -> None:
 
 
 @PAGES
-def test_a_whole_prompt_stands_in_for_a_parent_that_is_unknown(page_size: int) -> None:
+def test_fallback_prompt_replaces_unknown_parent(page_size: int) -> None:
     harness = Harness(page_size=page_size)
     harness.add("parent", prompt_of(20), 3, namespace="mine")
     whole = prompt_of(30, 7)
@@ -46,7 +46,7 @@ def test_a_whole_prompt_stands_in_for_a_parent_that_is_unknown(page_size: int) -
     assert inheritance(harness, "its own").inherited_tokens == 23  # its parent's, though page 64 keeps no KV of so few
 
 
-def test_aborted_parent_is_409_also_for_children_that_wait() -> None:
+def test_aborted_parent_is_409_for_waiting_and_later_children() -> None:
     harness = Harness()
     harness.add("parent", prompt_of(20), 30)
     harness.step()
@@ -62,7 +62,7 @@ def test_aborted_parent_is_409_also_for_children_that_wait() -> None:
     assert harness.scheduler.is_idle
 
 
-def test_a_refusal_names_the_parent_and_how_it_ended() -> None:
+def test_refusal_names_parent_and_its_failure() -> None:
     harness = Harness()
     harness.add("parent", prompt_of(20), 30)
     harness.step()
@@ -76,7 +76,7 @@ def test_a_refusal_names_the_parent_and_how_it_ended() -> None:
     assert "failed before finish" in refusal.message
 
 
-def test_forgotten_parent_is_410_or_the_childs_own_prompt() -> None:
+def test_forgotten_parent_is_410_or_fallback() -> None:
     harness = Harness(max_finished_requests=2)
     for i in range(4):
         harness.add(f"r{i}", prompt_of(20, i), 3)
@@ -119,7 +119,7 @@ def test_running_duplicate_rid_is_409_and_a_recorded_one_is_replaced() -> None:
     assert harness.outcomes["b", 0].tokens == expected_output([*full, 1], 2)
 
 
-def test_a_long_chain_of_waiting_stages_ends_with_its_root() -> None:
+def test_abort_of_root_ends_long_chain_of_parked_children() -> None:
     harness = Harness(check=False)
     harness.add("s0", prompt_of(20), 30)
     harness.step()
@@ -136,7 +136,9 @@ def test_a_long_chain_of_waiting_stages_ends_with_its_root() -> None:
 @PAGES
 @pytest.mark.parametrize("steps", range(10))
 @pytest.mark.parametrize("victim", ["parent", "child"])
-def test_abort_of_parent_or_child_at_every_point(page_size: int, depth: int, steps: int, victim: str) -> None:
+def test_abort_of_parent_or_child_at_any_step_leaks_nothing(
+    page_size: int, depth: int, steps: int, victim: str
+) -> None:
     harness = Harness(page_size=page_size, depth=depth, chunk=25)
     prompt = prompt_of(60)
     harness.add("parent", prompt, 4, retain_ttl=3.0)
@@ -155,7 +157,7 @@ def test_abort_of_parent_or_child_at_every_point(page_size: int, depth: int, ste
 
 @DEPTHS
 @PAGES
-def test_parents_and_children_are_retracted_and_say_the_same(page_size: int, depth: int) -> None:
+def test_retraction_of_parents_and_children_changes_no_output(page_size: int, depth: int) -> None:
     harness = Harness(num_tokens=512, page_size=page_size, depth=depth, context=300)
     prompts = [prompt_of(40, i) for i in range(8)]
     for i, prompt in enumerate(prompts):
@@ -168,7 +170,7 @@ def test_parents_and_children_are_retracted_and_say_the_same(page_size: int, dep
         assert harness.outcomes[f"c{i}", 0].tokens == expected_output(full, 50)
 
 
-def test_a_failed_step_leaves_the_others_sound() -> None:
+def test_failed_step_spares_other_continuations() -> None:
     harness = Harness(page_size=16)
     prompt = prompt_of(40)
     harness.add("good", prompt, 12)

@@ -10,7 +10,7 @@ from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.scheduler_harness import PAGES, Harness
 
 
-def test_expired_lease_falls_back_to_what_the_tree_still_has() -> None:
+def test_child_of_expired_lease_uses_cached_prefix() -> None:
     harness = Harness()
     prompt = prompt_of(40)
     harness.add("parent", prompt, 6, retain_ttl=5.0)
@@ -27,7 +27,7 @@ def test_expired_lease_falls_back_to_what_the_tree_still_has() -> None:
 
 
 @pytest.mark.parametrize("late", [-0.5, 0.0, 0.5])
-def test_child_that_arrives_in_the_step_of_expiry(late: float) -> None:
+def test_child_arriving_around_lease_expiry(late: float) -> None:
     harness = Harness()
     prompt = prompt_of(40)
     harness.add("parent", prompt, 6, retain_ttl=5.0)
@@ -41,7 +41,7 @@ def test_child_that_arrives_in_the_step_of_expiry(late: float) -> None:
     assert harness.outcomes["child", 0].tokens == expected_output([*full, 2], 4)
 
 
-def test_claimed_lease_gets_its_remaining_time_back_when_the_child_is_aborted() -> None:
+def test_aborted_child_gives_lease_its_remaining_time_back() -> None:
     harness = Harness()
     harness.add("parent", prompt_of(40), 6, retain_ttl=50.0)
     harness.run()
@@ -80,7 +80,7 @@ def test_release_ends_the_lease_but_keeps_the_record() -> None:
     assert inheritance(harness, "b").path == "match"
 
 
-def test_lease_over_the_budget_is_refused_and_says_so() -> None:
+def test_lease_over_budget_is_refused_and_reported() -> None:
     harness = Harness(num_tokens=128, leased_ratio=0.5)
     harness.add("a", prompt_of(90), 3, retain_ttl=50.0)
     harness.run()
@@ -93,7 +93,7 @@ def test_lease_over_the_budget_is_refused_and_says_so() -> None:
 
 
 @PAGES
-def test_any_lease_breaks_for_a_request_that_would_run_alone(page_size: int) -> None:
+def test_lease_breaks_for_request_that_would_run_alone(page_size: int) -> None:
     harness = Harness(num_tokens=256, page_size=page_size, leased_ratio=1.0)
     harness.add("leased", prompt_of(100), 3, retain_ttl=1e6)
     harness.run()
@@ -110,7 +110,7 @@ def test_any_lease_breaks_for_a_request_that_would_run_alone(page_size: int) -> 
 
 @PAGES
 @DEPTHS
-def test_a_claim_that_breaks_before_its_child_is_admitted_is_reported_as_a_match(page_size: int, depth: int) -> None:
+def test_lease_broken_before_child_admission_is_no_handoff(page_size: int, depth: int) -> None:
     harness = Harness(num_tokens=512, page_size=page_size, depth=depth, leased_ratio=1.0, context=512)
     prompt = prompt_of(190)
     harness.add("parent", prompt, 3, retain_ttl=1e6)
@@ -126,7 +126,7 @@ def test_a_claim_that_breaks_before_its_child_is_admitted_is_reported_as_a_match
 
 
 @PAGES
-def test_of_two_children_that_claim_one_lease_the_second_is_reported_as_a_match(page_size: int) -> None:
+def test_second_child_claiming_one_lease_is_no_handoff(page_size: int) -> None:
     harness = Harness(page_size=page_size)
     harness.add("parent", prompt_of(50), 9, retain_ttl=30.0)
     harness.run()
@@ -137,7 +137,7 @@ def test_of_two_children_that_claim_one_lease_the_second_is_reported_as_a_match(
 
 
 @pytest.mark.parametrize(("page_size", "disabled"), [(1, True), (16, False), (64, False)])
-def test_keep_parent_child_that_does_not_fit_beside_its_parent_takes_the_match_path(page_size: int, disabled: bool):
+def test_keep_parent_child_without_room_beside_parent_still_runs(page_size: int, disabled: bool):
     harness = Harness(num_tokens=256, page_size=page_size, leased_ratio=1.0, disable_radix_cache=disabled)
     prompt = prompt_of(180)
     harness.add("parent", prompt, 10, retain_ttl=1e6)
@@ -150,7 +150,7 @@ def test_keep_parent_child_that_does_not_fit_beside_its_parent_takes_the_match_p
     assert harness.outcomes["after", 0].finish is not None
 
 
-def test_children_with_a_lease_do_not_pass_the_head_of_the_queue_for_ever() -> None:
+def test_children_with_lease_do_not_starve_head_of_queue() -> None:
     harness = Harness(rows=1, check=False)
     harness.add("c0", prompt_of(20), 2, retain_ttl=1e6)
     harness.run()
@@ -166,7 +166,7 @@ def test_children_with_a_lease_do_not_pass_the_head_of_the_queue_for_ever() -> N
     harness.run()
 
 
-def test_no_lease_is_left_that_nobody_can_name() -> None:
+def test_leases_without_reachable_rid_are_released() -> None:
     harness = Harness(num_tokens=1024, leased_ratio=1.0)
     prompt = prompt_of(30)
     harness.add("a", prompt, 20, n=2, retain_ttl=1e6)
@@ -189,7 +189,7 @@ def test_no_lease_is_left_that_nobody_can_name() -> None:
     assert not [lease for lease in harness.scheduler.live_leases() if lease.tokens == 22]
 
 
-def test_a_parent_that_asked_for_nothing_is_not_told_of_a_lease() -> None:
+def test_parent_without_retain_ttl_reports_no_lease() -> None:
     harness = Harness()
     harness.add("parent", prompt_of(20), 5)
     harness.step()
@@ -199,7 +199,7 @@ def test_a_parent_that_asked_for_nothing_is_not_told_of_a_lease() -> None:
     assert request is not None and request.retained is None
 
 
-def test_what_a_child_forks_off_is_leased_to_its_client() -> None:
+def test_forked_copy_is_leased_to_client_of_child() -> None:
     harness = Harness()
     harness.add("parent", prompt_of(20), 9, client="parent's")
     harness.step()

@@ -25,7 +25,7 @@ def child(number: int, parent: str = "p", index: int = 0) -> Request:
     return CountingRequest(spec, index=0, seed=0, arrival=0.0, serial=number)
 
 
-def test_children_are_taken_in_order_of_arrival_once() -> None:
+def test_parked_children_are_taken_once_in_arrival_order() -> None:
     parked = ParkedChildren()
     children = [child(number) for number in range(5)]
     others = [child(7, "p", 1), child(8, "q")]
@@ -40,7 +40,7 @@ def test_children_are_taken_in_order_of_arrival_once() -> None:
     assert parked.take_children("p", 1) == others[:1] and parked.take_children("q", 0) == others[1:]
 
 
-def test_the_list_of_those_that_wait_is_the_callers_own() -> None:
+def test_waiting_for_returns_a_copy() -> None:
     parked = ParkedChildren()
     first, second = child(0), child(1)
     parked.park_child(first)
@@ -50,7 +50,7 @@ def test_the_list_of_those_that_wait_is_the_callers_own() -> None:
     assert waiting == [first]
 
 
-def test_leaving_takes_no_look_at_the_siblings() -> None:
+def test_removing_parked_child_does_not_scan_siblings() -> None:
     parked = ParkedChildren()
     children = [child(number) for number in range(500)]
     for request in children:

@@ -19,7 +19,7 @@ def stands_alone(harness: Harness, rid: str) -> bool:
 @DEPTHS
 @PAGES
 @pytest.mark.parametrize("suffix_len", [0, 1, 40])
-def test_what_it_begins_with_is_handed_over(page_size: int, depth: int, suffix_len: int) -> None:
+def test_predecessor_with_lease_is_handed_off(page_size: int, depth: int, suffix_len: int) -> None:
     harness = Harness(page_size=page_size, depth=depth, chunk=32)
     prompt = prompt_of(50)
     harness.add("turn", prompt, 7, retain_ttl=100.0)
@@ -36,7 +36,7 @@ def test_what_it_begins_with_is_handed_over(page_size: int, depth: int, suffix_l
     assert len(harness.scheduler._leases) == 0
 
 
-def test_without_a_lease_it_is_looked_up() -> None:
+def test_predecessor_without_lease_is_matched() -> None:
     harness = Harness()
     harness.add("turn", prompt_of(50), 7)
     harness.run()
@@ -47,7 +47,7 @@ def test_without_a_lease_it_is_looked_up() -> None:
     assert inheritance(harness, "next").path == "match"
 
 
-def test_a_result_of_a_search_is_a_turn_too() -> None:
+def test_search_result_can_be_predecessor() -> None:
     harness = Harness()
     harness.add("turn", prompt_of(50), 7, beam_width=3, n=3, retain_ttl=100.0)
     harness.run()
@@ -61,7 +61,7 @@ def test_a_result_of_a_search_is_a_turn_too() -> None:
 
 
 @pytest.mark.parametrize("changed", [0, 49, 50, 56])
-def test_other_tokens_are_computed(changed: int) -> None:
+def test_prompt_differing_from_predecessor_is_computed_alone(changed: int) -> None:
     """The first and the last of the prompt, and of what was said."""
     harness = Harness()
     harness.add("turn", prompt_of(50), 7, retain_ttl=100.0)
@@ -74,7 +74,7 @@ def test_other_tokens_are_computed(changed: int) -> None:
     assert len(harness.scheduler._leases) == 1, "another turn may go on from it"
 
 
-def test_a_prompt_that_is_shorter() -> None:
+def test_prompt_shorter_than_predecessor_is_computed_alone() -> None:
     harness = Harness()
     harness.add("turn", prompt_of(50), 7, retain_ttl=100.0)
     harness.run()
@@ -84,7 +84,7 @@ def test_a_prompt_that_is_shorter() -> None:
     assert harness.outcomes["next", 0].tokens == expected_output(whole, 9) and stands_alone(harness, "next")
 
 
-def test_whatever_became_of_it_the_prompt_stands_by_itself() -> None:
+def test_unusable_predecessor_is_ignored() -> None:
     """Unknown, running, aborted, of another namespace, another sample, or its name is somebody else's."""
     harness = Harness()
     prompt = prompt_of(50)
@@ -109,7 +109,7 @@ def test_whatever_became_of_it_the_prompt_stands_by_itself() -> None:
         assert stands_alone(harness, f"next{number}")
 
 
-def test_the_first_of_two_turns_takes_the_lease() -> None:
+def test_first_of_two_successors_takes_the_lease() -> None:
     harness = Harness()
     harness.add("turn", prompt_of(50), 7, retain_ttl=100.0)
     harness.run()

@@ -22,7 +22,7 @@ def really_held(samples: list[SampleRecord]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_count_is_what_is_really_held(seed: int) -> None:
+def test_held_tokens_match_actual_buffers(seed: int) -> None:
     rng = random.Random(seed)
     held, kept = HeldTokens(), [SampleRecord(("r", 0), TokenBuffer(np.arange(50, dtype=np.int32)), 0)]
     held.add_samples(kept)
@@ -43,7 +43,7 @@ def test_the_count_is_what_is_really_held(seed: int) -> None:
     assert held.total == 0 and not held._holders
 
 
-def test_a_long_conversation_pushes_nobody_out() -> None:
+def test_long_conversation_evicts_no_other_records() -> None:
     """22 turns that begin with 3,000 tokens: of turns counted one by one, 22 × 3,000 and more would not fit."""
     harness = Harness(num_tokens=8192, context=6000, chunk=4096, max_finished_tokens=20_000)
     harness.add("bystander", prompt_of(100, 1), 3)
@@ -58,7 +58,7 @@ def test_a_long_conversation_pushes_nobody_out() -> None:
     harness.run()
 
 
-def test_a_forgotten_turn_gives_back_what_no_other_holds() -> None:
+def test_forgotten_record_frees_unshared_tokens() -> None:
     harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_requests=3)
     records = harness.scheduler._continuations._records
     harness.add("a", prompt_of(1000, 2), 5)
@@ -79,7 +79,7 @@ def test_a_forgotten_turn_gives_back_what_no_other_holds() -> None:
     assert records.held.total < 400
 
 
-def test_a_client_that_floods_the_records_has_them_forget_its_own() -> None:
+def test_flooding_client_evicts_only_its_own_records() -> None:
     harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_requests=6)
     records = harness.scheduler._continuations._records
     for number in range(3):
@@ -100,7 +100,7 @@ def test_a_client_that_floods_the_records_has_them_forget_its_own() -> None:
     assert records.get_record("bob/27"), "hers go for hers, now that each has half"
 
 
-def test_a_client_alone_has_all_the_records() -> None:
+def test_single_client_may_use_all_records() -> None:
     harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_requests=6)
     for number in range(6):
         harness.add(f"{number}", prompt_of(10, number), 2, client="alice")
@@ -108,7 +108,7 @@ def test_a_client_alone_has_all_the_records() -> None:
     assert all(harness.scheduler._continuations._records.get_record(f"{number}") for number in range(6))
 
 
-def test_long_prompts_of_one_client_push_out_no_short_one_of_another() -> None:
+def test_long_prompts_evict_no_records_of_other_clients() -> None:
     harness = Harness(num_tokens=8192, context=4000, chunk=4096, max_finished_tokens=8000)
     records = harness.scheduler._continuations._records
     harness.add("alice", prompt_of(50, 0), 2, client="alice")
@@ -126,7 +126,7 @@ def leases_of(harness: Harness, after: int = -1, limit: int = 100, client: str |
 
 
 class TestDescribeLeases:
-    def test_a_lease_says_whose_it_is_and_until_when(self) -> None:
+    def test_lease_report_has_owner_and_expiry(self) -> None:
         harness = Harness()
         harness.add("parent", prompt_of(30), 8, retain_ttl=50.0, client="alice")
         harness.run()
@@ -146,7 +146,7 @@ class TestDescribeLeases:
         harness.step()
         assert leases_of(harness) == {"leases": [], "next": None, "live": 0, "leased_tokens": 0}
 
-    def test_a_client_is_told_of_its_own_leases(self) -> None:
+    def test_lease_report_can_be_limited_to_one_client(self) -> None:
         harness = Harness()
         for number, client in enumerate(("alice", "bob", "alice", "alice/")):
             harness.add(f"r{number}", prompt_of(20 + number, number), 4, retain_ttl=50.0, client=client)
@@ -159,7 +159,7 @@ class TestDescribeLeases:
         nothing = {"leases": [], "next": None, "live": 0, "leased_tokens": 0}
         assert leases_of(harness, client="carol") == leases_of(harness, client="") == nothing
 
-    def test_one_that_a_child_waits_for_does_not_expire(self) -> None:
+    def test_claimed_lease_is_reported_without_expiry(self) -> None:
         harness = Harness(num_tokens=128, rows=2)
         harness.add("parent", prompt_of(30), 4, retain_ttl=50.0)
         harness.run()
@@ -171,7 +171,7 @@ class TestDescribeLeases:
         assert lease["is_claimed"] and lease["expires_in_s"] is None and lease["rid"] == "parent"
         harness.run()
 
-    def test_pages_follow_the_order_of_grants(self) -> None:
+    def test_lease_report_pages_follow_grant_order(self) -> None:
         harness = Harness(leases=8, leased_ratio=1.0)
         for number in range(5):
             harness.add(f"r{number}", prompt_of(10, number), 2, retain_ttl=100.0)
@@ -185,7 +185,7 @@ class TestDescribeLeases:
         assert (first["live"], third["live"], third["next"]) == (5, 4, None)
         assert leases_of(harness, limit=4)["next"] is None, "a page that is just full is the last one"
 
-    def test_a_pin_names_its_job(self) -> None:
+    def test_pin_report_names_its_job(self) -> None:
         harness = Harness(policy="continuum", context=512)
         harness.add("step", prompt_of(20), 4, job_id="job", retain_ttl=30.0)
         harness.run()

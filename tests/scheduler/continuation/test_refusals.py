@@ -27,7 +27,7 @@ SPEC = ContinuationSpec(parent_rid="parent", index=3)
         (refusals.forgotten_parent, ("parent",), 410, "parent_forgotten", "continuation_of"),
     ],
 )
-def test_status_code_and_parameter(
+def test_continuation_refusals_have_status_code_and_param(
     refuse: Callable[..., RequestRefused], given: tuple, status: int, code: str, param: str
 ) -> None:
     refused = refuse(*given)
@@ -45,11 +45,11 @@ def test_status_code_and_parameter(
         (FinishReason(type="abort", message="continuation_of 'x': gone"), "(its own parent failed)"),
     ],
 )
-def test_why_the_parent_failed_is_said_once(reason: FinishReason | str | None, said: str) -> None:
+def test_refusal_states_reason_of_parent_failure(reason: FinishReason | str | None, said: str) -> None:
     assert said in str(refusals.failed_parent("parent", reason))
 
 
-def test_numbers_are_named() -> None:
+def test_refusals_include_index_and_result_count() -> None:
     assert "continuation_index is 3" in str(refusals.fewer_results(SPEC, 2))
     assert "found 2 sequences" in str(refusals.fewer_results(SPEC, 2))
     assert "continuation_index is 3" in str(refusals.unknown_index(SPEC))

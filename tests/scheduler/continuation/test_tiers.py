@@ -44,7 +44,7 @@ def flooded(page_size: int = 1, depth: int = 1, **options: Any) -> tuple[Harness
 @PAGES
 @DEPTHS
 @POLICIES
-def test_what_a_broken_lease_held_comes_back_from_the_host(page_size: int, depth: int, policy: HostPolicy) -> None:
+def test_kv_of_broken_lease_is_loaded_from_host(page_size: int, depth: int, policy: HostPolicy) -> None:
     harness, full = flooded(page_size, depth, host_policy=policy)
     evict_everything(harness)
     harness.continue_from("parent", "child", [2, 3], 5)
@@ -56,7 +56,7 @@ def test_what_a_broken_lease_held_comes_back_from_the_host(page_size: int, depth
     assert (got.path, got.inherited_tokens, got.recomputed_tokens) == ("tier", 106, 106 - stored)
 
 
-def test_what_is_still_on_the_device_counts_as_such() -> None:
+def test_device_part_of_parent_counts_as_device_hit() -> None:
     harness, full = flooded(16)
     evict_everything(harness)
     harness.add("begins", [*full[:48], 1], 1)
@@ -72,7 +72,7 @@ def test_what_is_still_on_the_device_counts_as_such() -> None:
     assert harness.outcomes["child", 0].tokens == expected_output([*full, 2], 5)
 
 
-def test_what_follows_the_parent_may_come_from_the_host_too() -> None:
+def test_suffix_loaded_from_host_is_a_match() -> None:
     """Nothing that was inherited did: a match."""
     harness = Harness(host_tokens=1024)
     prompt, suffix = prompt_of(60), prompt_of(40, 7)
@@ -88,7 +88,7 @@ def test_what_follows_the_parent_may_come_from_the_host_too() -> None:
     assert harness.outcomes["child", 0].tokens == expected_output([*full, *suffix], 5)
 
 
-def test_the_whole_prompt_of_a_forgotten_parent_is_a_fallback_wherever_it_is() -> None:
+def test_fallback_prompt_on_host_is_still_a_fallback() -> None:
     harness, full = flooded(max_finished_requests=1)
     evict_everything(harness)
     harness.continue_from("parent", "child", [2], 5, fallback=[*full, 2])
@@ -96,7 +96,7 @@ def test_the_whole_prompt_of_a_forgotten_parent_is_a_fallback_wherever_it_is() -
     assert inheritance(harness, "child").path == "fallback" and found(harness, "child") == FoundTokens(host=105)
 
 
-def test_what_an_opening_in_vain_has_brought_back_still_counts() -> None:
+def test_load_for_failed_admission_counts_as_host_hit() -> None:
     """The load is ordered, then the allocation for the rest fails: at the second try all is on the device."""
     harness, _ = flooded()
     evict_everything(harness)
@@ -111,7 +111,7 @@ def test_what_an_opening_in_vain_has_brought_back_still_counts() -> None:
 class TestRetained:
     @PAGES
     @POLICIES
-    def test_where_no_lease_is_granted_the_host_keeps_it(self, page_size: int, policy: HostPolicy) -> None:
+    def test_kv_of_refused_lease_is_kept_on_host(self, page_size: int, policy: HostPolicy) -> None:
         harness = Harness(num_tokens=256, page_size=page_size, leased_ratio=0.1, host_tokens=1024, host_policy=policy)
         prompt = prompt_of(90)
         harness.add("parent", prompt, 3, retain_ttl=50.0)
@@ -128,7 +128,7 @@ class TestRetained:
         full = parent_ids(harness, "parent", prompt)
         assert harness.outcomes["child", 0].tokens == expected_output([*full, 1], 2)
 
-    def test_a_lease_is_no_promise_of_the_host(self) -> None:
+    def test_granted_lease_reports_no_tier(self) -> None:
         harness = Harness(host_tokens=1024)
         harness.add("parent", prompt_of(40), 3, retain_ttl=50.0)
         harness.run()
@@ -136,14 +136,14 @@ class TestRetained:
         assert (kept.tokens, kept.tier, kept.refused) == (42, None, None)
 
     @pytest.mark.parametrize("options", [{}, {"host_tokens": 16}, {"host_tokens": 1024, "disable_radix_cache": True}])
-    def test_nothing_is_promised_that_nobody_keeps(self, options: dict[str, Any]) -> None:
+    def test_refused_lease_the_host_cannot_keep_reports_no_tier(self, options: dict[str, Any]) -> None:
         harness = Harness(num_tokens=256, leased_ratio=0.1, **options)
         harness.add("parent", prompt_of(90), 3, retain_ttl=50.0)
         harness.run()
         kept = retained(harness, "parent")
         assert kept.refused is not None and (kept.tier, kept.tokens) == (None, 0)
 
-    def test_not_more_than_the_host_has_room_for(self) -> None:
+    def test_refused_lease_reports_only_tokens_the_host_can_keep(self) -> None:
         harness = Harness(num_tokens=256, leased_ratio=0.1, host_tokens=64)
         harness.add("parent", prompt_of(90), 3, retain_ttl=50.0)
         harness.run()
@@ -154,7 +154,7 @@ class TestRetained:
         harness.run()
         assert found(harness, "child") == FoundTokens(host=kept.tokens)
 
-    def test_of_a_search_the_host_keeps_the_prompt(self) -> None:
+    def test_refused_search_lease_keeps_prompt_on_host(self) -> None:
         harness = Harness(num_tokens=512, page_size=16, leases=1, host_tokens=1024)
         harness.add("search", prompt_of(70), 6, retain_ttl=50.0, n=2, beam_width=2)
         harness.run()

@@ -20,7 +20,7 @@ def end(table: JobTable, number: int) -> None:
     table.close_sequence(job, f"r{number}")
 
 
-def test_jobs_at_work_are_kept_and_the_idle_ones_go_once_there_is_room_for_none() -> None:
+def test_full_job_table_forgets_only_idle_jobs() -> None:
     table = JobTable(2)
     crowd(table, 5)
     assert len(table) == 5
@@ -31,7 +31,7 @@ def test_jobs_at_work_are_kept_and_the_idle_ones_go_once_there_is_room_for_none(
     assert [job.id for job in table.select_jobs("", "")] == ["job0", "job2", "new"]
 
 
-def test_jobs_that_are_over_are_unended_while_their_requests_are_open() -> None:
+def test_finished_jobs_are_unended_while_requests_are_open() -> None:
     table = JobTable(8)
     crowd(table, 3)
     for number in (0, 1):
@@ -45,7 +45,7 @@ def test_jobs_that_are_over_are_unended_while_their_requests_are_open() -> None:
     assert [job.id for job in table.unended_jobs()] == ["job2"]
 
 
-def test_jobs_are_selected_by_namespace_and_the_beginning_of_their_ids() -> None:
+def test_jobs_are_selected_by_namespace_and_id_prefix() -> None:
     table = JobTable(8)
     for number, (namespace, name) in enumerate((("", "a/1"), ("", "b/1"), ("salt", "a/2"), ("", "ab/1"))):
         table.open_job(namespace, name, 0.0, number)
@@ -54,7 +54,7 @@ def test_jobs_are_selected_by_namespace_and_the_beginning_of_their_ids() -> None
     assert [job.id for job in table.select_jobs(None, "")] == ["a/1", "b/1", "a/2", "ab/1"]
 
 
-def test_a_job_that_begins_anew_counts_once() -> None:
+def test_reopened_job_counts_once() -> None:
     table = JobTable(2)
     for number, name in enumerate(("over", "idle")):
         table.open_job("", name, 0.0, number)
@@ -66,7 +66,7 @@ def test_a_job_that_begins_anew_counts_once() -> None:
     assert [job.id for job in table.select_jobs("", "")] == ["idle", "over"]
 
 
-def test_a_crowd_that_has_ended_is_forgotten_at_once() -> None:
+def test_forgetting_many_idle_jobs_takes_linear_time() -> None:
     """It took time with the third power of the crowd: a second for 1000, a minute and a half for 4000."""
 
     def lines_of(size: int) -> int:
@@ -82,7 +82,7 @@ def test_a_crowd_that_has_ended_is_forgotten_at_once() -> None:
     assert lines_of(500) < lines_of(1000) < 2.1 * lines_of(500)
 
 
-def test_a_full_table_of_jobs_at_work_is_not_searched() -> None:
+def test_opening_job_does_not_scan_busy_jobs() -> None:
     """Each new one looked at all of them: six seconds for a full queue of 16384."""
     table = JobTable(64)
     crowd(table, 64)
@@ -91,7 +91,7 @@ def test_a_full_table_of_jobs_at_work_is_not_searched() -> None:
     assert lines_run(lambda: table.open_job("", "another", 0.0, 5000), job_table) <= few + 10 and len(table) > 4096
 
 
-def test_a_job_that_is_heard_of_while_it_is_idle_goes_later() -> None:
+def test_activity_of_idle_job_delays_its_eviction() -> None:
     table = JobTable(2)
     crowd(table, 2)
     for number in range(2):
@@ -103,7 +103,7 @@ def test_a_job_that_is_heard_of_while_it_is_idle_goes_later() -> None:
     assert [job.id for job in gone] == ["job1"]
 
 
-def test_what_ends_after_its_job_was_forgotten_brings_nothing_back() -> None:
+def test_late_end_of_forgotten_job_changes_nothing() -> None:
     table = JobTable(2)
     crowd(table, 1)
     job = table.get_job("", "job0")
@@ -117,7 +117,7 @@ def test_what_ends_after_its_job_was_forgotten_brings_nothing_back() -> None:
     assert table.get_job("", "job0") is again, "it is at work"
 
 
-def test_a_client_that_floods_the_table_has_it_forget_its_own_jobs() -> None:
+def test_flooding_client_evicts_only_its_own_jobs() -> None:
     table = JobTable(4)
     for number in range(4):
         table.open_job("", f"bob/{number}", float(number), number, "bob")

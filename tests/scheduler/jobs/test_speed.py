@@ -39,7 +39,7 @@ def share_right(model: LearnedSpeed, tried: list[tuple[str, float]]) -> float:
     return sum(right) / len(right)
 
 
-def test_learning_improves() -> None:
+def test_learned_speed_improves_with_observations() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is in the extra [learned]")
     model, tried, shares = LearnedSpeed(), commands(1, 300), []
     for part in range(3):
@@ -49,7 +49,7 @@ def test_learning_improves() -> None:
     assert shares[0] == 0.0 and shares[1] > 0.6 and shares[-1] > 0.95 and shares == sorted(shares)
 
 
-def test_it_says_nothing_before_it_has_seen_enough_of_both() -> None:
+def test_learned_speed_needs_enough_of_both_classes() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is in the extra [learned]")
     model = LearnedSpeed()
     model.learn_durations([("crawl x", 100.0)] * 2 * ENOUGH)
@@ -73,7 +73,7 @@ def test_the_same_observations_give_the_same_model() -> None:
         assert first.slow_probability(text) == second.slow_probability(text)
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scikit_learn_error_names_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(ImportError, match=r"pip install -e '\.\[learned\]'"):
         LearnedSpeed()
@@ -87,7 +87,7 @@ def test_importing_the_package_imports_no_scikit_learn() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_features() -> None:
+def test_command_features() -> None:
     vector = features_of("python a/train7.py --epochs 10 | tee log")
     assert vector.shape == (FEATURES,) and np.linalg.norm(vector) == pytest.approx(1.0)
     assert np.array_equal(vector, features_of("python a/train8.py --epochs 99 | tee log"))  # numbers are alike

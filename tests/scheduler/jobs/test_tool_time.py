@@ -32,7 +32,7 @@ def test_names() -> None:
     assert len(name_of(tuple(ToolCall(f"t{n}") for n in range(1000))).split("+")) == 8
 
 
-def test_a_history_is_bounded() -> None:
+def test_tool_history_is_bounded() -> None:
     history, rng = ToolHistory(), random.Random(1)
     for number in range(20_000):
         history.add_duration(f"tool{rng.randrange(3000)}", float(number))
@@ -44,12 +44,12 @@ def test_a_history_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-def test_what_is_no_duration_is_refused(seconds: float) -> None:
+def test_invalid_durations_are_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="a tool took"):
         ToolHistory().add_duration("ls", seconds)
 
 
-def test_what_is_saved_is_loaded() -> None:
+def test_tool_times_survive_save_and_load() -> None:
     saved = times(ls=[0.1, 0.2], make=[30.0])
     loaded = ToolTimes()
     loaded.load(saved.save())
@@ -74,14 +74,14 @@ def test_what_is_saved_is_loaded() -> None:
         (b'{"version": 1, "tools": {"' + b"x" * 3000 + b'": [1]}}', "name has 3000 characters"),
     ],
 )
-def test_a_damaged_file_changes_nothing(data: bytes, words: str) -> None:
+def test_damaged_history_file_changes_nothing(data: bytes, words: str) -> None:
     known = times(ls=[0.5])
     with pytest.raises(ValueError, match=words):
         known.load(data)
     assert known.history.durations_of("ls").tolist() == [0.5]
 
 
-def test_a_tool_that_is_hardly_known_goes_by_all() -> None:
+def test_rarely_seen_tool_borrows_from_all_tools() -> None:
     known = times(ls=[0.1] * 100, make=[60.0])
     seconds, weights = known.expected((ToolCall("make"),))
     assert weights is not None and (np.diff(seconds) >= 0).all()
@@ -91,7 +91,7 @@ def test_a_tool_that_is_hardly_known_goes_by_all() -> None:
     assert ToolTimes().gittins_ttl((ToolCall("new"),), 9.0) is None is ToolTimes().predicted_s(())
 
 
-def test_times_to_live_follow_the_history() -> None:
+def test_ttls_follow_the_history() -> None:
     known = times(ls=[0.1] * 40, make=[60.0] * 40)
     assert 0.1 < (known.gittins_ttl((ToolCall("ls"),), 9.0) or 0.0) < 2.0, (
         "a little longer than ever is still waited for"
@@ -114,16 +114,16 @@ def test_times_to_live_follow_the_history() -> None:
         ("cat x | ./run", Speed.UNCERTAIN), ("get_weather", Speed.UNCERTAIN), ("git", Speed.UNCERTAIN),
     ],
 )  # fmt: skip
-def test_rules(command: str, speed: Speed) -> None:
+def test_speed_rules_of_commands(command: str, speed: Speed) -> None:
     assert by_rules(call(command)) is speed
 
 
-def test_the_slowest_of_several_calls_counts() -> None:
+def test_slowest_of_several_tool_calls_decides_speed() -> None:
     assert by_rules((*call("ls"), *call("make"))) is Speed.SLOW
     assert by_rules(()) is Speed.UNCERTAIN
 
 
-def test_what_no_rule_knows_is_learned() -> None:
+def test_speed_without_rule_is_taken_from_history() -> None:
     known = times(quick=[0.2] * 20, slow=[40.0] * 20, mixed=[0.1, 100.0] * 10)
 
     def speed(tool: str) -> Speed:
@@ -135,7 +135,7 @@ def test_what_no_rule_knows_is_learned() -> None:
     assert speed("ls") is Speed.FAST and speed("make") is Speed.SLOW
 
 
-def test_a_break_even_time_of_nothing_is_no_error() -> None:
+def test_zero_break_even_time_gives_zero_ttl() -> None:
     known = times(ls=[0.1] * 40)
     assert known.gittins_ttl((ToolCall("ls"),), 9.0) and known.gittins_ttl((ToolCall("ls"),), 0.0) == 0.0
     assert known.gittins_ttl((ToolCall("ls"),), 0.0) == 0.0 and known.gittins_ttl((ToolCall("ls"),), 9.0)
@@ -148,7 +148,7 @@ def test_draws_are_reproducible() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
-def test_a_little_longer_than_ever_is_still_worth_something(count: int) -> None:
+def test_gittins_ttl_exceeds_longest_seen_duration(count: int) -> None:
     known, run = times(run=[5.0] * count), (ToolCall("run"),)
     ttl = known.gittins_ttl(run, 9.0)
     assert ttl is not None and 5.1 < ttl < 30.0
@@ -160,7 +160,7 @@ def gain(law: np.ndarray, ttl: float | None, break_even: float) -> float:
     return float(np.mean(law <= ttl) - np.minimum(law, ttl).mean() / break_even)
 
 
-def test_few_durations_mislead_less_than_they_would_alone() -> None:
+def test_prior_reduces_loss_with_few_durations() -> None:
     """Lost gain against the best time to live of the true law, with one to eight durations, several kinds of tools."""
     rng = np.random.default_rng(4)
     laws = {
@@ -180,12 +180,12 @@ def test_few_durations_mislead_less_than_they_would_alone() -> None:
     assert 0.0 <= lost < lost_alone / 2
 
 
-def test_arguments_of_other_tools_are_no_commands() -> None:
+def test_arguments_of_other_tools_are_not_read_as_commands() -> None:
     assert by_rules((ToolCall("lookup", "make; ls"),)) is Speed.UNCERTAIN
     assert by_rules((ToolCall("pytest", '{"path": "ls"}'),)) is Speed.SLOW
 
 
-def test_commands_are_kept_only_where_they_are_learned_from() -> None:
+def test_commands_are_kept_only_when_learning() -> None:
     known = times(ls=[0.1])
     assert b"commands" not in known.save()
     loaded = ToolTimes()
@@ -202,12 +202,12 @@ def test_damaged_commands_are_refused(pair: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b'{"version": 1, "x": ' + b"[" * 100_000, b'{"version": 1, "tools": {"ls": [NaN]}}'])
-def test_hostile_files_are_refused(data: bytes) -> None:
+def test_hostile_history_files_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no JSON"):
         ToolTimes().load(data)
 
 
-def test_the_model_refines_what_is_uncertain() -> None:
+def test_learned_model_resolves_uncertain_commands() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is in the extra [learned]")
     known = ToolTimes(learn=True)
     full, check = call("run --full"), call("run --check")
@@ -228,7 +228,7 @@ def test_the_model_refines_what_is_uncertain() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_what_is_predicted_is_the_median(count: int) -> None:
+def test_predicted_time_is_the_median(count: int) -> None:
     durations = np.random.default_rng(count).exponential(size=count)
     times = ToolTimes()
     for seconds in durations:
@@ -237,7 +237,7 @@ def test_what_is_predicted_is_the_median(count: int) -> None:
 
 
 @pytest.mark.parametrize("rule", ["cdf_ttl", "gittins_ttl"])
-def test_a_tool_goes_by_its_own_times_as_soon_as_it_has_some(rule: str) -> None:
+def test_tool_ttl_uses_its_own_times_once_known(rule: str) -> None:
     """However many durations of others it went by until then."""
     known = times(ls=[0.2] * 200)
     ttl = getattr(known, rule)
@@ -251,7 +251,7 @@ def test_a_tool_goes_by_its_own_times_as_soon_as_it_has_some(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["cdf_ttl", "gittins_ttl"])
-def test_a_tool_that_was_forgotten_begins_anew(rule: str) -> None:
+def test_forgotten_tool_starts_without_history(rule: str) -> None:
     known = times(train=[0.2] * PER_TOOL)
     ttl = getattr(known, rule)
     assert ttl(call("train"), 8.0) > 0.0
@@ -288,12 +288,12 @@ def slow_index(durations: list[float], age: float) -> float:
 class TestBestTTL:
     @pytest.mark.parametrize("break_even", [0.3, 2.2, 9.0, 1000.0])
     @pytest.mark.parametrize("durations", SETS)
-    def test_the_first_crossing(self, durations: list[float], break_even: float) -> None:
+    def test_best_ttl_is_first_crossing_of_index_threshold(self, durations: list[float], break_even: float) -> None:
         ages = sorted({0.0, *durations})
         expected = next(age for age in ages if slow_index(durations, age) <= 1 / break_even)
         assert best_ttl(np.sort(np.array(durations)), break_even) == pytest.approx(expected)
 
-    def test_until_then_the_index_never_falls_below_the_threshold(self) -> None:
+    def test_index_stays_above_threshold_until_best_ttl(self) -> None:
         durations = np.sort(np.random.default_rng(5).lognormal(0.0, 1.5, 60))
         ttl = best_ttl(durations, 9.0)
         assert 0 < ttl < durations[-1]
@@ -302,7 +302,7 @@ class TestBestTTL:
 
     @pytest.mark.parametrize("break_even", [0.3, 2.2, 9.0, 1000.0])
     @pytest.mark.parametrize("durations", SETS)
-    def test_the_time_with_the_greatest_gain(self, durations: list[float], break_even: float) -> None:
+    def test_best_ttl_has_greatest_gain(self, durations: list[float], break_even: float) -> None:
         def gain(tau: float) -> float:
             back = sum(d <= tau for d in durations) / len(durations)
             return back - sum(min(d, tau) for d in durations) / len(durations) / break_even if tau or back else 0.0
@@ -316,16 +316,16 @@ class TestBestTTL:
         for break_even in (0.5, 3.0, 9.0):
             assert best_ttl(durations, break_even, weights) == best_ttl(repeated, break_even)
 
-    def test_a_cap_does_not_draw_the_lease_to_itself(self) -> None:
+    def test_capped_durations_do_not_extend_best_ttl(self) -> None:
         durations = np.array([0.1] * 50 + [60.0] * 50)
         assert best_ttl(durations, 9.0) == 0.1
         assert slow_index(durations.tolist(), 59.9) > 1 / 9.0, "it rises again, after the first crossing"
         assert best_ttl(durations, 61.0) == 60.0
 
-    def test_of_nothing_nothing_is_known(self) -> None:
+    def test_best_ttl_without_durations_is_zero(self) -> None:
         assert best_ttl(np.empty(0), 9.0) == 0.0
 
-    def test_where_computing_costs_nothing_nothing_is_kept(self) -> None:
+    def test_best_ttl_is_zero_at_zero_break_even(self) -> None:
         assert best_ttl(np.array([0.0, 1.0]), 0.0) == 0.0
 
 
@@ -334,17 +334,17 @@ class TestLogNormalBelief:
         ("share", "freedom", "expected"),
         [(0.5, 4, 0.0), (0.9, 4, 1.5332), (0.95, 4, 2.1318), (0.99, 4, 3.7469), (0.9, 10, 1.3722), (0.975, 30, 2.0423)],
     )
-    def test_quantiles_are_those_of_the_tables(self, share: float, freedom: float, expected: float) -> None:
+    def test_student_t_quantiles_match_tables(self, share: float, freedom: float, expected: float) -> None:
         assert student_t_quantile(share, freedom) == pytest.approx(expected, rel=0.01, abs=1e-9)
         assert student_t_quantile(1 - share, freedom) == pytest.approx(-expected, rel=0.01, abs=1e-9)
 
-    def test_one_update_is_that_of_the_formulas(self) -> None:
+    def test_belief_update_follows_formulas(self) -> None:
         belief = LogNormalBelief(mean=1.0, weight=2.0, shape=3.0, scale=4.0).after(np.exp([0.0, 2.0, 4.0]))
         assert belief.weight == 5.0 and belief.shape == 4.5
         assert belief.mean == pytest.approx((2 * 1.0 + 3 * 2.0) / 5)
         assert belief.scale == pytest.approx(4.0 + 8.0 / 2 + 2 * 3 * (2.0 - 1.0) ** 2 / (2 * 5))
 
-    def test_all_at_once_is_as_one_after_the_other(self) -> None:
+    def test_batch_update_equals_sequential_updates(self) -> None:
         times = np.random.default_rng(1).lognormal(0.5, 1.0, 20)
         belief = LogNormalBelief()
         for time in times:
@@ -352,7 +352,7 @@ class TestLogNormalBelief:
         whole = LogNormalBelief().after(times)
         assert (belief.mean, belief.scale) == (pytest.approx(whole.mean), pytest.approx(whole.scale))
 
-    def test_with_many_durations_the_truth_comes_out(self) -> None:
+    def test_belief_converges_to_true_distribution(self) -> None:
         times = np.random.default_rng(2).lognormal(math.log(3.0), 0.7, 20_000)
         belief = LogNormalBelief().after(times)
         for share in (0.1, 0.5, 0.9):
@@ -361,12 +361,12 @@ class TestLogNormalBelief:
         drawn = [belief.draw(rng) for _ in range(4000)]
         assert float(np.median(drawn)) == pytest.approx(3.0, rel=0.1)
 
-    def test_a_prior_is_worth_a_few_durations(self) -> None:
+    def test_prior_weighs_as_much_as_a_few_durations(self) -> None:
         every = LogNormalBelief().after(np.full(1000, 0.1))
         prior = every.as_prior(2.0)
         assert prior.weight == 2.0 and prior.mean == pytest.approx(math.log(0.1), abs=0.01)
         assert prior.after(np.full(20, 30.0)).quantile(0.5) > 10.0
 
-    def test_no_time_at_all_and_times_without_end(self) -> None:
+    def test_zero_and_huge_durations_stay_finite(self) -> None:
         assert LogNormalBelief().after(np.zeros(5)).quantile(0.5) < 0.1
         assert math.isfinite(LogNormalBelief(mean=1000.0).quantile(0.99))

@@ -41,7 +41,7 @@ def check(life: Life) -> None:
 # -- what is computed --------------------------------------------------------------------------------------------------
 
 
-def test_chunks_and_a_decode() -> None:
+def test_life_has_phases_for_chunks_and_decode() -> None:
     loop = WatchedLoop()
     loop.say(ask("a", prompt_of(70, 1), 3, ignore_eos=True))
     loop.until_idle()
@@ -56,7 +56,7 @@ def test_chunks_and_a_decode() -> None:
     assert (life.arrival, life.prompt, life.cached, life.output, life.end) == (2, 70, 0, 3, "length")
 
 
-def test_chunks_of_steps_that_overlap_follow_each_other() -> None:
+def test_phases_of_overlapped_chunks_are_contiguous() -> None:
     loop = WatchedLoop(overlap=True)
     loop.say(ask("a", prompt_of(70, 1), 3, ignore_eos=True))
     loop.turns(1)
@@ -72,7 +72,7 @@ def test_chunks_of_steps_that_overlap_follow_each_other() -> None:
     assert loop.phases("a")[4][0] == "decode" and loop.lives["a", 0].output == 3
 
 
-def test_one_that_waits_for_another() -> None:
+def test_life_is_queued_while_waiting() -> None:
     loop = WatchedLoop()
     loop.say(ask("a", prompt_of(64, 1), 1), ask("b", prompt_of(10, 2), 1))
     loop.until_idle()
@@ -80,7 +80,7 @@ def test_one_that_waits_for_another() -> None:
     assert loop.lives["b", 0].output == 1, "which the chunk brought"
 
 
-def test_what_was_cached() -> None:
+def test_life_records_cached_tokens() -> None:
     loop = WatchedLoop()
     loop.say(ask("a", prompt_of(30, 1), 2))
     loop.until_idle()
@@ -89,7 +89,7 @@ def test_what_was_cached() -> None:
     assert loop.lives["b", 0].cached == 30 and loop.phases("b")[1][3] == 10
 
 
-def test_a_report_in_between_tells_how_far_it_is() -> None:
+def test_intermediate_report_shows_progress() -> None:
     loop = WatchedLoop()
     loop.say(ask("a", prompt_of(8, 1), 100, ignore_eos=True))
     loop.turns(50)
@@ -98,7 +98,7 @@ def test_a_report_in_between_tells_how_far_it_is() -> None:
 
 
 @OVERLAP
-def test_retracted_ones_begin_again(overlap: bool) -> None:
+def test_life_of_retracted_request_restarts_with_prefill(overlap: bool) -> None:
     loop = WatchedLoop(overlap=overlap)
     loop.say(*(ask(f"r{number}", prompt_of(40, number), 80, ignore_eos=True) for number in range(8)))
     loop.until_idle()
@@ -116,7 +116,7 @@ def test_retracted_ones_begin_again(overlap: bool) -> None:
         assert decoded == 80, "each token is told in one phase"
 
 
-def test_samples_are_lives_of_their_own() -> None:
+def test_each_sample_has_its_own_life() -> None:
     loop = WatchedLoop()
     loop.say(ask("a", prompt_of(8, 1), 4, n=3, ignore_eos=True))
     loop.until_idle()
@@ -135,7 +135,7 @@ def test_a_beam_search_is_one_life() -> None:
     assert [phase[0] for phase in life.phases] == ["queued", "prefill", "decode"]
 
 
-def test_many_chunks_are_told_as_one() -> None:
+def test_surplus_phases_of_life_are_merged() -> None:
     life_loop = WatchedLoop()
     chunks = MAX_PHASES + 20
     rec = recorder_module._Recorded(_request(life_loop), 0.0)
@@ -158,7 +158,7 @@ def _request(loop: WatchedLoop):
 
 
 @OVERLAP
-def test_a_handoff(overlap: bool) -> None:
+def test_lives_of_parent_and_child_record_handoff(overlap: bool) -> None:
     loop = WatchedLoop(overlap=overlap)
     loop.say(wants(ask("a", prompt_of(20, 1), 2, ignore_eos=True), retain_ttl=1e6))
     loop.turns(20)
@@ -176,7 +176,7 @@ def test_a_handoff(overlap: bool) -> None:
     check(child)
 
 
-def test_a_child_that_waits_for_its_parent() -> None:
+def test_lives_of_parked_child_and_parent() -> None:
     loop = WatchedLoop()
     loop.say(ask("a", prompt_of(20, 1), 9, ignore_eos=True))
     loop.say(child_of("a", "b"))
@@ -189,7 +189,7 @@ def test_a_child_that_waits_for_its_parent() -> None:
 
 
 @pytest.mark.parametrize(("continuation", "path"), [({"keep_parent": True}, "handoff"), ({"at": "now"}, "fork")])
-def test_a_parent_that_stays_has_no_child_to_its_name(continuation: dict, path: str) -> None:
+def test_kept_parent_life_records_no_child(continuation: dict, path: str) -> None:
     loop = WatchedLoop()
     loop.say(wants(ask("a", prompt_of(20, 1), 2 if path == "handoff" else 60, ignore_eos=True), retain_ttl=1e6))
     loop.turns(20)
@@ -199,7 +199,7 @@ def test_a_parent_that_stays_has_no_child_to_its_name(continuation: dict, path: 
     assert (child.parent, child.path, loop.lives["a", 0].child) == ("a", path, None)
 
 
-def test_a_lease_that_ends_by_itself() -> None:
+def test_leased_phase_ends_at_expiry() -> None:
     loop = WatchedLoop()
     loop.say(wants(ask("a", prompt_of(20, 1), 2, ignore_eos=True), retain_ttl=7.0))
     loop.until_idle()
@@ -207,7 +207,7 @@ def test_a_lease_that_ends_by_itself() -> None:
     assert (kind, end, tokens) == ("leased", begin + 7, 21)
 
 
-def test_a_lease_that_is_given_up_and_one_that_breaks() -> None:
+def test_leased_phase_ends_on_release_or_break() -> None:
     loop = WatchedLoop()
     for rid in ("a", "b"):
         loop.say(wants(ask(rid, prompt_of(20, ord(rid)), 2, ignore_eos=True), retain_ttl=1e6))
@@ -222,7 +222,7 @@ def test_a_lease_that_is_given_up_and_one_that_breaks() -> None:
     assert (loop.phases("a")[-1][2], loop.phases("b")[-1][2]) == (given_up, broken)
 
 
-def test_the_leases_of_a_search() -> None:
+def test_search_life_has_leased_phase_per_result() -> None:
     loop = WatchedLoop()
     search = ask("s", prompt_of(8, 1), 5, n=2, beam_width=2, ignore_eos=True)
     loop.say(wants(search, retain_ttl=1e6))
@@ -233,7 +233,7 @@ def test_the_leases_of_a_search() -> None:
     assert loop.lives["s", 0].child == "b" and sum(phase[2] is None for phase in loop.phases("s")) == 1
 
 
-def test_the_leases_of_samples() -> None:
+def test_each_sample_life_has_its_leased_phase() -> None:
     loop = WatchedLoop()
     loop.say(wants(ask("a", prompt_of(8, 1), 4, n=2, ignore_eos=True), retain_ttl=1e6))
     loop.turns(20)
@@ -247,7 +247,7 @@ def test_the_leases_of_samples() -> None:
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-def test_aborts() -> None:
+def test_lives_of_aborted_requests_end_with_abort() -> None:
     loop = WatchedLoop()
     loop.say(ask("runs", prompt_of(8, 1), 90, ignore_eos=True), ask("waits", prompt_of(60, 2), 9))
     loop.say(AbortRequest(rid="waits"))
@@ -261,7 +261,7 @@ def test_aborts() -> None:
         check(life)
 
 
-def test_a_failed_step_is_an_error_of_its_requests() -> None:
+def test_lives_in_failed_step_end_with_error() -> None:
     loop = WatchedLoop()
     loop.step_runner.failing_waits = {2}
     loop.say(ask("a", prompt_of(8, 1), 9, ignore_eos=True))
@@ -270,7 +270,7 @@ def test_a_failed_step_is_an_error_of_its_requests() -> None:
     check(loop.lives["a", 0])
 
 
-def test_what_is_refused_is_an_error() -> None:
+def test_lives_of_refused_requests_end_with_error() -> None:
     loop = WatchedLoop()
     loop.say(ask("long", prompt_of(100, 1), 90), child_of("nobody", "orphan"))
     loop.until_idle()
@@ -278,7 +278,7 @@ def test_what_is_refused_is_an_error() -> None:
     assert {rid: life.end for (rid, _), life in loop.lives.items()} == {"long": "error", "orphan": "error"}
 
 
-def test_a_rid_that_is_refused_as_it_runs_already_goes_on() -> None:
+def test_duplicate_rid_does_not_end_running_life() -> None:
     loop = WatchedLoop()
     loop.say(ask("a", prompt_of(8, 1), 9, ignore_eos=True))
     loop.say(ask("a", prompt_of(8, 2), 9))
@@ -286,7 +286,7 @@ def test_a_rid_that_is_refused_as_it_runs_already_goes_on() -> None:
     assert loop.lives["a", 0].end == "length" and loop.lives["a", 0].output == 9
 
 
-def test_a_child_whose_parent_fails() -> None:
+def test_life_of_child_with_failed_parent_ends_with_error() -> None:
     loop = WatchedLoop()
     loop.say(ask("a", prompt_of(20, 1), 50, ignore_eos=True))
     loop.say(child_of("a", "b"))
@@ -295,7 +295,7 @@ def test_a_child_whose_parent_fails() -> None:
     assert (loop.lives["a", 0].end, loop.lives["b", 0].end) == ("abort", "error")
 
 
-def test_a_name_that_is_used_again() -> None:
+def test_reused_rid_starts_new_life() -> None:
     """The first one's lease ends with that, and does not overwrite the second."""
     loop = WatchedLoop()
     loop.say(wants(ask("a", prompt_of(20, 1), 2, ignore_eos=True), retain_ttl=1e6))
@@ -315,7 +315,7 @@ def test_a_name_that_is_used_again() -> None:
 # -- watching begins, and ends -----------------------------------------------------------------------------------------
 
 
-def test_those_that_were_open_when_the_watching_began() -> None:
+def test_watch_includes_requests_already_open() -> None:
     loop = WatchedLoop(watched=False)
     loop.say(ask("decodes", prompt_of(8, 1), 40, ignore_eos=True))
     loop.turns(5)
@@ -333,7 +333,7 @@ def test_those_that_were_open_when_the_watching_began() -> None:
         check(life)
 
 
-def test_nothing_is_recorded_or_told_when_the_time_is_over() -> None:
+def test_recording_stops_when_watch_time_ends() -> None:
     loop = WatchedLoop(watched=False)
     loop.watch(seconds=10.0)
     loop.say(ask("a", prompt_of(8, 1), 60, ignore_eos=True))
@@ -346,7 +346,7 @@ def test_nothing_is_recorded_or_told_when_the_time_is_over() -> None:
     assert len(loop.reports) > told
 
 
-def test_more_requests_than_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_followed_lives_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that there was no room for are followed later; all that are followed end."""
     monkeypatch.setattr(recorder_module, "MAX_LIVES", 4)
     loop = WatchedLoop()
@@ -357,7 +357,7 @@ def test_more_requests_than_are_followed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(loop.lives) > 8 and {life.end for life in loop.lives.values()} == {"length"}
 
 
-def test_more_leases_than_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_followed_leases_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "MAX_LIVES", 1)
     loop = WatchedLoop()
     for rid in ("a", "b"):

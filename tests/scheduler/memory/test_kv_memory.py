@@ -66,11 +66,11 @@ class Scene:
 
 @PAGES
 class TestOpen:
-    def test_the_whole_prompt_and_the_reserve_must_fit(self, page: int) -> None:
+    def test_admission_needs_room_for_prompt_and_reserve(self, page: int) -> None:
         scene = Scene(page)
         scene.opens_up_to(scene.waiting("r", prompt_of(37, 1)), 256 - scene.up(37))
 
-    def test_what_is_cached_counts_as_there(self, page: int) -> None:
+    def test_admission_counts_cached_prefix_as_present(self, page: int) -> None:
         scene = Scene(page)
         scene.harness.add("first", prompt_of(64, 1), 1)
         scene.harness.run()
@@ -78,7 +78,7 @@ class TestOpen:
         scene.opens_up_to(request, 256 - scene.up(84))
         assert request.held_kv.length == 64
 
-    def test_without_a_row_nobody_gets_in(self, page: int) -> None:
+    def test_admission_needs_a_free_row(self, page: int) -> None:
         scene = Scene(page)
         taken = [scene.memory.req_to_token.alloc() for _ in range(scene.memory.req_to_token.num_rows)]
         request, before = scene.waiting("r", prompt_of(10, 1)), scene.state()
@@ -86,7 +86,7 @@ class TestOpen:
         scene.memory.req_to_token.free(taken[0] or 0)
         assert scene.memory.open_request(request, 0, 0.0)
 
-    def test_a_lease_is_taken_over_whole(self, page: int) -> None:
+    def test_admission_takes_over_whole_lease(self, page: int) -> None:
         scene = Scene(page)
         child = scene.child(40, 30)
         assert child.inheritance is not None
@@ -96,7 +96,7 @@ class TestOpen:
         scene.opens_up_to(child, others - (scene.up(71) - scene.up(40)))
         assert lease.state is LeaseState.HANDED_OFF and child.held_kv.length == 40
 
-    def test_a_copy_of_a_lease_costs_what_is_not_in_the_tree(self, page: int) -> None:
+    def test_lease_copy_costs_only_tokens_outside_the_tree(self, page: int) -> None:
         scene = Scene(page)
         child = scene.child(40, 30, keep_parent=True)
         assert child.inheritance is not None
@@ -115,7 +115,7 @@ class TestReclaim:
         scene.harness.add(f"leased{number}", prompt_of(30, number), 3, retain_ttl=100.0)
         scene.harness.run()
 
-    def test_the_cache_goes_before_any_lease_and_of_those_as_many_as_it_takes(self, page: int) -> None:
+    def test_reclaim_evicts_cache_before_breaking_needed_leases(self, page: int) -> None:
         scene = Scene(page)
         for number in (1, 2):
             self.leased(scene, number)
@@ -133,7 +133,7 @@ class TestReclaim:
         memory.reclaim(257, 0.0)
         assert len(leases) == 0 and memory.allocator.free_tokens == 256
 
-    def test_slots_of_a_running_request(self, page: int) -> None:
+    def test_extend_allocates_slots_of_running_request(self, page: int) -> None:
         scene = Scene(page, num_tokens=64)
         request = scene.computed("r", prompt_of(21, 1))
         slots = scene.memory.extend(request, 33, 0.0)
@@ -146,7 +146,7 @@ class TestReclaim:
         request.scheduled_len = request.committed_len = 33
         assert scene.memory.extend(request, 64, 0.0) is not None and scene.memory.allocator.free_tokens == 0
 
-    def test_a_fork_that_finds_no_memory_changes_nothing(self, page: int) -> None:
+    def test_fork_without_memory_changes_nothing(self, page: int) -> None:
         scene = Scene(page, num_tokens=64, leased_ratio=1.0)
         request = scene.computed("r", prompt_of(39, 1))
         filler = [np.array([length], dtype=np.int32) for length in (0, 64 - scene.up(39), 0)]
@@ -162,7 +162,7 @@ class TestReclaim:
             assert scene.memory.lease_copy(request, TERMS) is None
             assert scene.state() == before
 
-    def test_a_fork_that_finds_no_row_changes_nothing(self, page: int) -> None:
+    def test_lease_copy_without_free_row_changes_nothing(self, page: int) -> None:
         scene = Scene(page)
         request = scene.computed("r", prompt_of(39, 1))
         scene.memory.publish(request)
@@ -171,7 +171,7 @@ class TestReclaim:
         before = scene.state()
         assert scene.memory.lease_copy(request, TERMS) is None and scene.state() == before
 
-    def test_a_fork_takes_the_place_of_what_is_cached(self, page: int) -> None:
+    def test_fork_evicts_cached_tokens(self, page: int) -> None:
         scene = Scene(page, num_tokens=128)
         scene.harness.add("cached", prompt_of(64, 3), 1)
         scene.harness.run()
@@ -186,7 +186,7 @@ class TestReclaim:
 
 @PAGES
 class TestLeases:
-    def test_a_copy_over_the_budget_is_given_back(self, page: int) -> None:
+    def test_lease_copy_over_budget_is_freed(self, page: int) -> None:
         scene = Scene(page, leased_ratio=0.1)
         request = scene.computed("r", prompt_of(39, 1))
         assert scene.memory.lease_copy(request, TERMS) is None
@@ -194,7 +194,7 @@ class TestLeases:
         assert (evictable, protected) == (0, 39 - 39 % page) and free == 256 - scene.up(39)
         assert rows == scene.memory.req_to_token.num_rows - 1 and request.held_kv.length == 39
 
-    def test_a_copy_is_leased_beside_the_request(self, page: int) -> None:
+    def test_lease_copy_leaves_request_its_own_kv(self, page: int) -> None:
         scene = Scene(page)
         request = scene.computed("r", prompt_of(39, 1))
         lease = scene.memory.lease_copy(request, TERMS)
@@ -203,7 +203,7 @@ class TestLeases:
 
     @pytest.mark.parametrize("in_flight", [False, True])
     @pytest.mark.parametrize("ratio", [0.5, 0.01])
-    def test_retained_or_not_what_a_step_still_writes_is_quarantined(
+    def test_pages_written_by_step_in_flight_are_quarantined_on_retain(
         self, page: int, ratio: float, in_flight: bool
     ) -> None:
         scene = Scene(page, leased_ratio=ratio)
@@ -220,7 +220,7 @@ class TestLeases:
         tail = 0 if lease is not None else scene.up(39) - (39 - 39 % page)
         assert scene.memory.allocator.quarantined_tokens == (beyond + tail if in_flight else 0)
 
-    def test_one_that_is_cut_short_keeps_less(self, page: int) -> None:
+    def test_retained_cut_keeps_whole_tree_pages_only(self, page: int) -> None:
         scene = Scene(page)
         request = scene.computed("r", prompt_of(39, 1))
         scene.memory.publish(request)
@@ -228,7 +228,7 @@ class TestLeases:
         assert lease is not None and lease.tokens == 20 - 20 % page, "no part of a page of the tree is kept"
 
 
-def test_what_a_failed_step_was_to_fill_counts_as_never_committed() -> None:
+def test_requests_with_unfilled_slots_become_uncommitted() -> None:
     scene = Scene(1)
     waits = scene.waiting("waits", prompt_of(9, 9))
     spoilt, sound = (scene.computed(rid, prompt_of(20, number)) for number, rid in enumerate(("spoilt", "sound")))
@@ -250,7 +250,7 @@ def fill(harness: Harness) -> None:
         number += 1
 
 
-def test_a_full_pool_evicts_in_pieces_and_not_for_every_token() -> None:
+def test_full_pool_evicts_in_batches() -> None:
     harness = Harness(num_tokens=2560)
     fill(harness)
     harness.add("r", [99, 99, *range(1, 61)], max_new_tokens=100)
@@ -262,7 +262,7 @@ def test_a_full_pool_evicts_in_pieces_and_not_for_every_token() -> None:
     assert len(pieces) < 15 and min(pieces) >= 10  # 1/256 of the pool
 
 
-def test_a_small_pool_gives_up_no_more_than_is_needed() -> None:
+def test_small_pool_evicts_only_as_needed() -> None:
     harness = Harness(num_tokens=255)
     fill(harness)
     free = harness.allocator.free_tokens

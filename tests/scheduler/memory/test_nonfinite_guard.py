@@ -47,7 +47,7 @@ def end(harness: Harness) -> None:
 @DEPTHS
 @pytest.mark.parametrize("at", [0, 50, 139], ids=["first token", "first chunk", "last token"])
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_prompt_ends_with_500_and_leaves_only_what_comes_before(
+def test_nonfinite_prompt_fails_with_500_and_keeps_sound_prefix(
     page_size: int, depth: int, at: int, shown: bool
 ) -> None:
     harness = Harness(num_tokens=2048, page_size=page_size, depth=depth, chunk=64)
@@ -70,7 +70,7 @@ def test_a_prompt_ends_with_500_and_leaves_only_what_comes_before(
 
 
 @DEPTHS
-def test_a_token_that_was_sampled_may_be_the_bad_one(depth: int) -> None:
+def test_nonfinite_sampled_token_fails_its_request(depth: int) -> None:
     harness = Harness(page_size=4, depth=depth)
     prompt = CLEAN[:30]
     output = expected_output(prompt, 10)
@@ -84,7 +84,7 @@ def test_a_token_that_was_sampled_may_be_the_bad_one(depth: int) -> None:
 
 
 @DEPTHS
-def test_what_is_only_published_at_the_end_is_not(depth: int) -> None:
+def test_unpublished_nonfinite_request_caches_nothing(depth: int) -> None:
     """The prompt has no whole page, so that nothing of the request is in the tree before its end."""
     harness = Harness(page_size=16, depth=depth)
     prompt = CLEAN[:10]
@@ -99,7 +99,7 @@ def test_what_is_only_published_at_the_end_is_not(depth: int) -> None:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_leases_of_others_break_where_nobody_knows_better(shown: bool) -> None:
+def test_leases_on_shared_prefix_break_if_bad_slot_is_unknown(shown: bool) -> None:
     harness = Harness(num_tokens=2048)
     harness.model.spoiling, harness.model.shows_spoiled = {BAD}, shown
     harness.add("leased", CLEAN[:60], 4, retain_ttl=1000.0)
@@ -121,7 +121,7 @@ def test_leases_of_others_break_where_nobody_knows_better(shown: bool) -> None:
 
 @PAGES
 @DEPTHS
-def test_a_spoiled_prefix_fails_whoever_shares_it_only_once(page_size: int, depth: int) -> None:
+def test_spoiled_prefix_fails_sharing_requests_once(page_size: int, depth: int) -> None:
     """Something writes into a cached prefix. A request that is computed already goes on as long as it can; what comes
     later is computed afresh."""
     harness = Harness(num_tokens=2048, page_size=page_size, depth=depth)
@@ -144,7 +144,7 @@ def test_a_spoiled_prefix_fails_whoever_shares_it_only_once(page_size: int, dept
 
 
 @PAGES
-def test_running_requests_keep_a_prefix_that_nobody_finds_any_more(page_size: int) -> None:
+def test_running_request_keeps_hidden_prefix(page_size: int) -> None:
     harness = Harness(num_tokens=2048, page_size=page_size)
     stem = CLEAN[:130]
     harness.model.spoiling, harness.model.shows_spoiled = {BAD}, False
@@ -171,7 +171,7 @@ def test_running_requests_keep_a_prefix_that_nobody_finds_any_more(page_size: in
 
 
 @DEPTHS
-def test_siblings_end_with_it_and_nobody_continues_it(depth: int) -> None:
+def test_nonfinite_sample_fails_siblings_and_children(depth: int) -> None:
     """Of three samples, which all say the same, one is spoiled from outside."""
     harness = Harness(page_size=4, depth=depth, leases=4)
     prompt = CLEAN[:30]
@@ -195,7 +195,7 @@ def test_siblings_end_with_it_and_nobody_continues_it(depth: int) -> None:
 
 @pytest.mark.parametrize("length", [20, 100], ids=["partial page only", "pages in the tree"])
 @pytest.mark.parametrize("keep_parent", [True, False])
-def test_leases_over_it_break(length: int, keep_parent: bool) -> None:
+def test_leases_on_spoiled_kv_break(length: int, keep_parent: bool) -> None:
     harness = Harness(num_tokens=2048, page_size=64)
     prompt = CLEAN[:length]
     harness.add("parent", prompt, 4, retain_ttl=1000.0)
@@ -215,7 +215,7 @@ def test_leases_over_it_break(length: int, keep_parent: bool) -> None:
 
 
 @pytest.mark.parametrize("length", [20, 100], ids=["partial page only", "pages in the tree"])
-def test_a_lease_is_as_good_as_ever_if_the_child_brought_the_bad_token(length: int) -> None:
+def test_lease_survives_bad_token_in_child_suffix(length: int) -> None:
     harness = Harness(num_tokens=2048, page_size=64)
     harness.model.spoiling = {BAD}
     prompt = CLEAN[:length]
@@ -233,7 +233,7 @@ def test_a_lease_is_as_good_as_ever_if_the_child_brought_the_bad_token(length: i
 
 @PAGES
 @DEPTHS
-def test_a_beam_search_ends_as_a_whole(page_size: int, depth: int) -> None:
+def test_nonfinite_beam_fails_whole_search(page_size: int, depth: int) -> None:
     harness = Harness(num_tokens=4096, page_size=page_size, rows=8, depth=depth)
     prompt, params = CLEAN[:37], search(4, 30, n=2)
     add(harness, "find", prompt, params, retain_ttl=100.0)
@@ -249,7 +249,7 @@ def test_a_beam_search_ends_as_a_whole(page_size: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_of_many_requests_exactly_the_spoiled_ones_fail(seed: int) -> None:
+def test_exactly_the_nonfinite_requests_fail(seed: int) -> None:
     """Random stems, tails and ends, with memory so short that requests are retracted and prefixes evicted."""
     rng = random.Random(seed)
     page = rng.choice([1, 4, 16])

@@ -37,7 +37,7 @@ def book() -> Book:
     return Book()
 
 
-def test_copies_of_a_sequence_go_with_the_next_step_and_once(book: Book) -> None:
+def test_sequence_copies_are_taken_once_by_next_step(book: Book) -> None:
     first, second = book.sequence(0), book.sequence(1)
     book.copies.add_copies(first, int32(50, 51), int32(12, 13))
     book.copies.add_copies(second, int32(52), int32(23))
@@ -45,7 +45,7 @@ def test_copies_of_a_sequence_go_with_the_next_step_and_once(book: Book) -> None
     assert book.take() == [] and not book.copies.has_copies(first)
 
 
-def test_copies_of_a_search_wait_for_a_step_that_computes_it(book: Book) -> None:
+def test_beam_copies_wait_for_step_of_their_search(book: Book) -> None:
     search, other, plain = (book.sequence(row) for row in range(3))
     book.copies.add_beam_copies(search, KVCopies(int32(13), int32(60)))
     book.copies.add_beam_copies(other, KVCopies(int32(23), int32(61)))
@@ -57,7 +57,7 @@ def test_copies_of_a_search_wait_for_a_step_that_computes_it(book: Book) -> None
 
 
 @pytest.mark.parametrize("own_step", [False, True])
-def test_a_sequence_that_is_closed_needs_none(book: Book, own_step: bool) -> None:
+def test_copies_of_closed_sequence_are_dropped(book: Book, own_step: bool) -> None:
     closed = book.sequence(0)
     if own_step:
         book.copies.add_beam_copies(closed, KVCopies(int32(13), int32(60)))
@@ -68,21 +68,21 @@ def test_a_sequence_that_is_closed_needs_none(book: Book, own_step: bool) -> Non
     assert book.take(book.sequence(0)) == []
 
 
-def test_what_has_been_given_back_since_is_not_copied(book: Book) -> None:
+def test_copies_beyond_truncation_are_dropped(book: Book) -> None:
     cut = book.sequence(0)
     book.copies.add_copies(cut, int32(50, 51, 52), int32(11, 12, 13))
     cut.length = 3
     assert book.take() == [(50, 11), (51, 12)]
 
 
-def test_a_later_change_of_the_row_replaces_what_was_noted(book: Book) -> None:
+def test_later_row_change_replaces_pending_copies(book: Book) -> None:
     sequence = book.sequence(0)
     book.copies.add_copies(sequence, int32(50, 51), int32(12, 13))
     book.copies.add_copies(sequence, int32(52), int32(12))
     assert book.take() == [(52, 12)]
 
 
-def test_what_is_still_to_be_filled_is_copied_from_where_it_is_now(book: Book) -> None:
+def test_pending_slots_are_copied_from_their_source(book: Book) -> None:
     sequence = book.sequence(0)
     book.copies.add_copies(sequence, int32(55, 51), int32(13, 11))
     assert book.copies.source_of(sequence, int32(10, 11, 12, 13)).tolist() == [10, 51, 12, 55]
@@ -91,7 +91,7 @@ def test_what_is_still_to_be_filled_is_copied_from_where_it_is_now(book: Book) -
     assert book.copies.source_of(sequence, int32(11, 13)).tolist() == [11, 13]
 
 
-def test_the_next_owner_of_a_row_does_not_inherit_its_copies(book: Book) -> None:
+def test_next_owner_of_row_does_not_inherit_its_copies(book: Book) -> None:
     before = book.sequence(0)
     book.copies.add_copies(before, int32(50), int32(13))
     after = book.sequence(0)
@@ -102,7 +102,7 @@ def test_the_next_owner_of_a_row_does_not_inherit_its_copies(book: Book) -> None
     assert book.take() == []
 
 
-def test_clear_forgets_all(book: Book) -> None:
+def test_clear_copies_drops_all(book: Book) -> None:
     sequence, search = book.sequence(0), book.sequence(1)
     book.copies.add_copies(sequence, int32(50), int32(13))
     book.copies.add_beam_copies(search, KVCopies(int32(23), int32(60)))

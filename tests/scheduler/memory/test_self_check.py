@@ -56,7 +56,7 @@ def leak(harness: Harness, pages: int) -> None:
 
 @PAGES
 @pytest.mark.parametrize("scene", [busy, crowded])
-def test_a_sound_pool_is_left_alone(scene, page_size: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_self_check_leaves_sound_pool_alone(scene, page_size: int, caplog: pytest.LogCaptureFixture) -> None:
     harness = scene(page_size)
     assert harness.scheduler.self_check(harness.now) == []
     assert harness.scheduler.stats().leaked_tokens == 0
@@ -65,7 +65,7 @@ def test_a_sound_pool_is_left_alone(scene, page_size: int, caplog: pytest.LogCap
 
 @PAGES
 @pytest.mark.parametrize("pages", [1, 2, 20])
-def test_what_leaks_is_told_apart_from_what_anybody_holds(
+def test_self_check_distinguishes_leaked_and_held_pages(
     page_size: int, pages: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = crowded(page_size)
@@ -87,7 +87,7 @@ def test_what_leaks_is_told_apart_from_what_anybody_holds(
 
 
 @pytest.mark.parametrize("pages", [1, 2])
-def test_the_last_pages_of_the_pool_are_looked_at_too(pages: int) -> None:
+def test_page_audit_covers_last_pages(pages: int) -> None:
     harness = Harness(num_tokens=64, page_size=16)
     leak(harness, pages)
     audit = audit_pages(harness.cache, [])
@@ -108,9 +108,7 @@ def test_leaked_pages_are_reclaimed(page_size: int, caplog: pytest.LogCaptureFix
 
 
 @PAGES
-def test_a_page_with_two_owners_fails_what_holds_kv_and_starts_afresh(
-    page_size: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_page_with_two_owners_fails_requests_and_resets_cache(page_size: int, caplog: pytest.LogCaptureFixture) -> None:
     harness = busy(page_size)
     request = harness.outcomes["running", 0].request
     assert request is not None

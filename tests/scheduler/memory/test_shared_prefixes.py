@@ -79,7 +79,7 @@ class Scene:
 
 @PAGES
 @pytest.mark.parametrize("seed", range(4))
-def test_the_answers_are_those_of_comparing_everything(seed: int, page_size: int) -> None:
+def test_will_be_cached_matches_full_comparison(seed: int, page_size: int) -> None:
     answers = set()
     for turn in range(5):
         scene = Scene(10 * seed + turn, page_size)
@@ -120,7 +120,7 @@ def test_long_cached_prefixes_are_not_compared(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_the_same_tail_behind_another_prefix_is_not_the_same_prompt(alike: bool) -> None:
+def test_equal_tail_after_different_prefix_is_not_shared(alike: bool) -> None:
     """Both begin alike, are cached equally far, and go on alike; in between they differ."""
     scene = Scene(1, 1)
     head, tail = prompt_of(64, 1), prompt_of(64, 2)
@@ -138,7 +138,7 @@ def test_the_same_tail_behind_another_prefix_is_not_the_same_prompt(alike: bool)
 
 
 @PAGES
-def test_nobody_waits_for_one_that_has_ended(page_size: int) -> None:
+def test_closed_request_is_not_waited_for(page_size: int) -> None:
     scene = Scene(1, page_size)
     params = SamplingParams(max_new_tokens=4, temperature=0.0)
     prompt = prompt_of(200, 1)
@@ -154,7 +154,7 @@ def test_nobody_waits_for_one_that_has_ended(page_size: int) -> None:
 
 
 @PAGES
-def test_what_was_found_of_a_waiting_prompt_may_be_gone_when_it_is_admitted(page_size: int) -> None:
+def test_prefix_of_waiting_prompt_may_vanish_before_admission(page_size: int) -> None:
     """Evicted, or dropped: the look-up begins at the root again, and the output is right."""
     for how in ("evict", "drop", "nothing"):
         harness = Harness(num_tokens=2048, page_size=page_size, rows=2, context=512, chunk=256)

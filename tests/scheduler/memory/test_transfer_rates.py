@@ -7,7 +7,7 @@ import pytest
 from baton.scheduler.memory.transfer_rates import ENOUGH_TOKENS, HALF_LIFE_TOKENS, CopyRate
 
 
-def test_nothing_is_said_until_enough_is_measured() -> None:
+def test_copy_rate_is_unknown_until_enough_is_measured() -> None:
     rate = CopyRate()
     rate.record_copy(ENOUGH_TOKENS - 1, 1.0)
     assert rate.tokens_per_s is None
@@ -16,7 +16,7 @@ def test_nothing_is_said_until_enough_is_measured() -> None:
     assert rate.seconds == 2.0
 
 
-def test_large_copies_count_for_more_than_small_ones() -> None:
+def test_copy_rate_weights_copies_by_size() -> None:
     rate = CopyRate()
     rate.record_copy(10_000, 1.0)
     for _ in range(10):
@@ -24,7 +24,7 @@ def test_large_copies_count_for_more_than_small_ones() -> None:
     assert rate.tokens_per_s == pytest.approx(10_010 / 1.01, rel=1e-3)
 
 
-def test_what_was_measured_long_ago_fades() -> None:
+def test_old_measurements_fade() -> None:
     rate = CopyRate()
     rate.record_copy(HALF_LIFE_TOKENS, 1.0)
     rate.record_copy(HALF_LIFE_TOKENS, 2.0)
@@ -34,7 +34,7 @@ def test_what_was_measured_long_ago_fades() -> None:
     assert rate.tokens_per_s == pytest.approx(HALF_LIFE_TOKENS / 2, rel=1e-4)
 
 
-def test_a_copy_without_a_time_says_nothing() -> None:
+def test_copies_without_duration_are_ignored() -> None:
     rate = CopyRate()
     rate.record_copy(10 * ENOUGH_TOKENS, 0.0)
     assert rate.tokens_per_s is None

@@ -41,7 +41,7 @@ def request_of(harness: Harness, rid: str) -> Request:
     return request
 
 
-def test_only_those_wait_for_a_hanging_store_that_came_before_that_was_known() -> None:
+def test_hanging_store_delays_only_earlier_requests() -> None:
     harness, (hung,) = hanging()
     harness.add("second", PROMPTS[1], 2)
     harness.run()  # the remote store is asked, and has nothing

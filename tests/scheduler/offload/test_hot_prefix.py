@@ -63,7 +63,7 @@ class ForgetfulBlocks(BlocksOnDisk):
 
 @pytest.mark.parametrize(("blocks_on_disk", "found"), [(BlocksOnDisk, 96), (ForgetfulBlocks, 0)])
 @pytest.mark.parametrize("tail", [20, 1], ids=["longer each time", "the same each time"])
-def test_a_hot_prefix_is_on_disk_after_a_restart(
+def test_hot_prefix_stays_on_disk_across_restart(
     tail: int, blocks_on_disk: type[BlocksOnDisk], found: int, tmp_path: Path
 ) -> None:
     disk = blocks_on_disk(tmp_path)

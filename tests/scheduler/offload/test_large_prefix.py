@@ -34,7 +34,7 @@ def request_of(harness: Harness, rid: str) -> Request:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(("host_tokens", "found"), [(64, 64), (128, 128), (256, 160)])
-def test_the_rest_is_computed(
+def test_prefix_beyond_host_capacity_is_computed(
     host_tokens: int, found: int, page_size: int, blocks: tuple[FakeBlocks, FakeBlocks]
 ) -> None:
     harness = Harness(host_tokens=host_tokens, block_tokens=16, blocks=blocks, page_size=page_size)
@@ -46,7 +46,7 @@ def test_the_rest_is_computed(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_several_at_once(seed: int, blocks: tuple[FakeBlocks, FakeBlocks]) -> None:
+def test_concurrent_requests_with_large_prefixes(seed: int, blocks: tuple[FakeBlocks, FakeBlocks]) -> None:
     rng = random.Random(seed)
     harness = Harness(host_tokens=96, block_tokens=16, blocks=blocks, tiers_rng=rng)
     prompts = [PROMPT[: rng.randrange(50, 161)] + prompt_of(20, number) for number in range(6)]
@@ -59,7 +59,7 @@ def test_several_at_once(seed: int, blocks: tuple[FakeBlocks, FakeBlocks]) -> No
     assert any(request_of(harness, f"{number}").found.disk for number in range(6))
 
 
-def test_who_has_read_what_fits_waits_for_nobody_else(blocks: tuple[FakeBlocks, FakeBlocks]) -> None:
+def test_request_with_finished_read_does_not_wait_for_others(blocks: tuple[FakeBlocks, FakeBlocks]) -> None:
     harness = Harness(host_tokens=64, block_tokens=16, blocks=blocks)
     harness.add("again", PROMPT, 3)
     harness.add("unknown", prompt_of(40, 9), 3)

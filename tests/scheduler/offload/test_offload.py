@@ -11,11 +11,11 @@ from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.scheduler_harness import Harness
 
 
-def test_without_a_tier_there_is_nothing_to_say() -> None:
+def test_stats_list_no_tiers_without_offload() -> None:
     assert Harness().scheduler.stats().tiers == ()
 
 
-def test_every_number_is_the_one_of_its_name() -> None:
+def test_stats_fields_have_expected_values() -> None:
     harness = Harness(host_tokens=64, page_size=4)
     harness.add("a", prompt_of(41), 1)
     harness.run()
@@ -46,7 +46,7 @@ def test_every_number_is_the_one_of_its_name() -> None:
     assert harness.scheduler.stats().prefix_cache_hits == 40
 
 
-def test_copies_that_were_made_are_timed_each_in_its_direction() -> None:
+def test_copy_rates_are_measured_per_direction() -> None:
     harness = Harness(num_tokens=4096, context=2100, host_tokens=4096, chunk=4096)
     harness.add("a", prompt_of(2001), 1)
     harness.step()
@@ -66,7 +66,7 @@ def test_copies_that_were_made_are_timed_each_in_its_direction() -> None:
     assert host.loads == CopyStats(failed_tokens=2000), "a copy that failed says nothing of how fast copies are"
 
 
-def test_a_host_pool_that_does_not_add_up_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_leaking_host_pool_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
     harness = Harness(host_tokens=64, page_size=4)
     harness.add("a", prompt_of(41), 8)
     harness.step()
@@ -77,7 +77,7 @@ def test_a_host_pool_that_does_not_add_up_fails_nobody(caplog: pytest.LogCapture
     assert harness.outcomes["a", 0].tokens == expected_output(prompt_of(41), 8)
 
 
-def test_who_is_out_of_memory_waits_for_copies_before_anybody_is_retracted() -> None:
+def test_copies_in_flight_are_waited_for_before_retraction() -> None:
     harness = Harness(num_tokens=70, host_tokens=64)
     harness.add("done", prompt_of(20), 1)
     harness.step()

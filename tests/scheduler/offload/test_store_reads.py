@@ -36,7 +36,7 @@ def request_of(harness: Harness, rid: str) -> Request:
     return request
 
 
-def test_a_store_that_never_has_what_it_says_is_read_a_few_times() -> None:
+def test_store_with_missing_blocks_is_read_max_reads_times() -> None:
     harness = Harness(host_tokens=512, block_tokens=16, blocks=(MissingBlocks(), FakeBlocks()))
     harness.add("a", PROMPT, 2)
     harness.run()
@@ -45,7 +45,7 @@ def test_a_store_that_never_has_what_it_says_is_read_a_few_times() -> None:
     assert harness.outcomes["a", 0].tokens == expected_output(PROMPT, 2)
 
 
-def test_who_joins_the_read_of_a_shorter_prompt_reads_the_rest() -> None:
+def test_request_joining_shorter_read_reads_the_rest() -> None:
     harness = Harness(host_tokens=512, block_tokens=16, blocks=(blocks_of_prompt(), FakeBlocks()))
     harness.add("short", PROMPT[:33], 2)
     harness.add("long", PROMPT, 2)
@@ -56,7 +56,7 @@ def test_who_joins_the_read_of_a_shorter_prompt_reads_the_rest() -> None:
     assert harness.outcomes["long", 0].tokens == expected_output(PROMPT, 2)
 
 
-def test_a_store_is_asked_once() -> None:
+def test_store_is_queried_once_per_request() -> None:
     harness = Harness(host_tokens=512, block_tokens=16)
     harness.add("a", PROMPT, 2)
     scheduler = harness.scheduler
@@ -68,7 +68,7 @@ def test_a_store_is_asked_once() -> None:
     assert harness.outcomes["a", 0].tokens == expected_output(PROMPT, 2)
 
 
-def test_a_store_that_is_slower_than_computing_is_tried_now_and_then() -> None:
+def test_store_slower_than_computing_is_retried_occasionally() -> None:
     harness = Harness(host_tokens=512, block_tokens=16, blocks=(blocks_of_prompt(), FakeBlocks()))
     harness.scheduler._fill_time.record_step(10_000, 0.0, 1.0)
     rate = harness.scheduler._offload._rates["disk"].loads

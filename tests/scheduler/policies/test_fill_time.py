@@ -7,7 +7,7 @@ import pytest
 from baton.scheduler.policies.fill_time import ENOUGH_TOKENS, START_S, WINDOW_TOKENS, FillTime
 
 
-def test_a_start_value_until_enough_is_measured() -> None:
+def test_fill_time_has_default_until_enough_is_measured() -> None:
     fill = FillTime(10_000)
     fill.record_step(ENOUGH_TOKENS - 1, 0.0, 5.0)
     assert fill.seconds == START_S and fill.tokens_per_s is None
@@ -16,7 +16,7 @@ def test_a_start_value_until_enough_is_measured() -> None:
     assert fill.tokens_per_s == pytest.approx(ENOUGH_TOKENS / 5.0)
 
 
-def test_overlapped_steps_are_timed_from_the_result_before_them() -> None:
+def test_overlapped_steps_are_timed_from_previous_result() -> None:
     plain, overlapped = FillTime(1000), FillTime(1000)
     for number in range(4):
         plain.record_step(1000, 2.0 * number, 2.0 * number + 2.0)
@@ -24,7 +24,7 @@ def test_overlapped_steps_are_timed_from_the_result_before_them() -> None:
     assert plain.seconds == overlapped.seconds == pytest.approx(2.0)
 
 
-def test_decodes_and_idle_time_cost_prompts_nothing() -> None:
+def test_decodes_and_idle_time_do_not_affect_fill_time() -> None:
     fill = FillTime(1000)
     fill.record_step(4000, 0.0, 1.0)
     fill.record_step(0, 1.0, 50.0)
@@ -32,7 +32,7 @@ def test_decodes_and_idle_time_cost_prompts_nothing() -> None:
     assert fill.seconds == pytest.approx(0.25)
 
 
-def test_what_was_measured_long_ago_fades() -> None:
+def test_old_measurements_fade() -> None:
     fill = FillTime(1000)
     now = 0.0
     for seconds in (1.0, 0.1):
@@ -42,7 +42,7 @@ def test_what_was_measured_long_ago_fades() -> None:
     assert fill.seconds == pytest.approx(1000 * 0.1 / (WINDOW_TOKENS // 2), rel=0.01)
 
 
-def test_counts_are_halved_once_they_pass_the_window() -> None:
+def test_fill_time_counts_are_halved_beyond_window() -> None:
     window, fill = WINDOW_TOKENS, FillTime(WINDOW_TOKENS)
     fill.record_step(window, 0.0, 8.0)  # just full
     fill.record_step(window // 2, 8.0, 9.0)
@@ -51,7 +51,7 @@ def test_counts_are_halved_once_they_pass_the_window() -> None:
     assert fill.seconds == pytest.approx((4.5 + 0.5) / (0.75 + 0.25))
 
 
-def test_a_flag_overrides_the_measurement() -> None:
+def test_fixed_fill_time_overrides_measurement() -> None:
     fill = FillTime(1000, fixed=3.0)
     fill.record_step(1_000_000, 0.0, 99.0)
     assert fill.seconds == 3.0

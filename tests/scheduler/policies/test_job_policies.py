@@ -16,12 +16,12 @@ from tests.doubles.policy_scene import claimed_lease, fcfs, granted_lease, retur
 
 
 class TestJobOrder:
-    def test_the_job_that_came_first_goes_first(self) -> None:
+    def test_oldest_job_is_ordered_first(self) -> None:
         old, new = job(1.0), job(5.0)
         late, early, stranger = step_of(old, 9), step_of(new, 7), waiting_request(3)
         assert Continuum(tools()).order([stranger, early, late], 10.0) == [late, stranger, early]
 
-    def test_without_jobs_it_is_the_order_of_arrival(self) -> None:
+    def test_job_order_without_jobs_is_arrival_order(self) -> None:
         queue = [waiting_request(0), waiting_request(1)]
         assert Continuum(tools()).rank(queue, 9.0) is queue
 
@@ -30,7 +30,7 @@ class TestJobOrder:
         first, second = step_of(one, 4), step_of(one, 6)
         assert Continuum(tools()).order([first, second], 9.0) == [first, second]
 
-    def test_whoever_comes_back_for_a_pin_goes_before_older_jobs_but_not_for_ever(self) -> None:
+    def test_pinned_children_pass_older_jobs_up_to_max_passes(self) -> None:
         policy, old = Continuum(tools()), step_of(job(0.0), 1)
         for number in range(2, 2 + policy.max_passes):
             child = returning_child(number)
@@ -41,7 +41,7 @@ class TestJobOrder:
         last = returning_child(500)
         assert policy.order([old, last], 9.0) == [old, last]
 
-    def test_a_stranger_that_old_jobs_pass_again_and_again_gets_its_turn(self) -> None:
+    def test_old_jobs_do_not_starve_other_requests(self) -> None:
         policy, stranger, old = Continuum(tools()), waiting_request(0), job(-1.0)
         for number in range(1, 1 + policy.max_overtakes):
             step = step_of(old, number)
@@ -50,7 +50,7 @@ class TestJobOrder:
         step = step_of(old, 9999)
         assert policy.order([stranger, step], 9.0) == [stranger, step]
 
-    def test_the_newest_job_gives_way_unless_it_is_in_its_last_step(self) -> None:
+    def test_newest_job_is_victim_unless_in_last_step(self) -> None:
         policy = Continuum(tools())
         oldest, middle, newest = job(0.0), job(3.0), job(6.0)
         first, second = step_of(oldest, 9), step_of(middle, 8)
@@ -60,13 +60,13 @@ class TestJobOrder:
         assert policy.victim([first], step_of(newest, 11), 9.0).serial == 11, "what is being computed may give way too"
         assert policy.victim([last], None, 9.0) is last
 
-    def test_a_lower_priority_gives_way_first(self) -> None:
+    def test_lower_priority_is_victim_before_newer_job(self) -> None:
         policy = Continuum(tools())
         first, low, high = step_of(job(0.0), 1), step_of(job(2.0), 2, priority=-1), step_of(job(3.0), 3)
         assert policy.victim([first, low, high], None, 9.0) is low
 
     @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
-    def test_nobody_retracts_each_other_in_turns(self, order: list[int]) -> None:
+    def test_oldest_job_is_never_the_victim(self, order: list[int]) -> None:
         """Whoever runs, the oldest job is never the victim while others are."""
         steps = [step_of(job(float(n)), 10 - n, is_last=n == 2) for n in range(3)]
         running = [steps[n] for n in order]
@@ -86,23 +86,23 @@ def knowing(**more: Any) -> PolicyTools:
 
 class TestPins:
     @pytest.mark.parametrize("policy", [Continuum, ContextServe, Handoff])
-    def test_before_its_calls_are_read_a_step_is_kept_for_a_moment(self, policy: type[Continuum]) -> None:
+    def test_step_with_unread_calls_is_pinned_provisionally(self, policy: type[Continuum]) -> None:
         assert policy(tools(provisional_s=0.7)).ttl(finished(read=False), 100.0) == 0.7
 
     def test_fcfs_pins_nothing(self) -> None:
         policy = fcfs()
         assert policy.ttl(finished("ls"), 100.0) == policy.ttl(finished(read=False), 100.0) == 0.0
 
-    def test_continuum_pins_for_a_fixed_time_what_is_not_known_to_take_longer(self) -> None:
+    def test_continuum_pins_for_fixed_time_unless_tool_is_slow(self) -> None:
         policy = Continuum(knowing(pin_seconds=3.0))
         assert [policy.ttl(finished(tool), 100.0) for tool in ("quick", "crawl", "new")] == [3.0, 0.0, 3.0]
 
-    def test_context_serve_goes_by_the_command(self) -> None:
+    def test_context_serve_ttl_depends_on_command(self) -> None:
         policy = ContextServe(knowing())
         commands = ("ls -l", "make all", "./run", "quick", "crawl")
         assert [policy.ttl(finished(command), 100.0) for command in commands] == [FAST_S, 0.0, 2.0, FAST_S, 0.0]
 
-    def test_handoff_keeps_what_may_come_back_in_time_to_be_worth_it(self) -> None:
+    def test_handoff_pins_only_steps_expected_back_in_time(self) -> None:
         policy = Handoff(knowing())
         assert 0.2 < policy.ttl(finished("quick"), 100.0) < 3.0  # a little longer than ever, too
         assert policy.ttl(finished("crawl"), 100.0) == 0.0
@@ -111,17 +111,17 @@ class TestPins:
         assert policy.ttl(finished(read=False, has_copy=True), 100.0) == 0.0
 
     @pytest.mark.parametrize("rule", [rule for rule in get_args(PinTime) if rule != "auto"])
-    def test_every_rule_tells_quick_from_slow(self, rule: PinTime) -> None:
+    def test_every_pin_time_rule_separates_quick_and_slow_tools(self, rule: PinTime) -> None:
         for policy in (Continuum, Handoff):
             asked = policy(knowing(pin_time=rule))
             assert 0 < asked.ttl(finished("quick"), 100.0) <= 2.5
             assert asked.ttl(finished("crawl"), 100.0) == 0.0
 
-    def test_no_pin_is_without_end(self) -> None:
+    def test_pin_time_is_capped(self) -> None:
         forever = tools(pin_seconds=1e9)
         assert Continuum(forever).ttl(finished("new"), 100.0) == MAX_PIN_S
 
-    def test_handoff_breaks_the_newest_job_first_and_what_is_claimed_last(self) -> None:
+    def test_handoff_breaks_newest_job_first_and_claimed_leases_last(self) -> None:
         """Of jobs that are expected back; those that are not go by how long they have been idle."""
         policy = Handoff(tools())
         old, new, asked, late, later, claimed = (granted_lease(n, idle_since=50.0 + n) for n in range(6))
@@ -134,7 +134,7 @@ class TestPins:
         assert by_value == [asked, late, later, new, old, claimed]
 
     @pytest.mark.parametrize("name", POLICIES)
-    def test_every_policy_breaks_first_turns_first_and_what_was_returned_to_last(self, name: str) -> None:
+    def test_every_policy_breaks_first_turns_first_and_returned_last(self, name: str) -> None:
         """However long each has been idle, and however old its job is; the longest idle of equal worth goes first."""
         policy = make_policy(name, tools())
         leases = [granted_lease(n, idle_since=50.0 - n) for n in range(6)]
@@ -144,7 +144,7 @@ class TestPins:
         assert [lease.serial for lease in by_value] == [1, 0, 3, 2, 5, 4]
 
     @pytest.mark.parametrize("name", POLICIES)
-    def test_newcomers_need_not_wait_for_first_turns(self, name: str) -> None:
+    def test_leases_of_first_turns_break_for_newcomers(self, name: str) -> None:
         policy = make_policy(name, tools())
         newcomer = waiting_request(7)
         young, old = granted_lease(0, idle_since=95.0), granted_lease(1, idle_since=80.0)
@@ -157,7 +157,7 @@ class TestPins:
         assert not policy.may_break_for(newcomer, claimed, 99.0)
 
     @pytest.mark.parametrize("name", POLICIES)
-    def test_a_lease_that_outlasts_its_pin_holds_nobody_up(self, name: str) -> None:
+    def test_lease_outlasting_its_pin_breaks_for_newcomers(self, name: str) -> None:
         """Policies that say how long a tool is worth waiting for mean it, whoever asked for more."""
         policy = make_policy(name, tools())
         lease = granted_lease(0, idle_since=95.0)
@@ -165,6 +165,6 @@ class TestPins:
         assert not policy.may_break_for(waiting_request(7), lease, 97.0)
         assert policy.may_break_for(waiting_request(7), lease, 97.5) == (name in PINNING)
 
-    def test_only_handoff_retires_what_is_done(self) -> None:
+    def test_only_handoff_retires_finished_jobs(self) -> None:
         assert Handoff(tools()).retires_jobs
         assert not Continuum(tools()).retires_jobs and not fcfs().retires_jobs

@@ -54,7 +54,7 @@ def request_of(harness: Harness, rid: str) -> Request:
     return request
 
 
-def test_choices_of_the_flag_are_the_registry() -> None:
+def test_schedule_policy_choices_are_the_registry() -> None:
     assert f"{{{','.join(POLICIES)}}}" in "".join(build_parser().format_help().split())
     for name in POLICIES:
         args = parse_command_line(["--model-path", "m", "--schedule-policy", name])
@@ -63,7 +63,7 @@ def test_choices_of_the_flag_are_the_registry() -> None:
         compose({"model_path": "m", "schedule_policy": "no such policy"})
 
 
-def test_the_policy_orders_the_queue(mine: Mine) -> None:
+def test_policy_orders_the_queue(mine: Mine) -> None:
     harness = Harness(policy="mine", rows=1)
     for rid in ("first", "second", "third"):
         harness.add(rid, prompt_of(20, len(rid)), 2)
@@ -73,7 +73,7 @@ def test_the_policy_orders_the_queue(mine: Mine) -> None:
     harness.run()
 
 
-def test_the_policy_picks_the_victim(mine: Mine) -> None:
+def test_policy_picks_the_victim(mine: Mine) -> None:
     harness = Harness(policy="mine", num_tokens=100, rows=2)
     harness.scheduler._reserve._ratio = 0.0  # so that both are admitted
     harness.add("a", prompt_of(30, 1), 40)
@@ -97,7 +97,7 @@ def pool_of_leases(policy: str) -> Harness:
     return harness
 
 
-def test_leases_break_for_whom_the_policy_says(mine: Mine) -> None:
+def test_policy_decides_for_which_requests_leases_break(mine: Mine) -> None:
     harness = pool_of_leases("mine")
     harness.add("large", prompt_of(60, 4), 2)
     harness.step()
@@ -107,7 +107,7 @@ def test_leases_break_for_whom_the_policy_says(mine: Mine) -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "mine"])
-def test_when_nothing_runs_leases_break_whatever_the_policy_says(mine: Mine, policy: str) -> None:
+def test_idle_scheduler_breaks_leases_regardless_of_policy(mine: Mine, policy: str) -> None:
     mine.breaks_leases = False
     harness = pool_of_leases(policy)
     harness.add("large", prompt_of(60, 4), 2)
@@ -119,7 +119,7 @@ def test_when_nothing_runs_leases_break_whatever_the_policy_says(mine: Mine, pol
 
 
 @pytest.mark.parametrize(("limit", "is_admitted"), [(3, True), (2, False)])
-def test_the_policy_bounds_how_many_wait_for_a_prefix_and_are_passed(mine: Mine, limit: int, is_admitted: bool) -> None:
+def test_policy_max_deferred_limits_requests_waiting_for_prefix(mine: Mine, limit: int, is_admitted: bool) -> None:
     mine.max_deferred = limit
     harness = Harness(policy="mine", num_tokens=1024)
     harness.add("behind", prompt_of(20, 5), 2)
@@ -131,7 +131,7 @@ def test_the_policy_bounds_how_many_wait_for_a_prefix_and_are_passed(mine: Mine,
 
 
 @pytest.mark.parametrize(("least", "computed"), [(40, 50 + 1), (51, 100)])
-def test_the_policy_says_what_is_worth_waiting_for(mine: Mine, least: int, computed: int) -> None:
+def test_policy_min_shared_tokens_decides_waiting_for_prefix(mine: Mine, least: int, computed: int) -> None:
     mine.min_shared_tokens = least
     harness = Harness(policy="mine", chunk=200)
     harness.add("a", prompt_of(50), 1)
@@ -140,7 +140,7 @@ def test_the_policy_says_what_is_worth_waiting_for(mine: Mine, least: int, compu
     assert harness.model.computed_tokens == computed
 
 
-def test_a_policy_is_told_the_time_of_the_turn(mine: Mine) -> None:
+def test_policy_calls_get_the_time_of_the_turn(mine: Mine) -> None:
     harness = pool_of_leases("mine")
     harness.add("large", prompt_of(60, 4), 2)
     mine.times.clear()

@@ -32,7 +32,7 @@ def speed(rates: list[float], lengths: tuple[int, ...], rows: int, cost: StepCos
     return (rows + gained) / float(cost.estimate(np.array([rows + sum(lengths)]))[0])
 
 
-def test_cheap_tokens_make_long_drafts_and_dear_ones_none() -> None:
+def test_draft_length_falls_with_token_cost() -> None:
     free, dear = costing(10.0, 0.01), costing(10.0, 9.0)
     assert best_lengths([0.9], [16], 1, 63, free) == [16]
     assert best_lengths([0.9], [16], 1, 63, dear) == [0]
@@ -54,19 +54,19 @@ def test_a_full_batch_drafts_less() -> None:
 
 @pytest.mark.parametrize("each_more", [0.1, 0.6, 1.5])
 @pytest.mark.parametrize("rates", [[0.8], [0.5, 0.95], [0.3, 0.6, 0.9]])
-def test_no_other_lengths_are_much_faster(rates: list[float], each_more: float) -> None:
+def test_best_draft_lengths_are_near_optimal(rates: list[float], each_more: float) -> None:
     cost, longest = costing(10.0, each_more), [8] * len(rates)
     found = tuple(best_lengths(rates, longest, len(rates), 63, cost))
     best = max(speed(rates, lengths, len(rates), cost) for lengths in itertools.product(range(9), repeat=len(rates)))
     assert speed(rates, found, len(rates), cost) > 0.93 * best
 
 
-def test_room_is_kept() -> None:
+def test_total_draft_length_is_limited_by_room() -> None:
     lengths = best_lengths([0.9, 0.9, 0.9], [16, 16, 16], 3, 10, costing(10.0, 0.01))
     assert 0 < sum(lengths) <= 10
 
 
-def test_a_rate_goes_by_the_tokens_whose_predecessors_were_right() -> None:
+def test_accept_rate_counts_only_verified_tokens() -> None:
     rate = AcceptRate(1.0)
     rate.record_draft(3, 8)  # four were put to the test
     assert rate.estimate(0.5, 0.0) == 0.75
@@ -75,7 +75,7 @@ def test_a_rate_goes_by_the_tokens_whose_predecessors_were_right() -> None:
     assert rate.estimate(0.0, 8.0) == 7 / 16
 
 
-def test_a_rate_follows_what_was_seen_last() -> None:
+def test_accept_rate_follows_recent_results() -> None:
     rate = AcceptRate(KEPT)
     for _ in range(30):
         rate.record_draft(8, 8)
@@ -89,11 +89,11 @@ def estimate(cost: StepCost, *tokens: int) -> list[float]:
 
 
 class TestStepCost:
-    def test_before_anything_was_measured_tokens_are_cheap_but_not_free(self) -> None:
+    def test_unmeasured_token_cost_is_small_but_not_zero(self) -> None:
         one, two, hundred = estimate(StepCost(), 1, 2, 100)
         assert one < two < 1.1 * one and hundred > 4 * one
 
-    def test_lines_between_what_was_measured(self) -> None:
+    def test_step_cost_interpolates_linearly(self) -> None:
         cost = StepCost()
         for _ in range(5):
             cost.record_step(1, 0.010)
@@ -101,7 +101,7 @@ class TestStepCost:
         np.testing.assert_allclose(estimate(cost, 1, 5, 9), [0.010, 0.020, 0.030])
         np.testing.assert_allclose(estimate(cost, 19), [0.030 + 10 * GUESSED_SLOPE * 0.010])
 
-    def test_a_mean_follows_what_is_measured_but_not_a_step_that_was_held_up(self) -> None:
+    def test_step_cost_follows_measurements_but_not_outliers(self) -> None:
         cost = StepCost()
         for _ in range(10):
             cost.record_step(4, 0.010)
@@ -117,14 +117,14 @@ class TestStepCost:
             cost.record_step(tokens, seconds)
         assert estimate(cost, 1, 2, 8) == [0.010, 0.020, 0.020]
 
-    def test_what_was_not_measured_for_long_is_forgotten(self) -> None:
+    def test_stale_step_costs_are_forgotten(self) -> None:
         cost = StepCost()
         cost.record_step(16, 1.0)
         for _ in range(2 * MEMORY):
             cost.record_step(1, 0.010)
         assert estimate(cost, 16)[0] < 0.020
 
-    def test_steps_without_a_time_and_huge_ones_do_not_count(self) -> None:
+    def test_untimed_and_oversized_steps_are_ignored(self) -> None:
         cost = StepCost()
         cost.record_step(1, 0.0)
         cost.record_step(MAX_TOKENS + 1, 1.0)

@@ -54,7 +54,7 @@ def tokens_of(found: Draft | None) -> list[int]:
 
 
 @PAGES
-def test_the_path_that_an_equal_request_has_left(page_size: int) -> None:
+def test_draft_follows_cached_path_of_equal_request(page_size: int) -> None:
     harness = drafting(page_size=page_size, num_tokens=1024)
     harness.add("first", prompt_of(70), 130)
     harness.run()
@@ -76,7 +76,7 @@ def test_the_path_that_an_equal_request_has_left(page_size: int) -> None:
     assert not state.on_path, "it has left the path for good"
 
 
-def test_its_own_text_longest_ngram_first() -> None:
+def test_draft_from_own_text_prefers_longest_ngram() -> None:
     request = saying(running(harness := drafting(), [1, 2, 3, 4, 50, 51, 52, 7, 3, 4, 60, 61]), 1, 2, 3, 4)
     found = draft(harness, request)
     assert found is not None and (found.source, tokens_of(found)) == (Source.OWN_4, [50, 51, 52, 7, 3, 4])
@@ -85,12 +85,12 @@ def test_its_own_text_longest_ngram_first() -> None:
     assert found is not None and (found.source, tokens_of(found)) == (Source.OWN_2, [9])
 
 
-def test_lines_that_repeat_go_on_repeating() -> None:
+def test_draft_continues_repetition() -> None:
     request = saying(running(harness := drafting(), [9]), *[1, 2, 3] * 4)
     assert tokens_of(draft(harness, request, most=10)) == [1, 2, 3, 1, 2, 3, 1, 2, 3, 1]
 
 
-def test_what_others_have_said() -> None:
+def test_draft_from_past_outputs_of_namespace() -> None:
     harness = drafting()
     prompt = prompt_of(30)
     harness.add("other", prompt, 30)
@@ -110,7 +110,7 @@ def test_what_others_have_said() -> None:
     assert draft(harness, request) is None
 
 
-def test_its_own_text_goes_before_that_of_others() -> None:
+def test_draft_from_own_text_precedes_past_outputs() -> None:
     harness = drafting()
     prompt = prompt_of(30)
     harness.add("other", prompt, 30)
@@ -120,14 +120,14 @@ def test_its_own_text_goes_before_that_of_others() -> None:
     assert tokens_of(draft(harness, request, most=2)) == [77, 78]
 
 
-def test_a_draft_ends_before_what_would_end_the_sequence() -> None:
+def test_draft_ends_before_an_end_token() -> None:
     request = saying(running(harness := drafting(), [1, 2, 50, 51, 52, 53, 7]), 1, 2)
     assert tokens_of(draft(harness, request, ends=frozenset({52, 7}))) == [50, 51]
     assert draft(harness, request, ends=frozenset({50})) is None
 
 
 @pytest.mark.parametrize("skipped", [1, 2])
-def test_what_is_in_flight_is_guessed_too(skipped: int) -> None:
+def test_draft_skips_tokens_in_flight(skipped: int) -> None:
     request = saying(running(harness := drafting(), [1, 2, 50, 51, 52, 53, 7]), 1, 2)
     assert tokens_of(draft(harness, request, most=2, skipped=skipped)) == [50, 51, 52, 53][skipped : skipped + 2]
     assert draft(harness, request, skipped=1, ends=frozenset({50})) is None
@@ -143,7 +143,7 @@ def find(past: PastOutputs, ids: list[int], most: int = 9, namespace: str = "", 
 
 
 class TestPastOutputs:
-    def test_what_followed_in_another_output(self) -> None:
+    def test_past_outputs_find_following_tokens(self) -> None:
         past = PastOutputs()
         said(past, [1, 2, 3], [10, 11, 12, 13, 14, 15])
         said(past, [1, 2, 3], [20, 21, 22, 23])
@@ -154,7 +154,7 @@ class TestPastOutputs:
         assert find(past, [7, 10, 11, 12, 13], longer_than=SHORTEST)[0] == 0
         assert find(past, [20, 21, 22, 23]) == (4, []), "it ended there"
 
-    def test_the_first_tokens_of_an_output_are_found_by_the_end_of_its_prompt(self) -> None:
+    def test_start_of_past_output_is_found_by_prompt_end(self) -> None:
         past = PastOutputs()
         said(past, list(range(100, 150)), [10, 11, 12, 13])
         assert find(past, list(range(150 - CONTEXT, 150))) == (8, [10, 11, 12, 13])
@@ -182,7 +182,7 @@ class TestPastOutputs:
         assert len(past._texts) == MAX_NAMESPACES
         assert find(past, [1, 2, 3, 4], namespace="old")[0] == 0
 
-    def test_an_output_longer_than_all_that_is_kept(self) -> None:
+    def test_output_longer_than_limit_keeps_its_end(self) -> None:
         past = PastOutputs()
         said(past, [], list(range(2 * MAX_TOKENS)))
         last = 2 * MAX_TOKENS - 1

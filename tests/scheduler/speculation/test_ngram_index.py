@@ -21,7 +21,7 @@ def slow_find(text: list[int]) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 40, 400])
-def test_finds_the_last_place_of_the_longest_ngram(chunk: int) -> None:
+def test_ngram_index_finds_last_occurrence_of_longest_ngram(chunk: int) -> None:
     """Token by token, or in bulk; hashes that collide may hide an n-gram, so not every one is found."""
     rng = random.Random(5)
     text = [rng.randrange(12) for _ in range(1200)]
@@ -37,7 +37,7 @@ def test_finds_the_last_place_of_the_longest_ngram(chunk: int) -> None:
     assert same >= 0.9 * len(lengths), (same, len(lengths))
 
 
-def test_bulk_and_single_tokens_fill_the_same_tables() -> None:
+def test_bulk_and_single_updates_fill_the_same_tables() -> None:
     text = np.random.default_rng(1).integers(-1, 30, 240).astype(np.int32)
     at_once, slowly = NgramIndex(), NgramIndex()
     at_once.update(text)
@@ -46,14 +46,14 @@ def test_bulk_and_single_tokens_fill_the_same_tables() -> None:
     assert np.array_equal(at_once._tables, slowly._tables) and at_once._tables.any()
 
 
-def test_short_texts() -> None:
+def test_short_texts_match_nothing() -> None:
     for length in range(SIZES[0] + 1):
         index, text = NgramIndex(), np.zeros(length, dtype=np.int32)
         index.update(text)
         assert index.find_match(text, text) == (0, 0)
 
 
-def test_the_shortest_that_is_asked_for() -> None:
+def test_find_match_respects_shortest_ngram() -> None:
     text = np.array([1, 2, 3, 4, 5, 6, 7, 8, 3, 4], dtype=np.int32)
     index = NgramIndex()
     index.update(text)
@@ -61,7 +61,7 @@ def test_the_shortest_that_is_asked_for() -> None:
     assert index.find_match(text, text, shortest=4) == (0, 0)
 
 
-def test_a_long_prompt_and_a_step_cost_little() -> None:
+def test_ngram_index_cost_does_not_grow_with_text() -> None:
     """A prompt is indexed by numpy, a step takes a few lines, however long the text is."""
     text = np.random.default_rng(1).integers(0, 50_000, 100_200).astype(np.int32)
 

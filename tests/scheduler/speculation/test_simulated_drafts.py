@@ -29,7 +29,7 @@ def simulate(seed: int, *, steps: int, right: float, **options: Any) -> tuple[Si
 @PAGES
 @DEPTHS
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
-def test_outputs_are_those_without_speculation(page_size: int, depth: int, right: float) -> None:
+def test_speculation_changes_no_output(page_size: int, depth: int, right: float) -> None:
     simulation, drafter = simulate(SEED + 700, steps=150, right=right, page_size=page_size, depth=depth)
     wrong, whole = simulation.harness.model.verified
     counts = simulation.harness.scheduler._speculation.counts
@@ -41,19 +41,19 @@ def test_outputs_are_those_without_speculation(page_size: int, depth: int, right
 
 @PAGES
 @DEPTHS
-def test_steps_that_fail(page_size: int, depth: int) -> None:
+def test_speculation_with_failing_steps(page_size: int, depth: int) -> None:
     simulation, _ = simulate(SEED + 710, steps=120, right=0.6, page_size=page_size, depth=depth, faults=True)
     assert simulation.harness.failed
 
 
 @PAGES
-def test_with_tiers_and_mixed_steps(page_size: int) -> None:
+def test_speculation_with_tiers_and_mixed_steps(page_size: int) -> None:
     options: dict[str, Any] = {"host_ratio": 1.0, "block_tokens": max(8, page_size), "enable_mixed_chunk": True}
     simulation, _ = simulate(SEED + 720, steps=100, right=0.6, page_size=page_size, depth=2, **options)
     assert simulation.mixed > 5 and min(simulation.harness.model.verified) > 5
 
 
-def test_retraction_under_pressure() -> None:
+def test_speculation_with_retraction_under_pressure() -> None:
     retractions = 0
     for offset in range(4):
         simulation, _ = simulate(SEED + 730 + offset, steps=150, right=0.5, page_size=16, policy="lpm")

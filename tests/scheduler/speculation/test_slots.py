@@ -23,7 +23,7 @@ def running_request(harness: Harness, length: int, seed: int) -> Request:
 
 @PAGES
 @pytest.mark.parametrize("drafted", [(0, 5), (70, 1), (3, 0)])
-def test_slots_of_a_step_and_what_is_given_back(page_size: int, drafted: tuple[int, int]) -> None:
+def test_draft_slots_are_allocated_and_rejected_ones_freed(page_size: int, drafted: tuple[int, int]) -> None:
     harness = Harness(page_size=page_size, num_tokens=1024)
     requests = [running_request(harness, 20, 1), running_request(harness, 33, 2)]
     free = harness.allocator.free_tokens
@@ -43,7 +43,7 @@ def test_slots_of_a_step_and_what_is_given_back(page_size: int, drafted: tuple[i
     harness.run()
 
 
-def test_they_come_from_the_cache_and_from_nobody_else() -> None:
+def test_draft_slots_evict_cache_but_break_no_lease() -> None:
     harness = Harness(num_tokens=128, leased_ratio=1.0)
     harness.add("kept", prompt_of(40), 1, retain_ttl=1000.0)
     harness.run()

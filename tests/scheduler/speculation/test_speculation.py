@@ -59,7 +59,7 @@ def test_right_drafts_save_steps(page_size: int) -> None:
 
 
 @PAGES
-def test_wrong_drafts_leave_nothing_behind(page_size: int) -> None:
+def test_wrong_drafts_leave_no_slots_or_cached_tokens(page_size: int) -> None:
     """Neither slots nor tokens in the tree; and what is cached is right."""
     harness = Watched(page_size=page_size, wrong=True)
     harness.add("r", prompt_of(20), 30)
@@ -74,7 +74,7 @@ def test_wrong_drafts_leave_nothing_behind(page_size: int) -> None:
     assert harness.outcomes["next", 0].tokens == expected_output(prompt_of(20) + said, 5)
 
 
-def test_drafts_that_do_not_pay_are_tried_more_and_more_seldom() -> None:
+def test_rejected_drafts_are_retried_at_growing_intervals() -> None:
     harness = Watched(wrong=True, context=1024, num_tokens=1024)
     harness.add("r", prompt_of(5), 400)
     harness.run()
@@ -86,7 +86,7 @@ def test_drafts_that_do_not_pay_are_tried_more_and_more_seldom() -> None:
 
 
 @pytest.mark.parametrize(("step_s", "looked_up"), [(1.0, 300), (1e-4, 40)])
-def test_where_steps_are_short_there_is_little_looking_up(step_s: float, looked_up: int) -> None:
+def test_draft_lookups_are_limited_when_steps_are_short(step_s: float, looked_up: int) -> None:
     """With wrong drafts; a look-up takes a hundredth of a step, or is left out."""
     harness = Watched(wrong=True, context=1024, num_tokens=1024)
     for tokens in (1, 3):
@@ -114,7 +114,7 @@ def test_where_steps_are_short_there_is_little_looking_up(step_s: float, looked_
     ],
     ids=["length", "stop id", "not before the minimum"],
 )
-def test_an_end_among_right_guesses_is_where_it_would_be(
+def test_end_within_accepted_draft_is_at_its_usual_place(
     sampling: dict[str, Any], taken: int, matched: str | None, depth: int
 ) -> None:
     said = expected_output(prompt_of(20), 60)
@@ -132,7 +132,7 @@ def test_an_end_among_right_guesses_is_where_it_would_be(
     assert request is not None and request.drafts.accepted <= taken
 
 
-def test_a_draft_is_no_longer_than_what_may_be_said() -> None:
+def test_draft_length_is_limited_by_max_new_tokens() -> None:
     harness = Watched(most=7)
     harness.add("r", prompt_of(20), 4)
     harness.run()
@@ -150,7 +150,7 @@ def test_a_draft_is_no_longer_than_what_may_be_said() -> None:
     ],
     ids=str,
 )
-def test_who_does_not_draft(wish: dict[str, Any]) -> None:
+def test_penalties_constraints_and_beams_disable_drafts(wish: dict[str, Any]) -> None:
     harness = Watched()
     harness.add("plain", prompt_of(9), 20)
     harness.add("r", prompt_of(10, 1), 20, **wish)
@@ -161,7 +161,7 @@ def test_who_does_not_draft(wish: dict[str, Any]) -> None:
     assert plain is not None and plain.drafts.verified > 0
 
 
-def test_bans_of_several_tokens_do_not_draft() -> None:
+def test_multi_token_bans_disable_drafts() -> None:
     harness = Watched()
     harness.add("r", prompt_of(9), 20)
     request = harness.outcomes["r", 0].request
@@ -172,7 +172,7 @@ def test_bans_of_several_tokens_do_not_draft() -> None:
     assert not can_draft(request)
 
 
-def test_off_by_default() -> None:
+def test_speculation_is_off_by_default() -> None:
     harness = Harness()
     for rid in ("first", "again"):
         harness.add(rid, prompt_of(20), 30)
@@ -180,7 +180,7 @@ def test_off_by_default() -> None:
     assert harness.scheduler._speculation.counts.verified == 0
 
 
-def test_overlapped_a_draft_is_guessed_through_what_is_in_flight() -> None:
+def test_overlapped_draft_spans_token_in_flight() -> None:
     """So that only a step that verifies is waited for."""
     harness = Watched(depth=2)
     harness.add("r", prompt_of(20), 41)
@@ -204,7 +204,7 @@ def test_drafts_take_memory_from_the_cache_only() -> None:
     assert any(harness.drafted)
 
 
-def test_a_step_samples_no_more_tokens_than_it_may() -> None:
+def test_sampled_tokens_per_step_are_limited() -> None:
     harness = Watched(num_tokens=2048, rows=16, most=16, chunk=500)
     for number in range(16):
         harness.add(f"r{number}", prompt_of(10, number), 40)
@@ -214,7 +214,7 @@ def test_a_step_samples_no_more_tokens_than_it_may() -> None:
     assert 40 < max(sampled) <= 64
 
 
-def test_a_child_goes_on_from_what_was_accepted() -> None:
+def test_child_continues_from_accepted_tokens() -> None:
     harness = Watched()
     harness.add("parent", prompt_of(20), 17, retain_ttl=1000.0)
     harness.run()
@@ -227,7 +227,7 @@ def test_a_child_goes_on_from_what_was_accepted() -> None:
     assert child.request.inheritance.path == "handoff" and child.request.inheritance.recomputed_tokens == 1
 
 
-def test_a_spoiled_guess_that_is_wrong_spoils_nothing() -> None:
+def test_nonfinite_kv_of_rejected_guess_fails_no_request() -> None:
     harness = Watched(wrong=True)
     said = expected_output(prompt_of(20), 30)
     harness.model.spoiling = {(token + 1) % 1000 for token in said} - set(said) - set(prompt_of(20))
@@ -237,7 +237,7 @@ def test_a_spoiled_guess_that_is_wrong_spoils_nothing() -> None:
     assert outcome.refusal is None and outcome.tokens == said and harness.model.verified[0] > 3
 
 
-def test_random_drafts_of_n_samples_and_an_abort() -> None:
+def test_random_drafts_with_samples_and_abort() -> None:
     harness = Harness(speculative_algorithm="NGRAM", num_tokens=1024)
     drafter = draft_by_echo(harness.scheduler._speculation, random.Random(1), 0.5)
     harness.add("three", prompt_of(20), 30, n=3)

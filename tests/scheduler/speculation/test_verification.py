@@ -27,21 +27,21 @@ def verified(rows: list[tuple[list[int], int]], sampled: list[list[int]]) -> lis
     return [part.tolist() for part in np.split(said[taken], np.cumsum(kept)[:-1])]
 
 
-def test_tokens_up_to_the_first_that_was_not_guessed() -> None:
+def test_tokens_are_accepted_up_to_first_wrong_guess() -> None:
     rows = [([1, 5, 6, 7], 3)]
     assert verified(rows, [[5, 6, 7, 8]]) == [[5, 6, 7, 8]]
     assert verified(rows, [[5, 6, 9, 8]]) == [[5, 6, 9]]
     assert verified(rows, [[9, 6, 7, 8]]) == [[9]], "what is right behind a wrong guess is worth nothing"
 
 
-def test_rows_of_all_kinds() -> None:
+def test_verification_of_mixed_rows() -> None:
     """Without a draft; that samples nothing; with drafts, one behind tokens that are known."""
     rows = [([4], 0), ([1, 2, 3], 0), ([1, 5], 1), ([8, 8, 8, 3, 4], 2), ([-1, 6], 1)]
     sampled = [[9], [], [5, 2], [3, 7, 1], [7, 7]]
     assert verified(rows, sampled) == [[9], [], [5, 2], [3, 7], [7]]
 
 
-def test_the_batch_says_how_many_tokens_are_sampled() -> None:
+def test_sampled_counts_include_drafts() -> None:
     batch = cast(Any, object.__new__(ScheduleBatch))
     batch.samples = np.array([True, False, True])
     batch.draft_lens = None

@@ -50,11 +50,11 @@ def only(item: Any, text: PromptText | None = None, name: str | None = None, pag
         ("x", None),
     ],
 )
-def test_formats_are_found_out(item: Any, name: str | None) -> None:
+def test_log_format_is_detected_from_an_item(item: Any, name: str | None) -> None:
     assert detect(item) == name
 
 
-def test_ids() -> None:
+def test_token_id_items_are_read() -> None:
     item = {"input_ids": [1, 2, 3], "output_ids": [[4, 5], [6]], "time": 3, "seconds": 1.5, "namespace": "n"}
     request = only(item | {"continuation_of": "x", "no_reuse_from": 2, "cached_tokens": 1})
     assert request == LoggedRequest(
@@ -73,7 +73,7 @@ def test_ids() -> None:
     assert only({"input_ids": [1], "output_ids": [2, 3]}).outputs == (ids(2, 3),)
 
 
-def test_texts_are_bytes_without_a_tokenizer_and_ids_with_one(toy: PromptText) -> None:
+def test_texts_are_bytes_without_tokenizer_and_token_ids_with_one(toy: PromptText) -> None:
     item = {"text": "How many lines?", "output_text": " 12"}
     plain = only(item)
     assert (plain.prompt, plain.outputs, plain.prompt_tokens, plain.output_tokens) == (
@@ -91,7 +91,7 @@ def test_texts_are_bytes_without_a_tokenizer_and_ids_with_one(toy: PromptText) -
     assert with_ids.prompt == ids(*tokenizer.encode("How"))
 
 
-def test_chats_are_rendered_by_the_models_template(toy: PromptText) -> None:
+def test_chats_are_rendered_with_the_model_template(toy: PromptText) -> None:
     tokenizer = Tokenizer.load(TOY_MODEL)
     messages = [{"role": "user", "content": [{"type": "text", "text": "How many lines?"}]}]
     wanted = tokenizer.apply_chat_template([{"role": "user", "content": "How many lines?"}])
@@ -99,7 +99,7 @@ def test_chats_are_rendered_by_the_models_template(toy: PromptText) -> None:
     assert only({"messages": messages}).prompt == b"<user>\nHow many lines?\n<assistant>\n"
 
 
-def test_turns_of_sharegpt_begin_with_those_before(toy: PromptText) -> None:
+def test_sharegpt_turns_extend_earlier_turns(toy: PromptText) -> None:
     said = [("human", "a?"), ("gpt", "b"), ("human", "c?"), ("gpt", "d"), ("human", "unanswered")]
     item = {"id": "x", "conversations": [{"from": who, "value": text} for who, text in said]}
     for text in (PromptText(), toy):
@@ -110,7 +110,7 @@ def test_turns_of_sharegpt_begin_with_those_before(toy: PromptText) -> None:
     assert second.prompt.startswith(first.prompt + first.outputs[0]), "the answer is part of the next prompt"
 
 
-def test_mooncakes_blocks() -> None:
+def test_mooncake_hash_ids_give_whole_blocks() -> None:
     item = {"timestamp": 27482, "input_length": 1500, "output_length": 52, "hash_ids": [46, 47, 2353]}
     request = only(item)
     assert request.prompt == array("q", [46, 47]).tobytes(), "the last block is not whole"
@@ -120,7 +120,7 @@ def test_mooncakes_blocks() -> None:
         list(reader.read_item(item))
 
 
-def test_batch_files(toy: PromptText) -> None:
+def test_openai_batch_lines_are_read(toy: PromptText) -> None:
     def line(**body: Any) -> dict[str, Any]:
         return {"custom_id": "1", "method": "POST", "url": "/v1/x", "body": body}
 
@@ -133,7 +133,7 @@ def test_batch_files(toy: PromptText) -> None:
     assert both == b"<system>\nbe short\n<user>\nx\n<assistant>\n"
 
 
-def test_hashed_blocks() -> None:
+def test_hashed_block_items_are_read() -> None:
     item = {"input_tokens": 40, "output_tokens": 20, "block_tokens": 16}
     request = only(item | {"input_blocks": "00" * 16, "output_blocks": ["11" * 8]})
     assert request.prompt == bytes(16) and request.outputs == (b"\x11" * 8,) and request.prompt_tokens == 40
@@ -169,12 +169,12 @@ def test_hashed_blocks() -> None:
         ({"custom_id": "1", "body": 3}, "its body is of the wrong kind"),
     ],
 )
-def test_what_is_wrong_is_said(item: Any, reason: str) -> None:
+def test_malformed_items_are_rejected_with_reason(item: Any, reason: str) -> None:
     with pytest.raises(BadItem, match=reason):
         only(item)
 
 
-def test_text_that_is_no_unicode_is_no_prompt(toy: PromptText) -> None:
+def test_lone_surrogates_are_rejected(toy: PromptText) -> None:
     chat = {"messages": [{"role": "user", "content": "\udcff"}]}
     for item in ({"text": "\ud800"}, chat, {"text": "x", "output_text": "\udcff"}):
         for text in (toy, PromptText()):
@@ -190,7 +190,7 @@ def read_log(tmp_path: Path, lines: list[Any], options: ReadOptions = DEFAULT) -
         return reader, sum(1 for _ in reader.requests(lambda read: None))
 
 
-def test_a_log_is_counted_with_what_is_broken_in_it(tmp_path: Path) -> None:
+def test_broken_items_are_counted_with_reasons(tmp_path: Path) -> None:
     lines = ["broken", {"prompt": 1}, {"input_ids": [1]}, {"text": "x"}, {"input_ids": []}, 7, {"input_ids": [2]}]
     reader, count = read_log(tmp_path, [*lines, "", *["{"] * 4])
     story = reader.story
@@ -200,7 +200,7 @@ def test_a_log_is_counted_with_what_is_broken_in_it(tmp_path: Path) -> None:
     assert "its format is none of" in reasons[1] and "made of text" in reasons[2]
 
 
-def test_reading_ends_where_it_is_told(tmp_path: Path) -> None:
+def test_reading_stops_at_max_requests(tmp_path: Path) -> None:
     reader, count = read_log(tmp_path, [{"text": "x"}] * 9, ReadOptions(max_requests=4))
     assert count == 4 and "only the first 4 requests" in reader.story.notes[-1]
 
@@ -213,7 +213,7 @@ def test_reading_ends_where_it_is_told(tmp_path: Path) -> None:
         (["x", {"prompt": 1}], "among 2 items; item 1: invalid JSON"),
     ],
 )
-def test_a_log_without_requests_is_refused(tmp_path: Path, lines: list[Any], reason: str) -> None:
+def test_log_without_requests_is_refused(tmp_path: Path, lines: list[Any], reason: str) -> None:
     reader, count = read_log(tmp_path, lines)
     assert count == 0 and reason in str(refuse_empty(reader))
 
@@ -225,7 +225,7 @@ def test_a_log_without_requests_is_refused(tmp_path: Path, lines: list[Any], rea
         ({"text": "x"}, ReadOptions(block_tokens=16), "--block-tokens is for logs in the format mooncake"),
     ],
 )
-def test_options_that_a_format_lacks_are_refused(
+def test_options_unsupported_by_a_format_are_refused(
     tmp_path: Path, item: dict[str, Any], options: ReadOptions, reason: str
 ) -> None:
     with pytest.raises(LogError, match=reason):
@@ -242,13 +242,13 @@ def test_options_that_a_format_lacks_are_refused(
         ({"hash_ids": [1], "input_length": 3}, ["timestamp"]),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(item: dict[str, Any], names: list[str], value: float) -> None:
+def test_out_of_range_times_are_rejected(item: dict[str, Any], names: list[str], value: float) -> None:
     for name in names:
         with pytest.raises(BadItem, match=f"its {name} is out of range"):
             only(item | {name: value})
 
 
-def test_numbers_of_tokens_have_an_end() -> None:
+def test_oversized_token_counts_are_rejected() -> None:
     blocks = {"input_blocks": "", "block_tokens": 16, "input_tokens": 1, "output_tokens": 10**400}
     mooncake = {"hash_ids": [1], "input_length": 3, "output_length": 10**400}
     for item in ({"input_ids": [1], "cached_tokens": 10**400}, blocks, mooncake):

@@ -35,12 +35,12 @@ def bad(items: list[Item]) -> dict[int, str]:
     return {number: str(item) for number, item in items if isinstance(item, BadItem)}
 
 
-def test_lines_with_what_may_be_between_them(tmp_path: Path) -> None:
+def test_bom_crlf_and_blank_lines_are_tolerated(tmp_path: Path) -> None:
     data = b'\xef\xbb\xbf{"a": 1}\r\n\n   \n{"b": "\xc3\xa9\\ud83d\\ude00"}\n{"c": 3}'
     assert read(written(tmp_path, data)) == [(1, {"a": 1}), (4, {"b": "é😀"}), (5, {"c": 3})]
 
 
-def test_broken_lines_are_named_and_passed_over(tmp_path: Path) -> None:
+def test_broken_lines_are_reported_and_skipped(tmp_path: Path) -> None:
     lines = [b'{"a": 1}', b'{"a": 1', b"\xff\xfe", b"[" * 5000, b'"\xff"', b'{"a": 2}']
     items = read(written(tmp_path, b"\n".join(lines)))
     assert good(items) == [{"a": 1}, {"a": 2}]
@@ -48,7 +48,7 @@ def test_broken_lines_are_named_and_passed_over(tmp_path: Path) -> None:
     assert "invalid JSON" in bad(items)[2] and bad(items)[4].startswith(("nested too deeply", "invalid JSON"))
 
 
-def test_a_line_that_is_too_long_is_never_kept(tmp_path: Path) -> None:
+def test_overlong_line_is_skipped_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
         file.write(b'{"a": 1}\n{"text": "')
@@ -65,7 +65,7 @@ def test_a_line_that_is_too_long_is_never_kept(tmp_path: Path) -> None:
     assert bad(items)[2] == f"longer than 1 MiB ({100 * MIB + 13} bytes); see --max-line-mb" and 4 in bad(items)
 
 
-def test_a_line_of_just_the_longest_length(tmp_path: Path) -> None:
+def test_line_at_the_length_limit_is_accepted(tmp_path: Path) -> None:
     line = json.dumps("x" * (MIB - 2)).encode()
     assert len(line) == MIB
     assert len(good(read(written(tmp_path, line + b"\n" + line)))) == 2
@@ -73,7 +73,7 @@ def test_a_line_of_just_the_longest_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [7, 1 << 20])
-def test_an_array_is_read_element_by_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_array_is_read_element_by_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr("baton.entrypoints.analyze.log.log_file._CHUNK", size)
     values = [{"a": [1, 2, {"b": 'é", ]}'}]}, 12345, "x\\y", None, [], {}, -1.5e3]
     for text in (json.dumps(values), json.dumps(values, indent=3, ensure_ascii=False), " \n[ ]"):
@@ -92,16 +92,16 @@ def test_an_array_is_read_element_by_element(tmp_path: Path, monkeypatch: pytest
         ("[" * 50_000, 0, "nested too deeply"),
     ],
 )
-def test_a_broken_array_ends_where_it_is_broken(tmp_path: Path, text: str, count: int, reason: str) -> None:
+def test_broken_array_ends_at_the_broken_element(tmp_path: Path, text: str, count: int, reason: str) -> None:
     items = read(written(tmp_path, text.encode("utf-8", "surrogateescape")))
     assert len(good(items)) == count and reason in bad(items)[count + 1]
 
 
-def test_what_is_no_utf8_spoils_one_element(tmp_path: Path) -> None:
+def test_invalid_utf8_spoils_only_one_element(tmp_path: Path) -> None:
     assert good(read(written(tmp_path, b'[1, "\xff", 2]'))) == [1, "\udcff", 2]
 
 
-def test_a_large_array_takes_little_memory(tmp_path: Path) -> None:
+def test_large_array_is_read_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("w") as file:
         file.write("[" + ",\n".join([json.dumps({"text": "word " * 2000})] * 4000) + "]")
@@ -115,12 +115,12 @@ def test_a_large_array_takes_little_memory(tmp_path: Path) -> None:
     assert count == 4000 and path.stat().st_size > 35 * MIB and peak < 12 * MIB
 
 
-def test_an_element_that_is_too_long_ends_an_array(tmp_path: Path) -> None:
+def test_overlong_element_ends_the_array(tmp_path: Path) -> None:
     items = read(written(tmp_path, b'[1, "' + b"x" * 5 * MIB + b'", 2]'))
     assert good(items) == [1] and "longer than 1 MiB (--max-line-mb)" in bad(items)[2]
 
 
-def test_gzip_and_the_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gzip_and_stdin_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(b'{"a": 1}\n{"a": 2}\n')
     assert good(read(written(tmp_path, packed))) == [{"a": 1}, {"a": 2}]
     with pytest.raises(LogError, match="cannot be read beyond byte"):
@@ -133,7 +133,7 @@ def test_gzip_and_the_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert file.size is None and file.bytes_read == len(packed) and file.name == "standard input"
 
 
-def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+def test_unreadable_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="no-such cannot be read: No such file"):
         LogFile(str(tmp_path / "no-such"))
     with pytest.raises(LogError, match="Is a directory"):

@@ -80,7 +80,7 @@ def analysed(log: Log, page: int, max_bytes: int = 0) -> Analysis:
 
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_each_size_finds_what_the_real_cache_finds(page: int, seed: int) -> None:
+def test_hit_curve_matches_radix_cache_at_each_size(page: int, seed: int) -> None:
     print(f"seed {seed}")
     log = make_log(seed, 250, page)
     curve = analysed(log, page).curve.hits()
@@ -90,7 +90,7 @@ def test_each_size_finds_what_the_real_cache_finds(page: int, seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_what_a_server_does_beside_makes_little_difference(seed: int) -> None:
+def test_hit_curve_stays_close_to_default_cache_behaviour(seed: int) -> None:
     """A server gives up a leaf as a whole where less than 1/256 of its pool would be left of it, and computes what is
     asked for again in slots of their own until it finds that it has them."""
     print(f"seed {seed}")
@@ -100,7 +100,7 @@ def test_what_a_server_does_beside_makes_little_difference(seed: int) -> None:
         assert abs(found - real_hits(log, size, 1, exact=False)) <= 0.02 * prompt_tokens, size
 
 
-def test_a_bounded_tree_is_exact_up_to_what_it_says() -> None:
+def test_bounded_tree_is_exact_up_to_its_reported_size() -> None:
     log = make_log(4, 600)
     whole = analysed(log, 1)
     bounded = analysed(log, 1, max_bytes=60_000)
@@ -115,7 +115,7 @@ def test_a_bounded_tree_is_exact_up_to_what_it_says() -> None:
     assert bounded.tree.used_bytes <= 60_000
 
 
-def test_an_endless_cache_knows_what_was_forgotten() -> None:
+def test_endless_hits_include_forgotten_content() -> None:
     """Thirty documents in turn, and memory for about twenty: none is found in the tree when it comes again."""
     rng = random.Random(5)
     documents = [[rng.randrange(10**6) for _ in range(200)] for _ in range(30)]

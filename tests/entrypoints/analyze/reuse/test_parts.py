@@ -17,7 +17,7 @@ from baton.entrypoints.analyze.reuse.turns import Turns
 from baton.entrypoints.analyze.reuse.working_set import POINTS, WorkingSet
 
 
-def test_recency_counts_what_is_later() -> None:
+def test_recency_counts_units_used_later() -> None:
     rng = random.Random(1)
     recency, plain = Recency(100), [0] * 100
     for _ in range(500):
@@ -29,7 +29,7 @@ def test_recency_counts_what_is_later() -> None:
     assert recency.total == sum(plain)
 
 
-def test_a_curve_counts_each_distance() -> None:
+def test_curve_counts_every_reuse_distance() -> None:
     rng = random.Random(2)
     grid = sorted(rng.sample(range(400), 40))
     curve, distances = Curve(grid), []
@@ -44,13 +44,13 @@ def test_a_curve_counts_each_distance() -> None:
     assert curve.least_size(curve.units + 1) is None
 
 
-def test_sizes_are_two_percent_apart() -> None:
+def test_curve_sizes_are_two_percent_apart() -> None:
     found = sizes()
     assert found[:5] == [0, 1, 2, 3, 4] and found[-1] > 10**13 and len(found) < 1600
     assert all(low < high <= 1.022 * low + 1 for low, high in pairwise(found))
 
 
-def test_a_histogram_is_right_to_its_buckets() -> None:
+def test_histogram_quantiles_are_exact_to_a_bucket() -> None:
     values = [random.Random(3).lognormvariate(2, 2) for _ in range(2000)] + [0.0] * 20
     histogram = Histogram()
     for value in values:
@@ -63,7 +63,7 @@ def test_a_histogram_is_right_to_its_buckets() -> None:
     assert histogram.quantile(0.001) == 0.0 and Histogram().quantile(0.5) is None
 
 
-def test_what_was_forgotten_is_known_in_whole_chunks() -> None:
+def test_forgotten_content_is_recognised_in_whole_chunks() -> None:
     filled = Forgotten(1, 4, max_bytes=1 << 12)
     key = bytes(range(1, 31))
     filled.add_path("s", key, 6)  # chunks end at 4, 8, 12, …; those from 8 on end in what is forgotten
@@ -74,7 +74,7 @@ def test_what_was_forgotten_is_known_in_whole_chunks() -> None:
     assert 0 < filled.false_share < 1e-4
 
 
-def test_a_full_filter_says_so() -> None:
+def test_full_filter_reports_high_false_positive_share() -> None:
     full = Forgotten(8, 1, max_bytes=1 << 6)
     rng = random.Random(4)
     for _ in range(2000):
@@ -82,7 +82,7 @@ def test_a_full_filter_says_so() -> None:
     assert full.false_share > 0.9
 
 
-def test_a_working_set_is_what_was_used_in_a_window() -> None:
+def test_working_set_counts_units_used_within_the_window() -> None:
     tree = ReuseTree(1)
     follower = WorkingSet(tree, (10.0, 1000.0))
     used: list[tuple[float, bytes]] = []
@@ -110,7 +110,7 @@ def test_a_working_set_is_what_was_used_in_a_window() -> None:
     assert len(tree._marks) < 300
 
 
-def test_points_of_a_long_log_are_few_and_evenly_spread() -> None:
+def test_working_set_points_stay_few_and_evenly_spaced() -> None:
     tree = ReuseTree(1)
     follower = WorkingSet(tree, (4.0,))
     for second in range(20_000):
@@ -122,7 +122,7 @@ def test_points_of_a_long_log_are_few_and_evenly_spread() -> None:
     assert max(steps) <= 2 * min(steps)
 
 
-def test_top_prefixes_are_whole() -> None:
+def test_top_prefixes_are_reported_in_full() -> None:
     tree = ReuseTree(1)
     for number in range(20):
         tree.access("", b"system" + (b"more" if number else b"less") + bytes([number]) * 3)
@@ -143,7 +143,7 @@ class Talk:
         return inherited
 
 
-def test_turns_inherit_from_the_longest_request_they_go_on_from() -> None:
+def test_turns_inherit_from_their_longest_parent() -> None:
     talk = Talk()
     assert talk.turn(b"first", b"answer", 0.0) == 0
     assert talk.turn(b"firstanswer more", b"again", 6.0) == len(b"firstanswe"), "the last token has no KV"
@@ -156,14 +156,14 @@ def test_turns_inherit_from_the_longest_request_they_go_on_from() -> None:
     assert turns.curve.units == turns.inherited_units
 
 
-def test_the_same_prompt_again_is_no_turn() -> None:
+def test_repeated_prompt_is_not_a_turn() -> None:
     talk = Talk()
     for at in (0.0, 1.0, 2.0):
         assert talk.turn(b"same prompt", b"out", at) == 0
     assert talk.turn(b"same promptout!", b"x", None) == len(b"same promptou") and talk.turns.gaps.total == 0
 
 
-def test_what_runs_at_once_is_counted_by_its_times() -> None:
+def test_peak_concurrency_matches_arrival_and_service_times() -> None:
     running, rng = RunningPeak(), random.Random(6)
     requests = [(float(came), rng.expovariate(0.1), rng.randrange(1, 100)) for came in range(300)]
     for request in requests:

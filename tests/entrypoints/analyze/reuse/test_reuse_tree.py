@@ -61,7 +61,7 @@ def check(tree: ReuseTree) -> None:
             assert (node.last_use, id(node)) in ends, "each leaf can be found to be forgotten"
 
 
-def test_distances_are_those_of_a_stack() -> None:
+def test_reuse_distances_match_lru_stack() -> None:
     for seed in range(8):
         print(f"seed {seed}")
         tree, stack = ReuseTree(1), Stack()
@@ -73,7 +73,7 @@ def test_distances_are_those_of_a_stack() -> None:
         assert tree.live_units == len(stack.order)
 
 
-def test_times_that_are_numbered_anew_change_nothing() -> None:
+def test_renumbering_times_preserves_distances() -> None:
     tree, stack, marks = ReuseTree(1, times=64), Stack(), []
     for number, (namespace, key) in enumerate(random_keys(5, 1500, 6)):
         if number % 50 == 0:
@@ -85,7 +85,7 @@ def test_times_that_are_numbered_anew_change_nothing() -> None:
         assert tree.used_since(mark) == sum(at >= since for at in stack.used_at.values())
 
 
-def test_what_is_forgotten_is_what_was_used_longest_ago() -> None:
+def test_least_recently_used_paths_are_forgotten_first() -> None:
     bound = 40 * NODE_BYTES
     tree, stack = ReuseTree(1, bound), Stack()
     forgot = 0
@@ -107,7 +107,7 @@ def test_what_is_forgotten_is_what_was_used_longest_ago() -> None:
     assert forgot > 20 and tree.exact_units is not None and tree.exact_units > 20
 
 
-def test_a_forgotten_path_is_told_with_its_namespace_and_whole_key() -> None:
+def test_forgotten_path_is_returned_with_namespace_and_full_key() -> None:
     tree = ReuseTree(2, 3 * NODE_BYTES)
     told: list[tuple[str, bytes, int]] = []
     for key in (b"aabbcc", b"aabbdd", b"eeff", b"gg"):
@@ -116,14 +116,14 @@ def test_a_forgotten_path_is_told_with_its_namespace_and_whole_key() -> None:
     assert told == [("s", b"aabbcc", 2), ("s", b"aabbdd", 0)]
 
 
-def test_the_queue_of_ends_stays_short() -> None:
+def test_oldest_queue_stays_bounded() -> None:
     tree = ReuseTree(1)
     for _ in range(5000):
         tree.access("", b"abc")
     assert len(tree._oldest) <= 1026 and tree.num_nodes == 1
 
 
-def test_nodes_are_small() -> None:
+def test_node_memory_matches_node_bytes() -> None:
     """NODE_BYTES is what a node takes beside its key: the limit of memory depends on it."""
     import tracemalloc
 
@@ -141,7 +141,7 @@ def test_nodes_are_small() -> None:
     assert tree.num_nodes == 12_000 and 0.6 < taken / tree.used_bytes < 1.1
 
 
-def test_a_node_says_what_it_has() -> None:
+def test_split_node_reports_key_uses_and_start() -> None:
     tree = ReuseTree(1)
     tree.access("", b"abcd")
     access = tree.access("", b"abxy")

@@ -65,7 +65,7 @@ async def opened(broadcaster: Broadcaster) -> Page:
 
 
 @on_a_loop
-async def test_what_a_page_gets() -> None:
+async def test_page_receives_updates_and_trees() -> None:
     worker = WatchedWorker()
     page = await opened(broadcaster_of(worker))
     worker.report(1.5, life("a", 3), queries=7)
@@ -83,14 +83,14 @@ async def test_what_a_page_gets() -> None:
 
 
 @on_a_loop
-async def test_a_silent_stream_pings() -> None:
+async def test_idle_stream_sends_pings() -> None:
     page = await opened(broadcaster_of(WatchedWorker()))
     assert (await page.next())[0] == (await page.next())[0] == "ping"
     await page.leave()
 
 
 @on_a_loop
-async def test_the_worker_is_asked_while_somebody_reads() -> None:
+async def test_worker_is_polled_only_while_pages_read() -> None:
     worker = WatchedWorker()
     broadcaster = broadcaster_of(worker)
     assert worker.sent == []
@@ -112,7 +112,7 @@ async def test_the_worker_is_asked_while_somebody_reads() -> None:
 
 
 @on_a_loop
-async def test_a_page_that_falls_behind_gets_the_newest_and_all_lives() -> None:
+async def test_slow_page_gets_latest_update_with_all_lives() -> None:
     worker = WatchedWorker()
     broadcaster = broadcaster_of(worker)
     quick, slow = await opened(broadcaster), await opened(broadcaster)
@@ -130,7 +130,7 @@ async def test_a_page_that_falls_behind_gets_the_newest_and_all_lives() -> None:
 
 
 @on_a_loop
-async def test_pages_that_read_alike_get_the_same_bytes() -> None:
+async def test_pages_share_encoded_events() -> None:
     worker = WatchedWorker()
     broadcaster = broadcaster_of(worker)
     pages = [await opened(broadcaster) for _ in range(20)]
@@ -146,7 +146,7 @@ async def test_pages_that_read_alike_get_the_same_bytes() -> None:
 
 
 @on_a_loop
-async def test_a_page_that_does_not_read_costs_nothing() -> None:
+async def test_unread_page_buffers_no_updates() -> None:
     """Whatever happens meanwhile, it holds two numbers."""
     worker = WatchedWorker()
     broadcaster = broadcaster_of(worker)
@@ -161,7 +161,7 @@ async def test_a_page_that_does_not_read_costs_nothing() -> None:
 
 
 @on_a_loop
-async def test_trees_come_as_often_as_there_is_something_new() -> None:
+async def test_changed_trees_are_sent_sooner_than_unchanged_ones() -> None:
     worker = WatchedWorker()
     page = await opened(broadcaster_of(worker))
     worker.report(0.0, queries=1)
@@ -183,7 +183,7 @@ async def test_trees_come_as_often_as_there_is_something_new() -> None:
 
 
 @on_a_loop
-async def test_the_tree_of_readers_that_have_gone_is_not_shown_again() -> None:
+async def test_new_reader_does_not_get_a_stale_tree() -> None:
     worker = WatchedWorker()
     broadcaster = broadcaster_of(worker)
     page = await opened(broadcaster)
@@ -204,7 +204,7 @@ async def test_the_tree_of_readers_that_have_gone_is_not_shown_again() -> None:
 
 
 @on_a_loop
-async def test_too_many_streams() -> None:
+async def test_excess_streams_are_refused() -> None:
     broadcaster = broadcaster_of(WatchedWorker())
     pages = [await opened(broadcaster) for _ in range(MAX_READERS)]
     with pytest.raises(RequestRefused, match="close some") as refused:
@@ -217,7 +217,7 @@ async def test_too_many_streams() -> None:
 
 
 @on_a_loop
-async def test_streams_end_with_the_server() -> None:
+async def test_streams_end_at_shutdown() -> None:
     worker = WatchedWorker()
     broadcaster = broadcaster_of(worker)
     pages = [await opened(broadcaster) for _ in range(3)]
@@ -232,7 +232,7 @@ async def test_streams_end_with_the_server() -> None:
 
 
 @on_a_loop
-async def test_a_fault_ends_the_streams_and_the_next_reader_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broadcaster_fault_ends_streams_and_next_reader_starts_fresh(caplog: pytest.LogCaptureFixture) -> None:
     worker, faults = WatchedWorker(), [True]
 
     def text(ids: Any) -> str:
@@ -254,7 +254,7 @@ async def test_a_fault_ends_the_streams_and_the_next_reader_begins_anew(caplog: 
 
 
 @on_a_loop
-async def test_a_walk_that_takes_long_is_waited_for() -> None:
+async def test_slow_tree_walk_is_awaited() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("baton.runtime.live_reports.report_client.WALK_S", 0.01)
         worker = WatchedWorker()

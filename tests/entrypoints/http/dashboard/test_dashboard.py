@@ -49,7 +49,7 @@ def phases(stream: EventStream, rid: str) -> list[str]:
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_and_its_files(toy: ServerUnderTest) -> None:
+def test_page_files_are_served_with_security_headers(toy: ServerUnderTest) -> None:
     assert "dashboard: http://127.0.0.1" in toy.log
     page = toy.client.get("/dashboard")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
@@ -67,12 +67,12 @@ def test_the_page_and_its_files(toy: ServerUnderTest) -> None:
 @pytest.mark.parametrize(
     "name", ["nothing.js", "..%2fbroadcaster.py", "%2e%2e/texts.py", "index.html%00", "index.html/", "INDEX.HTML", ""]
 )
-def test_no_other_file_is_served(toy: ServerUnderTest, name: str) -> None:
+def test_paths_outside_the_page_are_not_served(toy: ServerUnderTest, name: str) -> None:
     assert toy.client.get(f"/dashboard/{name}", follow_redirects=False).status_code in (404, 307)
     assert b"import" not in toy.client.get(f"/dashboard/{name}").content
 
 
-def test_who_may_read(toy: ServerUnderTest) -> None:
+def test_dashboard_requires_key_and_known_host(toy: ServerUnderTest) -> None:
     assert error_of(toy.client.get("/dashboard/events"), 401)["code"] == "invalid_api_key"
     assert error_of(toy.client.get("/cache/tree"), 401)["code"] == "invalid_api_key"
     for path in ("/dashboard", "/dashboard/index.html", "/dashboard/events", "/cache/tree"):
@@ -83,7 +83,7 @@ def test_who_may_read(toy: ServerUnderTest) -> None:
 # -- the stream --------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_page_sees_of_a_request(toy: ServerUnderTest) -> None:
+def test_page_stream_follows_a_request(toy: ServerUnderTest) -> None:
     with reading(toy, **ADMIN) as stream:
         assert stream.response.headers["content-type"].startswith("text/event-stream")
         assert stream.response.headers["cache-control"] == "no-store"
@@ -108,7 +108,7 @@ def test_what_a_page_sees_of_a_request(toy: ServerUnderTest) -> None:
         assert stream.update["stats"]["total"] == 4096 and stream.update["stats"]["output_tokens"] >= 30
 
 
-def test_a_handoff_passes_from_parent_to_child(toy: ServerUnderTest) -> None:
+def test_handoff_is_shown_from_parent_to_child(toy: ServerUnderTest) -> None:
     with reading(toy, **ADMIN) as stream:
         ask(toy, "parent", "count with me", 20, retain_ttl=60)
         stream.until(lambda: "leased" in phases(stream, "parent"), "the parent is leased")
@@ -129,7 +129,7 @@ def test_a_handoff_passes_from_parent_to_child(toy: ServerUnderTest) -> None:
         assert ended == next(begin for kind, begin, _, _ in child["phases"] if kind == "prefill")
 
 
-def test_a_page_that_is_opened_while_requests_run(toy: ServerUnderTest) -> None:
+def test_page_opened_late_sees_running_requests(toy: ServerUnderTest) -> None:
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, toy, "runs", "a long story", 400)
         toy.wait_until(lambda: toy.running() == 1, "it runs")
@@ -140,7 +140,7 @@ def test_a_page_that_is_opened_while_requests_run(toy: ServerUnderTest) -> None:
         asked.result()
 
 
-def test_jobs_and_aborts(toy: ServerUnderTest) -> None:
+def test_page_stream_shows_jobs_and_aborts(toy: ServerUnderTest) -> None:
     with reading(toy, **ADMIN) as stream:
         ask(toy, "step", "do it", 5, job_id="job-1")
         stream.until(
@@ -155,7 +155,7 @@ def test_jobs_and_aborts(toy: ServerUnderTest) -> None:
         stream.until(lambda: stream.lives.get(("orphan", 0), {}).get("end") == "error", "what was refused")
 
 
-def test_a_flush_is_seen(toy: ServerUnderTest) -> None:
+def test_page_stream_shows_cache_flush(toy: ServerUnderTest) -> None:
     with reading(toy, **ADMIN) as stream:
         ask(toy, "cached", "something to forget", 5)
         stream.until(lambda: stream.tree.get("nodes", 0) > 0, "a tree")
@@ -166,7 +166,7 @@ def test_a_flush_is_seen(toy: ServerUnderTest) -> None:
         assert stream.tree["spans"] == []
 
 
-def test_many_pages_and_some_that_do_not_read(toy: ServerUnderTest) -> None:
+def test_unread_pages_do_not_slow_other_pages(toy: ServerUnderTest) -> None:
     """Those that read get what they would alone."""
     ask(toy, "warm", "x", 5)
     memory = psutil.Process(toy.process.pid).memory_info().rss
@@ -186,7 +186,7 @@ def test_many_pages_and_some_that_do_not_read(toy: ServerUnderTest) -> None:
         assert psutil.Process(toy.process.pid).memory_info().rss < memory + 60e6
 
 
-def test_too_many_streams(toy: ServerUnderTest) -> None:
+def test_excess_streams_are_refused(toy: ServerUnderTest) -> None:
     head = f"GET /dashboard/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
     with ExitStack() as stack:
         for _ in range(MAX_READERS):
@@ -227,7 +227,7 @@ def tree(server: ServerUnderTest, **query: Any) -> dict[str, Any]:
     return response.json()
 
 
-def test_the_tree_in_pages(toy: ServerUnderTest) -> None:
+def test_tree_is_paginated(toy: ServerUnderTest) -> None:
     for number in range(5):
         ask(toy, f"t{number}", f"shared beginning, {number} different ends", 8)
     ask(toy, "salted", "shared beginning of another", 8, cache_salt="red")
@@ -252,7 +252,7 @@ def test_the_tree_in_pages(toy: ServerUnderTest) -> None:
     assert [node["serial"] for node in paged] == [node["serial"] for node in nodes]
 
 
-def test_what_of_the_tree_is_asked_for(toy: ServerUnderTest) -> None:
+def test_tree_is_filtered_by_salt_and_size(toy: ServerUnderTest) -> None:
     ask(toy, "salted", "in a namespace of its own", 8, cache_salt="blue")
     ask(toy, "plain", "in a namespace of its own", 8)
     salted = tree(toy, cache_salt="blue", with_text="true", limit=1000)
@@ -266,7 +266,7 @@ def test_what_of_the_tree_is_asked_for(toy: ServerUnderTest) -> None:
     assert large and all(node["subtree_tokens"] >= 12 for node in large)
 
 
-def test_snapshots_that_are_gone(toy: ServerUnderTest) -> None:
+def test_expired_snapshot_is_gone(toy: ServerUnderTest) -> None:
     ask(toy, "one", "one", 3)
     ask(toy, "two", "two", 3)
     first = tree(toy, limit=1)
@@ -289,14 +289,14 @@ def test_snapshots_that_are_gone(toy: ServerUnderTest) -> None:
         ({"depth": "3"}, "depth"),
     ],
 )
-def test_bad_queries(toy: ServerUnderTest, query: dict[str, str], param: str) -> None:
+def test_invalid_tree_queries_are_refused(toy: ServerUnderTest, query: dict[str, str], param: str) -> None:
     assert error_of(toy.client.get("/cache/tree", params=query, headers=ADMIN), 400)["param"] == param
 
 
 # -- other servers -----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_dashboard(model: Path, tmp_path: Path) -> None:
+def test_no_dashboard_flag_removes_its_routes(model: Path, tmp_path: Path) -> None:
     with ServerUnderTest(model, tmp_path, "--no-dashboard", "--api-key", KEY, behaviour={}) as server:
         server.wait_ready()
         for path in ("/dashboard", "/dashboard/index.html", "/dashboard/events"):
@@ -306,7 +306,7 @@ def test_without_a_dashboard(model: Path, tmp_path: Path) -> None:
         assert error["param"] == "with_text" and "--admin-api-key" in error["message"]
 
 
-def test_a_shutdown_ends_the_streams(model: Path, tmp_path: Path) -> None:
+def test_shutdown_ends_dashboard_streams(model: Path, tmp_path: Path) -> None:
     """And is not held up by them; without an admin key no text is told."""
     with ServerUnderTest(model, tmp_path, "--drain-timeout", "60", behaviour={}) as server:
         server.wait_ready()
@@ -319,7 +319,7 @@ def test_a_shutdown_ends_the_streams(model: Path, tmp_path: Path) -> None:
         assert server.process.wait(60) == 0
 
 
-def test_a_worker_that_dies_ends_the_streams(model: Path, tmp_path: Path) -> None:
+def test_worker_death_ends_dashboard_streams(model: Path, tmp_path: Path) -> None:
     with ServerUnderTest(model, tmp_path, behaviour={"crash_after": 3}) as server:
         server.wait_ready()
         with reading(server) as stream:

@@ -13,7 +13,7 @@ def named(id: str) -> Snapshot:
     return dataclasses.replace(snapshot_of([-1]), id=id)
 
 
-def test_the_one_that_was_read_longest_ago_goes_first() -> None:
+def test_least_recently_read_snapshot_is_dropped_first() -> None:
     held = HeldSnapshots()
     for number in range(MAX_HELD):
         held.hold_snapshot(named(f"s{number}"), float(number))
@@ -22,7 +22,7 @@ def test_the_one_that_was_read_longest_ago_goes_first() -> None:
     assert held.find_snapshot("s0", 7.0) is not None and held.find_snapshot("s1", 7.0) is None and len(held) == MAX_HELD
 
 
-def test_what_nobody_reads_is_given_up() -> None:
+def test_unread_snapshots_expire() -> None:
     held = HeldSnapshots()
     held.hold_snapshot(named("a"), 0.0)
     assert held.find_snapshot("a", UNREAD_S) is not None, "which counts as read"

@@ -65,7 +65,7 @@ def check(snapshot: Snapshot, spans: list[Span], most: int) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("seed", range(5))
-def test_a_small_picture_of_a_tree(seed: int, shape: str) -> None:
+def test_icicle_of_random_trees_is_bounded_and_consistent(seed: int, shape: str) -> None:
     print("seed", seed)
     rng = random.Random(seed)
     snapshot = random_snapshot(rng, rng.choice([60, 150, 300]), shape)
@@ -75,7 +75,7 @@ def test_a_small_picture_of_a_tree(seed: int, shape: str) -> None:
     check(snapshot, spans, most)
 
 
-def test_all_of_a_tree_that_fits() -> None:
+def test_small_tree_is_shown_completely() -> None:
     snapshot = random_snapshot(random.Random(3), 100, "bushy")
     spans = icicle(snapshot, numbers)
     assert {span.id for span in spans} == {*snapshot.rows["serial"].tolist()}
@@ -86,7 +86,7 @@ def test_an_empty_tree() -> None:
     assert icicle(snapshot_of([]), None) == []
 
 
-def test_the_largest_are_shown_and_the_others_collapsed() -> None:
+def test_largest_spans_are_shown_and_others_collapsed() -> None:
     tokens = [100, 50, 1, 2, 3, 9]
     snapshot = snapshot_of([-1, 0, 0, 0, 0, -1], tokens=tokens, has=[1, 5, 1, 2, 9, 1], used=[0, 0, 7, 0, 3, 0])
     assert [tuple(span) for span in icicle(snapshot, None, 4)] == [
@@ -97,7 +97,7 @@ def test_the_largest_are_shown_and_the_others_collapsed() -> None:
     ]
 
 
-def test_a_group_keeps_its_id() -> None:
+def test_collapsed_group_keeps_its_id_across_snapshots() -> None:
     """From snapshot to snapshot, so that a page can follow it."""
     ids = []
     for extra in (0, 3):
@@ -107,7 +107,7 @@ def test_a_group_keeps_its_id() -> None:
     assert ids[0] == ids[1] and len(ids[0]) == 2
 
 
-def test_text() -> None:
+def test_span_text_is_decoded_and_truncated() -> None:
     snapshot = snapshot_of([-1, 0], tokens=[3, 17])
     assert [span.text for span in icicle(snapshot, numbers)] == ["10 10 10", " ".join(["11"] * 16) + "…"]
     assert [span.text for span in icicle(snapshot, None)] == [None, None]
@@ -115,7 +115,7 @@ def test_text() -> None:
     assert [span.text for span in icicle(snapshot, numbers)] == [None, None], "nobody asked the worker"
 
 
-def test_namespaces_at_the_top() -> None:
+def test_namespaces_share_the_top_level() -> None:
     parents = [-1] * 60
     names = [f"n{number}" for number in range(3)]
     namespaces = [number % 3 for number in range(58)] + [-2, -3]
@@ -124,7 +124,7 @@ def test_namespaces_at_the_top() -> None:
     assert sum(span.nodes for span in spans) == 60
 
 
-def test_more_namespaces_than_are_told_apart() -> None:
+def test_excess_namespaces_are_collapsed_into_one() -> None:
     count = 10 * MAX_HEADS
     names = [f"n{number}" for number in range(count)]
     namespaces = [*range(count)] * 2 + [MANY] * 100

@@ -16,7 +16,7 @@ Open = Callable[..., PageUnderTest]
 ROW, AXIS = 22, 22
 
 
-def test_all_panels_show_the_state(busy: FakeDashboard, open_page: Open) -> None:
+def test_panels_show_server_state(busy: FakeDashboard, open_page: Open) -> None:
     shown = open_page(busy.url).wait_live()
     shown.wait_text("#tree-summary", "tokens in")
     assert "toy_model · 8,192 tokens" in shown.text("#model")
@@ -34,7 +34,7 @@ def test_all_panels_show_the_state(busy: FakeDashboard, open_page: Open) -> None
     shown.wait(f"[...document.querySelectorAll('.life')].some((row) => row.ariaLabel.startsWith('{spoken}'))")
 
 
-def test_an_empty_server_says_how_to_begin(open_page: Open) -> None:
+def test_empty_server_shows_first_steps(open_page: Open) -> None:
     with FakeDashboard(scenes.hello(), scenes.update()) as dashboard:
         shown = open_page(dashboard.url).wait_live()
         shown.wait_text("#tree-empty", "Nothing is cached yet")
@@ -45,13 +45,13 @@ def test_an_empty_server_says_how_to_begin(open_page: Open) -> None:
         assert shown.wait_rows(1) == ["first, prefill in 1 chunk now"]
 
 
-def test_without_a_cache_it_says_so(open_page: Open) -> None:
+def test_disabled_radix_cache_is_shown(open_page: Open) -> None:
     with FakeDashboard(scenes.hello(radix_cache=False), scenes.update()) as dashboard:
         shown = open_page(dashboard.url).wait_live()
         shown.wait_text("#tree-empty", "--disable-radix-cache")
 
 
-def test_a_request_that_arrives_appears_and_goes_on(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_new_request_is_shown_through_its_phases(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     queued = scenes.waiting("r1", "queued", 120, 0.1)
     dashboard.send_update(scenes.life("r1", [["queued", 100.0, None, 0]]), t=100.1, waiting=[queued])
@@ -70,7 +70,7 @@ def test_a_request_that_arrives_appears_and_goes_on(dashboard: FakeDashboard, op
     assert shown.text(".life-state") == "done"
 
 
-def test_a_handoff_passes_from_parent_to_child(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_handoff_is_shown_from_parent_to_child(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     before, after, child = scenes.handoff(107.0)
     lease = scenes.lease(1, "stage-1", 30.0)
@@ -96,7 +96,7 @@ def test_a_handoff_passes_from_parent_to_child(dashboard: FakeDashboard, open_pa
     assert shown.page.locator(".life[aria-selected=true]").get_attribute("aria-label") == child_row
 
 
-def test_the_requests_of_a_job_fold_into_its_row(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_job_requests_fold_into_one_row(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     steps = [
         scenes.life(f"step-{number}", [["decode", 100.0 + number, 101.0 + number, 5]], job_id="agent-1", end="stop")
@@ -123,7 +123,7 @@ def test_the_requests_of_a_job_fold_into_its_row(dashboard: FakeDashboard, open_
     shown.wait_rows(2)
 
 
-def test_the_scale_of_the_kv_cache_follows_the_data(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_kv_cache_chart_scale_follows_the_data(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     for second in range(1, 5):
         dashboard.send_update(t=100.0 + second, stats=scenes.stats(free=7992, evictable=200))
@@ -133,7 +133,7 @@ def test_the_scale_of_the_kv_cache_follows_the_data(dashboard: FakeDashboard, op
     shown.wait_text("#tile-kv", "scale to 8,192")
 
 
-def test_rates_are_those_of_the_last_minute(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_rates_cover_the_last_minute(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     for second in range(1, 21):
         totals = {"queries": 1000, "hits": 600, "prompt_tokens": 400, "output_tokens": 50, "evicted": 20}
@@ -148,7 +148,7 @@ def test_rates_are_those_of_the_last_minute(dashboard: FakeDashboard, open_page:
     shown.wait_text("#tile-hits .tile-now", "–")
 
 
-def test_deadlines_count_down(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_lease_deadlines_count_down(dashboard: FakeDashboard, open_page: Open) -> None:
     lease = scenes.lease(1, "r", 600.0)
     shown = open_page(dashboard.url).wait_live()
     dashboard.send_update(leases=[lease], num_leases=120)
@@ -158,7 +158,7 @@ def test_deadlines_count_down(dashboard: FakeDashboard, open_page: Open) -> None
     shown.wait("/^9 min 5[789] s$/.test(document.querySelector('#held-lists td.bar span').textContent)")
 
 
-def test_the_timeline_moves_on_between_updates(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_timeline_scrolls_between_updates(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     shown.page.locator("#window").select_option("15")
     dashboard.send_update(scenes.life("r", [["decode", 98.0, 99.0, 1]], end="stop"))
@@ -170,7 +170,7 @@ def test_the_timeline_moves_on_between_updates(dashboard: FakeDashboard, open_pa
         shown.wait(f"window.before = {drawn}")
 
 
-def test_a_paused_page_stands_still_and_catches_up(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_paused_page_freezes_and_catches_up_on_resume(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     dashboard.send_update(scenes.life("before", [["decode", 100.0, None, 1]]))
     shown.wait_rows(1)
@@ -188,7 +188,7 @@ def test_a_paused_page_stands_still_and_catches_up(dashboard: FakeDashboard, ope
     shown.wait("!document.querySelector('#tree-summary').textContent.includes('1,650')")
 
 
-def test_a_hidden_tab_draws_nothing(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_hidden_tab_draws_nothing(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     set_hidden = """(hidden) => {
         Object.defineProperty(document, "hidden", { value: hidden, configurable: true });

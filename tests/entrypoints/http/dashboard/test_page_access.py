@@ -26,7 +26,7 @@ def violations(shown: PageUnderTest) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_axe_finds_nothing_on_a_busy_page(scheme: str, busy: FakeDashboard, open_page: Open) -> None:
+def test_busy_page_has_no_axe_violations(scheme: str, busy: FakeDashboard, open_page: Open) -> None:
     shown = open_page(busy.url, color_scheme=scheme).wait_live()
     shown.wait_text("#tree-summary", "tokens in")
     shown.wait("document.querySelectorAll('.life').length > 5")
@@ -39,7 +39,7 @@ def test_axe_finds_nothing_on_a_busy_page(scheme: str, busy: FakeDashboard, open
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_axe_finds_nothing_before_there_is_anything(scheme: str, open_page: Open) -> None:
+def test_key_form_empty_paused_and_offline_pages_have_no_axe_violations(scheme: str, open_page: Open) -> None:
     with FakeDashboard(scenes.hello(), scenes.update()) as dashboard:
         dashboard.key = "sesame"
         shown = open_page(dashboard.url, allow=("401", "net::"), color_scheme=scheme)
@@ -68,7 +68,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_contrast_of_what_canvases_draw(scheme: str, dashboard: FakeDashboard, open_page: Open) -> None:
+def test_canvas_colours_have_sufficient_contrast(scheme: str, dashboard: FakeDashboard, open_page: Open) -> None:
     """axe-core cannot see into a canvas: text has 4.5, marks and bars 3."""
     shown = open_page(dashboard.url, color_scheme=scheme).wait_live()
     tiers = [f"{tier}-{heat}" for tier, heat in itertools.product(("device", "host", "mixed"), range(4))]
@@ -93,7 +93,7 @@ def test_contrast_of_what_canvases_draw(scheme: str, dashboard: FakeDashboard, o
     assert poor == {}
 
 
-def test_the_switch_overrules_the_system_and_is_remembered(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_theme_switch_overrides_system_theme_and_persists(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url, color_scheme="light").wait_live()
     light = shown.colour("ground")
     shown.page.get_by_label("Theme").select_option("dark")
@@ -114,7 +114,7 @@ def test_the_switch_overrules_the_system_and_is_remembered(dashboard: FakeDashbo
     assert shown.has_colour("#tree-scene canvas", structure, 0, 20, least=5000), "canvases follow"
 
 
-def test_keys_lead_through_the_page(busy: FakeDashboard, open_page: Open) -> None:
+def test_tab_key_reaches_every_section(busy: FakeDashboard, open_page: Open) -> None:
     shown = open_page(busy.url).wait_live()
     shown.wait("document.querySelectorAll('.life').length > 5")
     press = shown.page.keyboard.press
@@ -137,7 +137,7 @@ def test_keys_lead_through_the_page(busy: FakeDashboard, open_page: Open) -> Non
     assert [part in stop for part, stop in zip(expected, stops, strict=True)] == [True] * 9, stops
 
 
-def test_keys_in_the_timeline(busy: FakeDashboard, open_page: Open) -> None:
+def test_timeline_is_navigable_by_keyboard(busy: FakeDashboard, open_page: Open) -> None:
     shown = open_page(busy.url).wait_live()
     shown.wait("document.querySelectorAll('.life').length > 5")
     press = shown.page.keyboard.press
@@ -165,7 +165,7 @@ def test_keys_in_the_timeline(busy: FakeDashboard, open_page: Open) -> None:
     assert shown.focused().startswith("newest")
 
 
-def test_a_row_keeps_the_focus_when_its_family_moves(busy: FakeDashboard, open_page: Open) -> None:
+def test_focused_row_keeps_focus_when_its_family_moves(busy: FakeDashboard, open_page: Open) -> None:
     shown = open_page(busy.url).wait_live()
     shown.wait("document.querySelectorAll('.life').length > 5")
     shown.page.locator(".life >> nth=4").focus()
@@ -187,7 +187,7 @@ def still(shown: PageUnderTest) -> dict[str, Any]:
     )
 
 
-def test_less_motion_where_it_is_asked_for(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_reduced_motion_is_respected(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url, reduced_motion="reduce").wait_live()
     shown.wait_text("#tree-summary", "tokens in")
     used = scenes.small_tree()["spans"]
@@ -201,7 +201,7 @@ def test_less_motion_where_it_is_asked_for(dashboard: FakeDashboard, open_page: 
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_sticks_out(width: int, busy: FakeDashboard, open_page: Open) -> None:
+def test_page_does_not_overflow_horizontally(width: int, busy: FakeDashboard, open_page: Open) -> None:
     shown = open_page(busy.url, viewport={"width": width, "height": 800}).wait_live()
     shown.wait("document.querySelectorAll('.life').length > 5")
     shown.page.locator(".life >> nth=0").click()

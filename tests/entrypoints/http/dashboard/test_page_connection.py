@@ -18,7 +18,7 @@ Open = Callable[..., PageUnderTest]
 UNAUTHORIZED, UNREACHABLE, REFUSED = ("status of 401",), ("net::ERR_",), ("status of 421",)
 
 
-def test_another_server_after_a_restart_begins_anew(busy: FakeDashboard, open_page: Open) -> None:
+def test_page_resets_after_server_restart(busy: FakeDashboard, open_page: Open) -> None:
     shown = open_page(busy.url, allow=UNREACHABLE).wait_live()
     shown.wait("document.querySelectorAll('.life').length > 5")
     busy.stop()
@@ -38,7 +38,7 @@ def test_another_server_after_a_restart_begins_anew(busy: FakeDashboard, open_pa
     assert shown.wait_rows(1) == ["new, decoding now"]
 
 
-def test_the_same_server_after_a_cut_goes_on(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_page_resumes_after_connection_loss(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     dashboard.send_update(scenes.life("kept", [["decode", 100.0, 100.1, 1]], end="stop"))
     shown.wait_rows(1)
@@ -51,7 +51,7 @@ def test_the_same_server_after_a_cut_goes_on(dashboard: FakeDashboard, open_page
     assert "restarted" not in shown.text("#announcer")
 
 
-def test_a_paused_page_is_not_paused_any_more_after_a_restart(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_server_restart_resumes_a_paused_page(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     shown.page.get_by_role("button", name="Pause").click()
     dashboard.send("hello", scenes.hello(instance="two", t=1.0))
@@ -61,7 +61,7 @@ def test_a_paused_page_is_not_paused_any_more_after_a_restart(dashboard: FakeDas
     shown.wait_rows(1)
 
 
-def test_wrong_key_form_right_key(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_wrong_key_is_rejected_and_right_key_opens_the_page(dashboard: FakeDashboard, open_page: Open) -> None:
     dashboard.key = "sesame"
     shown = open_page(dashboard.url, allow=UNAUTHORIZED)
     shown.wait_text("#connection-text", "Needs a key")
@@ -88,7 +88,7 @@ def test_wrong_key_form_right_key(dashboard: FakeDashboard, open_page: Open) -> 
     shown.wait_text("#key-reason", "That key was not taken")
 
 
-def test_first_steps_ask_for_a_key_where_the_server_does(open_page: Open) -> None:
+def test_first_steps_mention_the_key_when_required(open_page: Open) -> None:
     with FakeDashboard(scenes.hello(), scenes.update()) as dashboard:
         dashboard.key = "sesame"
         shown = open_page(dashboard.url, allow=UNAUTHORIZED)
@@ -99,7 +99,7 @@ def test_first_steps_ask_for_a_key_where_the_server_does(open_page: Open) -> Non
         assert "sesame" not in shown.text("#tree-empty")
 
 
-def test_a_refusal_is_shown_with_the_servers_words(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_server_refusal_message_is_shown(dashboard: FakeDashboard, open_page: Open) -> None:
     dashboard.refuse = (421, "this server does not go by the name 'x'; set --allowed-hosts <x>")
     shown = open_page(dashboard.url, allow=REFUSED)
     shown.wait_text("#trouble", "set --allowed-hosts <x>")
@@ -110,7 +110,7 @@ def test_a_refusal_is_shown_with_the_servers_words(dashboard: FakeDashboard, ope
     assert shown.page.locator("#trouble").is_hidden()
 
 
-def test_what_the_page_cannot_read_ends_the_stream_not_the_page(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_malformed_event_reconnects_the_stream(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url, allow=("TypeError",)).wait_live()
     for count, nonsense in enumerate((b"event: update\ndata: {\n\n", b'event: update\ndata: {"t": 1}\n\n'), 2):
         dashboard.send_raw(nonsense)
@@ -123,7 +123,7 @@ def test_what_the_page_cannot_read_ends_the_stream_not_the_page(dashboard: FakeD
     assert dashboard.connections == 3
 
 
-def test_nothing_is_left_behind_by_many_cuts(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_repeated_reconnects_leave_one_reader(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     for count in range(2, 6):
         dashboard.cut()

@@ -26,7 +26,7 @@ def started(folder: Path, port: int = 0) -> ServerUnderTest:
     return ServerUnderTest(TOY_MODEL, folder, *FLAGS, behaviour=None, port=port)
 
 
-def test_two_stages_and_a_restart(tmp_path: Path, open_page: Callable[..., PageUnderTest]) -> None:
+def test_page_follows_two_stage_requests_and_a_restart(tmp_path: Path, open_page: Callable[..., PageUnderTest]) -> None:
     with started(tmp_path) as server:
         server.wait_ready()
         shown = open_page(f"{server.url}/dashboard", allow=("status of 401", "net::", "status of 503"))

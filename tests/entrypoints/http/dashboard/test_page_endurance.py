@@ -45,7 +45,7 @@ def work_for(dashboard: FakeDashboard, first: int, last: int) -> None:
     dashboard.send("hello", scenes.hello(version=f"after {last}", t=100.0 + last))
 
 
-def test_thousands_of_updates_leave_the_page_as_small_as_it_was(open_page: Open) -> None:
+def test_page_size_stays_bounded_over_thousands_of_updates(open_page: Open) -> None:
     with FakeDashboard(scenes.hello(), scenes.update()) as dashboard:
         shown = open_page(dashboard.url).wait_live()
         shown.page.locator("#window").select_option("600")
@@ -62,7 +62,7 @@ def test_thousands_of_updates_leave_the_page_as_small_as_it_was(open_page: Open)
         assert shown.rows()[0].startswith(f"request-{UPDATES - 3},"), "the newest family, its first request on top"
 
 
-def test_a_paused_page_does_not_pile_up_what_it_will_show(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_paused_page_keeps_bounded_backlog(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     shown.page.get_by_role("button", name="Pause").click()
     work_for(dashboard, 0, 1000)
@@ -72,7 +72,7 @@ def test_a_paused_page_does_not_pile_up_what_it_will_show(dashboard: FakeDashboa
     shown.wait_text("#lives-summary", "of the last 200 requests")
 
 
-def test_long_lives_and_crowds_are_cut(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_long_lives_and_many_requests_are_truncated(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     chunks = [["prefill", 60 + each / 100, 60 + (each + 1) / 100, 8] for each in range(4000)]
     dashboard.send_update(scenes.life("long", chunks))

@@ -33,7 +33,7 @@ def call(browser: Any) -> Iterator[Call]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_events_are_read_however_they_are_cut(size: int, call: Call) -> None:
+def test_event_parser_accepts_any_chunking(size: int, call: Call) -> None:
     stream = ': ping\n\nevent: a\ndata: {"x": "é\\n🏃"}\n\nevent: b\r\ndata: {"y":\r\ndata:  2}\r\n\r\n'
     stream += "id: 4\n\ndata: 3\n\nevent: cut\ndata: 1"
     body = """
@@ -46,7 +46,7 @@ def test_events_are_read_however_they_are_cut(size: int, call: Call) -> None:
     assert call("data/stream", body, [stream, size]) == expected
 
 
-def test_an_endless_event_is_given_up(call: Call) -> None:
+def test_endless_event_is_an_error(call: Call) -> None:
     body = """
         const parser = new m.EventParser(() => {});
         const piece = "x".repeat(1024 * 1024);
@@ -56,7 +56,7 @@ def test_an_endless_event_is_given_up(call: Call) -> None:
     assert call("data/stream", body) == ["RangeError", 33]
 
 
-def test_words_for_numbers_and_times(call: Call) -> None:
+def test_counts_durations_and_shares_are_formatted(call: Call) -> None:
     body = """return [
         [0, 950, 9870, 12345, 1234567].map(m.count),
         [0.0004, 0.34, 0.9999, 4.21, 59.7, 200, 8000, -3].map(m.duration),
@@ -68,7 +68,7 @@ def test_words_for_numbers_and_times(call: Call) -> None:
     assert shares == ["0 %", "0.4 %", "10 %", "50 %", "100 %"]
 
 
-def test_no_name_hides_or_turns_what_follows(call: Call) -> None:
+def test_control_and_invisible_characters_in_names_are_escaped(call: Call) -> None:
     names = ["a\x00\x1b[31m\n", "\u202egnp", "\u200b\u200b", "\ufeff", "\u00ad\u2060\u3164", "\U000e0041x"]
     shown = call("drawing/format", "return argument.map((name) => m.visible(name));", names)
     signs = ["a␀␛[31m␊", "‹202E›gnp", "‹200B›‹200B›", "‹FEFF›", "‹00AD›‹2060›‹3164›", "‹E0041›x"]
@@ -79,12 +79,12 @@ def test_no_name_hides_or_turns_what_follows(call: Call) -> None:
     ]  # fmt: skip
 
 
-def test_text_is_shortened_between_characters(call: Call) -> None:
+def test_text_is_truncated_at_character_boundaries(call: Call) -> None:
     assert call("drawing/format", "return m.shortened('ab🏃🏃', 4);") == "ab…"
     assert call("drawing/format", "return m.shortened('abcd', 4);") == "abcd"
 
 
-def test_each_slot_of_the_pool_is_counted_once(call: Call) -> None:
+def test_pool_levels_count_each_slot_once(call: Call) -> None:
     cases = [
         scenes.stats(free=10, evictable=20, protected=30, private=5, leased=12, total=65),
         scenes.stats(free=10, evictable=20, protected=30, private=5, leased=33, total=65),
@@ -96,7 +96,7 @@ def test_each_slot_of_the_pool_is_counted_once(call: Call) -> None:
         assert levels["leased"] == min(stats["leased"], 35)
 
 
-def test_rings_forget_what_is_older_than_ten_minutes(call: Call) -> None:
+def test_series_keep_ten_minutes(call: Call) -> None:
     body = """
         const series = new m.Series();
         for (let t = 1000; t <= 2000; t += 4) series.add(t, { ...argument, queries: 10 * t, hits: 5 * t, free: t });
@@ -106,7 +106,7 @@ def test_rings_forget_what_is_older_than_ten_minutes(call: Call) -> None:
     assert call("data/series", body, scenes.stats()) == [2000, 1996, 19980, 1400, True, True, 0.5, 10, True]
 
 
-def test_the_hit_rate_is_that_of_a_minute(call: Call) -> None:
+def test_hit_rate_covers_one_minute(call: Call) -> None:
     body = """
         const series = new m.Series();
         for (let t = 0; t <= 100; t++) series.add(t, { ...argument, queries: 10 * t, hits: 10 * Math.max(0, t - 88) });
@@ -122,7 +122,7 @@ def rows(call: Call, lives: list[dict[str, Any]], from_: float = 0, to: float = 
     return call("lives/lives", body, [lives, from_, to])
 
 
-def test_children_stand_below_their_parents_and_the_newest_family_on_top(call: Call) -> None:
+def test_children_follow_parents_and_newest_family_is_first(call: Call) -> None:
     def at(rid: str, begin: float, **fields: Any) -> dict[str, Any]:
         return scenes.life(rid, [["decode", begin, begin + 1, 1]], **fields)
 
@@ -152,7 +152,7 @@ def job_rows(call: Call, lives: list[dict[str, Any]], folded: list[str]) -> list
     return call("lives/lives", body, [lives, folded])
 
 
-def test_requests_of_a_job_stand_together_below_its_row_and_fold(call: Call) -> None:
+def test_job_requests_are_grouped_and_folded_under_its_row(call: Call) -> None:
     def at(rid: str, begin: float, **fields: Any) -> dict[str, Any]:
         return scenes.life(rid, [["decode", begin, begin + 1, 1]], **fields)
 
@@ -172,7 +172,7 @@ def test_requests_of_a_job_stand_together_below_its_row_and_fold(call: Call) -> 
     assert job_rows(call, lives, ["x", "alone", "gone"]) == [*y, d, x[0], c], "a single request is no group"
 
 
-def test_labels_of_handoffs_keep_off_the_line_of_now(call: Call) -> None:
+def test_handoff_labels_avoid_the_now_line(call: Call) -> None:
     body = "return m.placeLabel(argument.texts, (words) => words.length, argument.end, argument.now, argument.right);"
 
     def place(end: int, now: int, right: int) -> dict[str, Any] | None:
@@ -185,7 +185,7 @@ def test_labels_of_handoffs_keep_off_the_line_of_now(call: Call) -> None:
     assert place(190, 200, 210) is None
 
 
-def test_used_again_names_and_circles(call: Call) -> None:
+def test_reused_rids_and_parent_cycles_are_shown(call: Call) -> None:
     def at(rid: str, index: int, begin: float, parent: str | None = None) -> dict[str, Any]:
         life = scenes.life(rid, [["decode", begin, begin + 1, 1]], index=index)
         return life if parent is None else life | {"parent": parent}
@@ -204,7 +204,7 @@ def test_used_again_names_and_circles(call: Call) -> None:
     assert sorted(rid for rid, _, _ in shown) == ["child", "p", "q", "self", "x", "x"]
 
 
-def test_a_tree_that_changed_while_it_was_walked_is_drawn_all_the_same(call: Call) -> None:
+def test_inconsistent_tree_snapshot_is_drawn(call: Call) -> None:
     spans = [
         scenes.span(1, -1, 0, 10, 20),
         scenes.span(2, 0, 10, 50, 50),  # larger than its parent's whole
@@ -220,7 +220,7 @@ def test_a_tree_that_changed_while_it_was_walked_is_drawn_all_the_same(call: Cal
     assert placed == {"root": (0, 1), "1": (0, 1), "2": (0, 1), "6": (1, 0)}
 
 
-def test_deadlines_stop_where_the_server_is_silent(call: Call) -> None:
+def test_clock_stops_when_the_server_is_silent(call: Call) -> None:
     body = """
         const clock = new m.Clock();
         clock.heard(50);

@@ -60,7 +60,7 @@ class Events:
 
 
 @on_a_loop
-async def test_a_page_that_takes_nothing_is_dropped() -> None:
+async def test_stalled_page_is_disconnected() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dashboard_routes, "STALLED_S", 0.02)
         connection, events = Connection(takes=4), Events()
@@ -69,7 +69,7 @@ async def test_a_page_that_takes_nothing_is_dropped() -> None:
 
 
 @on_a_loop
-async def test_a_page_that_leaves() -> None:
+async def test_page_disconnect_closes_its_events() -> None:
     connection, events = Connection(takes=10**9), Events()
     task = asyncio.create_task(PageStream(events.stream())(connection.scope, connection.receive, connection.send))
     while len(connection.sent) < 5:
@@ -82,7 +82,7 @@ async def test_a_page_that_leaves() -> None:
 
 
 @on_a_loop
-async def test_a_stream_that_ends() -> None:
+async def test_finished_event_stream_ends_the_response() -> None:
     connection, events = Connection(takes=10**9), Events(count=2)
     await PageStream(events.stream())(connection.scope, connection.receive, connection.send)
     start, *pieces = connection.sent
@@ -91,7 +91,7 @@ async def test_a_stream_that_ends() -> None:
 
 
 @on_a_loop
-async def test_a_stream_that_is_refused() -> None:
+async def test_refused_page_stream_answers_503() -> None:
     connection = Connection(takes=10**9)
     events = Events(error=RequestRefused("no room", code="too_many_streams"))
     await PageStream(events.stream())(connection.scope, connection.receive, connection.send)

@@ -25,7 +25,7 @@ def point(shown: PageUnderTest, share: float, row: int) -> dict[str, Any]:
     return {"x": share * width, "y": row * ROW + ROW / 2}
 
 
-def test_2000_spans(open_page: Open) -> None:
+def test_2000_spans_are_drawn(open_page: Open) -> None:
     seed = 3
     print(f"seed {seed}")
     with FakeDashboard(scenes.hello(), scenes.update(), scenes.large_tree(seed)) as dashboard:
@@ -40,7 +40,7 @@ def test_2000_spans(open_page: Open) -> None:
         shown.wait_text("#announcer", "Zoomed to Tokens 0 to")
 
 
-def test_spans_are_told_by_pointer_and_focus(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_tooltip_describes_hovered_span(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     shown.wait_text("#tree-summary", "1,650 tokens in 43 nodes")
     shown.page.locator(CANVAS).hover(position=point(shown, 0.01, 3))
@@ -54,7 +54,7 @@ def test_spans_are_told_by_pointer_and_focus(dashboard: FakeDashboard, open_page
     shown.wait_text("#tip", "37, each too small to show")
 
 
-def test_zoom_in_and_out(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_tree_zooms_in_and_out(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     shown.wait_text("#tree-summary", "tokens in")
     shown.page.locator(CANVAS).click(position=point(shown, 0.01, 3))
@@ -70,7 +70,7 @@ def test_zoom_in_and_out(dashboard: FakeDashboard, open_page: Open) -> None:
     shown.wait("document.querySelectorAll('.crumb').length === 0")
 
 
-def test_keyboard(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_tree_is_navigable_by_keyboard(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     shown.wait_text("#tree-summary", "tokens in")
     shown.page.evaluate(f"{ACTIVE}.focus()")
@@ -108,7 +108,7 @@ def test_keyboard(dashboard: FakeDashboard, open_page: Open) -> None:
     assert shown.page.locator(".tree-item[tabindex='0']").count() == 1
 
 
-def test_a_new_snapshot_keeps_zoom_and_focus(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_new_snapshot_keeps_zoom_and_focus(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     shown.wait_text("#tree-summary", "tokens in")
     shown.page.evaluate(f"{ACTIVE}.focus()")
@@ -134,7 +134,7 @@ def test_a_new_snapshot_keeps_zoom_and_focus(dashboard: FakeDashboard, open_page
     shown.wait("document.querySelector('#tree-summary').textContent === ''")
 
 
-def test_filter_by_namespace(dashboard: FakeDashboard, open_page: Open) -> None:
+def test_tree_is_filtered_by_namespace(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     shown.wait_text("#tree-summary", "tokens in")
     names = shown.page.locator("#namespace option").all_inner_texts()
@@ -162,7 +162,7 @@ def test_deep_trees_scroll(open_page: Open) -> None:
         assert shown.elements() < 400
 
 
-def test_hostile_text_is_text(open_page: Open) -> None:
+def test_hostile_text_is_escaped(open_page: Open) -> None:
     seed = 5
     print(f"seed {seed}")
     shown_update, _ = scenes.busy(100.0)

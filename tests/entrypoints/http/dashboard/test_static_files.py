@@ -9,14 +9,14 @@ from baton.entrypoints.http.dashboard.dashboard_routes import FIRST, static_file
 PAGE = Path(__file__).parents[4] / "entrypoints" / "http" / "dashboard" / "static"
 
 
-def test_all_files_of_the_package_are_served() -> None:
+def test_every_page_file_is_served() -> None:
     found = static_files()
     assert FIRST in found and {*found} == {str(file.relative_to(PAGE)) for file in PAGE.rglob("*.*")}
     for name, file in found.items():
         assert file.content == (PAGE / name).read_bytes()
 
 
-def test_kinds_and_tags(tmp_path: Path) -> None:
+def test_static_files_have_content_types_and_etags(tmp_path: Path) -> None:
     for name in ("a.html", "b.js", "c.css", "d.svg", "e.py", "f", ".js"):
         (tmp_path / name).write_text(name)
     (tmp_path / "g.js").mkdir()

@@ -20,7 +20,7 @@ from baton.scheduler.outcome import RequestRefused
         ("not_ready", 503, "server_error", True),
     ],
 )
-def test_an_error_says_what_it_is_and_when_to_come_back(
+def test_error_body_has_type_and_code_and_retry_after(
     code: str, status: int, kind: str, is_to_be_retried: bool
 ) -> None:
     answer = answer_error(RequestRefused("no", code=code, param="text"))

@@ -38,7 +38,7 @@ def run(work: Any) -> Any:
     return asyncio.run(asyncio.wait_for(work, 20))
 
 
-def test_a_body_is_put_together() -> None:
+def test_body_is_assembled_from_chunks() -> None:
     async def body() -> None:
         async with Bodies(LARGEST).json_object(request(b'{"a"', b": 1", b"}")) as fields:
             assert fields == {"a": 1}
@@ -52,13 +52,13 @@ def test_a_body_is_put_together() -> None:
 
 
 @pytest.mark.parametrize(("length", "on_the_loop"), [(SMALL, True), (SMALL + 1, False), (None, False)])
-def test_only_small_bodies_are_parsed_on_the_loop(length: int | None, on_the_loop: bool) -> None:
+def test_only_small_bodies_are_parsed_on_the_event_loop(length: int | None, on_the_loop: bool) -> None:
     thread = run(parsed(request(length=length), threading.current_thread))
     assert (thread is threading.current_thread()) == on_the_loop
 
 
 @pytest.mark.parametrize("length", [LARGEST + 1, None])
-def test_a_body_that_is_too_large(length: int | None) -> None:
+def test_oversized_body_is_refused(length: int | None) -> None:
     async def body() -> None:
         reader = Bodies(LARGEST)
         with pytest.raises(RequestRefused, match="--max-body-mb") as caught:
@@ -71,7 +71,7 @@ def test_a_body_that_is_too_large(length: int | None) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_large_bodies_wait_for_each_other_and_small_ones_do_not(declared: bool) -> None:
+def test_large_bodies_wait_for_room_and_small_ones_do_not(declared: bool) -> None:
     async def body() -> None:
         reader = Bodies(LARGEST)
         large = [b"x" * (LARGEST // 2), b"x" * (LARGEST // 2 - 1), b"x"]
@@ -94,7 +94,7 @@ async def read(reader: Bodies, sent: Request) -> int:
         return len(body)
 
 
-def test_waiting_for_room_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_body_room_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "_WAIT_S", 0.01)
 
     async def body() -> None:
@@ -108,7 +108,7 @@ def test_waiting_for_room_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     run(body())
 
 
-def test_room_is_given_in_order_and_comes_back() -> None:
+def test_body_room_is_granted_in_order_and_returned() -> None:
     async def body() -> None:
         room = Room(10)
         await room.take_bytes(6, 1)

@@ -81,14 +81,14 @@ HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
         b"CONNECT localhost:443 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
     ],
 )
-def test_what_is_no_http_is_400(strict: ServerUnderTest, sent: bytes) -> None:
+def test_malformed_http_is_400(strict: ServerUnderTest, sent: bytes) -> None:
     with connect(strict) as connection:
         connection.sendall(sent)
         assert error_in(everything(connection), 400)["code"] == "invalid_http"
 
 
 @pytest.mark.parametrize("piece", [2_000_000, 1_000])
-def test_a_head_has_a_size(strict: ServerUnderTest, piece: int) -> None:
+def test_oversized_head_is_431(strict: ServerUnderTest, piece: int) -> None:
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000 + b"\r\n\r\n"
     with connect(strict) as connection:
         try:
@@ -106,7 +106,7 @@ def test_a_head_has_a_size(strict: ServerUnderTest, piece: int) -> None:
 CHUNKED = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
 
 
-def test_a_trailer_is_no_header(strict: ServerUnderTest) -> None:
+def test_trailers_are_not_headers(strict: ServerUnderTest) -> None:
     body = b"c\r\n" + b'{"text":"a"}' + b"\r\n0\r\n"
     with connect(strict) as connection:
         connection.sendall(CHUNKED + b"Connection: close\r\n\r\n" + body + b"Content-Type: application/json\r\n\r\n")
@@ -114,7 +114,7 @@ def test_a_trailer_is_no_header(strict: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("start", [b"0\r\nX: ", b"5;", b"0\r\n"])
-def test_what_stands_beside_a_body_has_a_size(strict: ServerUnderTest, start: bytes) -> None:
+def test_oversized_trailers_and_chunk_extensions_are_431(strict: ServerUnderTest, start: bytes) -> None:
     """Trailers, and the extensions of chunks."""
     piece = b"X: y\r\n" * 1_000 if start == b"0\r\n" else b"x" * 6_000
     with connect(strict) as connection:
@@ -124,7 +124,7 @@ def test_what_stands_beside_a_body_has_a_size(strict: ServerUnderTest, start: by
         assert error_in(everything(connection), 431)["code"] == "head_too_large"
 
 
-def test_a_head_has_a_time(strict: ServerUnderTest) -> None:
+def test_slow_head_times_out(strict: ServerUnderTest) -> None:
     for is_second in (False, True):
         with connect(strict) as connection:
             if is_second:
@@ -134,14 +134,14 @@ def test_a_head_has_a_time(strict: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", HEALTH, b"\r\n"])
-def test_an_idle_connection_is_closed(strict: ServerUnderTest, sent: bytes) -> None:
+def test_idle_connection_is_closed(strict: ServerUnderTest, sent: bytes) -> None:
     with connect(strict) as connection:
         connection.sendall(sent)
         answer = everything(connection)
         assert answer.count(b"HTTP/1.1 ") == sent.count(b"GET")
 
 
-def test_empty_lines_keep_no_connection_open(strict: ServerUnderTest) -> None:
+def test_empty_lines_do_not_keep_connection_open(strict: ServerUnderTest) -> None:
     with connect(strict) as connection:
         ask_health(connection)
         connection.sendall(b"\r\n")
@@ -149,14 +149,14 @@ def test_empty_lines_keep_no_connection_open(strict: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("path", ["/generate", "/nothing"])
-def test_a_body_has_a_time(strict: ServerUnderTest, path: str) -> None:
+def test_slow_body_times_out(strict: ServerUnderTest, path: str) -> None:
     with connect(strict) as connection:
         connection.sendall(raw_post(b"x" * 100).replace(b"/generate", path.encode())[:-50])
         answer = everything(connection)
     assert answer.startswith(b"HTTP/1.1 408 " if path == "/generate" else b"HTTP/1.1 404 ")
 
 
-def test_a_body_that_comes_fast_enough_has_more_time(strict: ServerUnderTest) -> None:
+def test_steady_upload_extends_the_body_timeout(strict: ServerUnderTest) -> None:
     body = json.dumps({"text": " " * 100_000}).encode()
     sent = raw_post(body)
     with connect(strict) as connection:
@@ -166,7 +166,7 @@ def test_a_body_that_comes_fast_enough_has_more_time(strict: ServerUnderTest) ->
         assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")  # longer than the context
 
 
-def test_an_abandoned_upload_is_one_line(strict: ServerUnderTest) -> None:
+def test_abandoned_upload_is_logged_in_one_line(strict: ServerUnderTest) -> None:
     with connect(strict) as connection:
         connection.sendall(raw_post(b"x" * 100).replace(b"/generate", b"/release")[:-50])
     strict.wait_until(lambda: "POST /release was abandoned by its client" in strict.log, "it is in the log")
@@ -174,7 +174,7 @@ def test_an_abandoned_upload_is_one_line(strict: ServerUnderTest) -> None:
     assert len(lines) == 1 and " DEBUG " in lines[0]
 
 
-def test_connections_have_a_limit(strict: ServerUnderTest) -> None:
+def test_excess_connections_are_refused(strict: ServerUnderTest) -> None:
     strict.client.close()
     held = [connect(strict) for _ in range(8)]
     try:

@@ -50,7 +50,7 @@ def random_value(rng: random.Random, depth: int) -> Any:
 
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.usefixtures("small_pieces")
-def test_pieces_are_the_whole(seed: int) -> None:
+def test_piecewise_json_equals_whole_json(seed: int) -> None:
     rng = random.Random(seed)
     content = {f"field {number}": random_value(rng, 3) for number in range(5)}
     spaced = rng.choice([None, 2])
@@ -59,7 +59,7 @@ def test_pieces_are_the_whole(seed: int) -> None:
 
 @pytest.mark.parametrize("letter", ["\\u4e2d", "\\ud83d\\ude00", '\\"', "\\\\", "\\\\u12", "é"])
 @pytest.mark.usefixtures("small_pieces")
-def test_a_text_is_cut_between_characters(letter: str) -> None:
+def test_text_pieces_are_cut_between_characters(letter: str) -> None:
     body = f'{{"a": "{letter * 300}"}}'.encode()
     assert decode(body) == json.loads(body)
 
@@ -71,7 +71,7 @@ def test_a_text_is_cut_between_characters(letter: str) -> None:
      b'{"a": "' + b"\\x" * 500 + b'"}', b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}"],
 )  # fmt: skip
 @pytest.mark.usefixtures("small_pieces")
-def test_garbage_is_invalid(body: bytes) -> None:
+def test_malformed_large_bodies_are_invalid(body: bytes) -> None:
     with pytest.raises(RequestRefused) as caught:
         decode(body)
     assert caught.value.code in ("invalid_json", "invalid_request") and status_of(caught.value) == 400
@@ -87,7 +87,7 @@ def test_garbage_is_invalid(body: bytes) -> None:
      b'{"text": [' + (b"[" * 100 + b"]" * 100 + b",") * 300 + b"1]}",
      b'{"text": [' + (b'{"a":' * 100 + b"1" + b"}" * 100 + b",") * 300 + b"1]}"],
 )  # fmt: skip
-def test_the_values_of_a_body_are_bounded(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_value_count_is_bounded(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_body, "MAX_VALUES", 200_000)
     with pytest.raises(RequestRefused, match=" 200000 values"):
         decode(body)
@@ -100,7 +100,7 @@ def test_the_values_of_a_body_are_bounded(body: bytes, monkeypatch: pytest.Monke
      {"sampling_params": [{"temperature": 0, "stop": ["a"]}] * 14_000}, {f"field {i}": i for i in range(60_000)}],
     ids=["a text", "escapes", "texts", "long texts", "lists of ids", "ids", "objects", "names"],
 )  # fmt: skip
-def test_others_get_their_turn(content: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_yields_to_other_tasks(content: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two turns the decoder gets about a piece."""
     since_turn = most = 0
     decode_json = msgspec.json.decode
@@ -135,13 +135,13 @@ def test_others_get_their_turn(content: dict, monkeypatch: pytest.MonkeyPatch) -
      lambda: b"{" + b",".join(b'"%d %s":1' % (i, b"w" * 1_000 + "😀".encode()) for i in range(26_000)) + b"}"],
     ids=["an emoji", "ascii", "texts", "names"],
 )  # fmt: skip
-def test_the_memory_of_texts_is_bounded(body: Callable[[], bytes]) -> None:
+def test_text_memory_of_a_body_is_bounded(body: Callable[[], bytes]) -> None:
     """A text with one emoji takes four bytes a character. (Made here: collecting the tests must not take as much.)"""
     with pytest.raises(RequestRefused, match=" 2000000 values"):
         decode(body())
 
 
-def test_deep_lists_take_turns() -> None:
+def test_deeply_nested_lists_yield_to_other_tasks() -> None:
     body = bytearray(b'{"text": [' + (b"[" * 150 + b"]" * 150 + b",") * 300 + b"1]}")
 
     async def turns() -> int:
@@ -156,6 +156,6 @@ def test_deep_lists_take_turns() -> None:
     assert asyncio.run(turns()) > 300  # one for each element, which takes 300 steps
 
 
-def test_spaces_are_no_work_in_one_go() -> None:
+def test_long_whitespace_is_decoded() -> None:
     body = b'{"a":' + b" " * 2**20 + b"1" + b" " * 2**20 + b"}" + b"\n" * 2**20
     assert decode(body) == {"a": 1}

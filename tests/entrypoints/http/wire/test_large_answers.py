@@ -28,7 +28,7 @@ def random_content(rng: random.Random, depth: int) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_pieces_are_the_whole(seed: int) -> None:
+def test_piecewise_json_equals_whole_json(seed: int) -> None:
     content = random_content(random.Random(seed), 4)
     whole = msgspec.json.encode(content)
     assert b"".join(encode_pieces(content)) == whole, seed
@@ -41,19 +41,19 @@ def with_iterators(content: Any) -> Any:
     return iter(content) if isinstance(content, list) else content
 
 
-def test_no_piece_is_large() -> None:
+def test_encoded_pieces_are_bounded() -> None:
     rows = [None, *([[-1.25, token, None] for token in range(20)] for _ in range(20_000))]
     pieces = list(encode_pieces([{"meta_info": {"output_top_logprobs": rows}}]))
     assert max(map(len, pieces)) < 200_000
 
 
-def test_a_small_answer_may_hold_iterators() -> None:
+def test_small_answer_may_contain_iterators() -> None:
     answer = asyncio.run(json_answer(lambda: {"rows": map(str, range(3))}, 3))
     assert answer.body == b'{"rows":["0","1","2"]}' and answer.headers["content-length"] == "22"
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_pieces_are_made_as_the_client_reads(stays: bool) -> None:
+def test_answer_pieces_are_encoded_as_the_client_reads(stays: bool) -> None:
     made, sent = [], []
     rows = ([-1.25, made.append(number), number] for number in range(300_000))
 
@@ -86,7 +86,7 @@ def test_pieces_are_made_as_the_client_reads(stays: bool) -> None:
 
 
 @pytest.mark.process
-def test_a_large_answer_is_whole(server: ServerUnderTest) -> None:
+def test_large_answer_arrives_complete(server: ServerUnderTest) -> None:
     ids = [number % 256 for number in range(4000)]
     answers = generate(server, 90, input_ids=[ids] * 8, return_logprob=True, logprob_start_len=0, top_logprobs_num=3)
     assert len(answers) == 8

@@ -129,7 +129,7 @@ THOUGHT = ["output_item.added", "content_part.added", "reasoning_text.delta", "r
 CALLED = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
 
 
-def test_words(tokenizer: Tokenizer) -> None:
+def test_text_answer_gives_message_events(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, ["Good ", "day."])
     events = scene.events()
     assert types(events) == ["created", "in_progress", *MESSAGE, "completed"]
@@ -154,7 +154,7 @@ def test_words(tokenizer: Tokenizer) -> None:
     }  # fmt: skip
 
 
-def test_thoughts_words_and_calls(tokenizer: Tokenizer) -> None:
+def test_reasoning_text_and_calls_are_separate_items(tokenizer: Tokenizer) -> None:
     text = f"<think>\nHm, é?\n</think>\n\nLet me see.\n{CALL}\n{CALL}"
     scene = Scene(tokenizer, [text[i : i + 3] for i in range(0, len(text), 3)], tools=[LS])
     events = scene.events()
@@ -185,7 +185,7 @@ def _bare(part: dict) -> dict:
     return {name: value for name, value in part.items() if name != "logprobs"}
 
 
-def test_words_around_a_call_are_items_of_their_own_and_one_message(tokenizer: Tokenizer) -> None:
+def test_text_around_a_call_is_split_into_items(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, [f"One.\n{CALL}\nTwo."], tools=[LS])
     events = scene.events()
     assert types(events) == ["created", "in_progress", *MESSAGE, *CALLED, *MESSAGE, "completed"]
@@ -195,7 +195,7 @@ def test_words_around_a_call_are_items_of_their_own_and_one_message(tokenizer: T
     assert stored is not None and stored.messages[-1]["content"] == "One.\nTwo."
 
 
-def test_whole_and_streamed_are_the_same(tokenizer: Tokenizer) -> None:
+def test_whole_and_streamed_responses_are_equal(tokenizer: Tokenizer) -> None:
     text = "<think>\nHm.\n</think>\n\nGood day."
     whole = Scene(tokenizer, [text])
     assert json.loads(asyncio.run(whole.running.whole())) == whole.body()
@@ -206,7 +206,7 @@ def test_whole_and_streamed_are_the_same(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_thoughts_are_counted_without_their_marks(tokenizer: Tokenizer, size: int) -> None:
+def test_reasoning_tokens_exclude_think_tags(tokenizer: Tokenizer, size: int) -> None:
     text = "<think>\nHm, é?\n</think>\n\nHm, é?"
     scene = Scene(tokenizer, [text[i : i + size] for i in range(0, len(text), size)])
     scene.events()
@@ -214,7 +214,7 @@ def test_thoughts_are_counted_without_their_marks(tokenizer: Tokenizer, size: in
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_logprobs_are_those_of_the_words(tokenizer: Tokenizer, size: int) -> None:
+def test_logprobs_cover_only_visible_text(tokenizer: Tokenizer, size: int) -> None:
     text = f"<think>\nHm.\n</think>\n\nDay.\n{CALL}"
     fields = {"include": [LOGPROBS], "top_logprobs": 1, "tools": [LS]}
     scene = Scene(tokenizer, [text[i : i + size] for i in range(0, len(text), size)], **fields)
@@ -235,7 +235,7 @@ def test_logprobs_are_those_of_the_words(tokenizer: Tokenizer, size: int) -> Non
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_what_an_answer_was_made_to_begin_with_has_no_tokens(tokenizer: Tokenizer, size: int) -> None:
+def test_forced_prefix_has_no_logprobs(tokenizer: Tokenizer, size: int) -> None:
     """It was to be a call, and became words, of which the model wrote only the last."""
     text = "no call.</tool_call>\n" + CALL + "Day."
     parts = [text[i : i + size] for i in range(0, len(text), size)]
@@ -247,7 +247,7 @@ def test_what_an_answer_was_made_to_begin_with_has_no_tokens(tokenizer: Tokenize
     assert "".join(row["token"] for row in more["content"][0]["logprobs"]) == more["content"][0]["text"] == "Day."
 
 
-def test_an_answer_that_was_cut_is_incomplete(tokenizer: Tokenizer) -> None:
+def test_truncated_answer_is_incomplete(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, ["<think>\nHm.\n</think>\n\n", "Good"], LENGTH)
     events = scene.events()
     assert events[-1]["type"] == "response.incomplete"
@@ -258,7 +258,7 @@ def test_an_answer_that_was_cut_is_incomplete(tokenizer: Tokenizer) -> None:
     assert stored is not None and stored.status == "incomplete"
 
 
-def test_a_call_that_was_cut_is_incomplete(tokenizer: Tokenizer) -> None:
+def test_truncated_call_is_incomplete(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, [CALL[:50]], LENGTH, tools=[LS])
     assert types(scene.events()) == ["created", "in_progress", *CALLED, "incomplete"]
     (item,) = scene.body()["output"]
@@ -266,13 +266,13 @@ def test_a_call_that_was_cut_is_incomplete(tokenizer: Tokenizer) -> None:
     assert scene.stored[0] is not None
 
 
-def test_an_answer_without_words_is_an_empty_message(tokenizer: Tokenizer) -> None:
+def test_empty_answer_is_an_empty_message(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, [""])
     assert types(scene.events()) == ["created", "in_progress", *[n for n in MESSAGE if "delta" not in n], "completed"]
     assert scene.body()["output"][0]["content"][0]["text"] == ""
 
 
-def test_a_cancelled_one_says_so_itself(tokenizer: Tokenizer) -> None:
+def test_cancelled_response_has_status_cancelled(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, ["Go", ""], ABORT)
     assert scene.events()[-1]["type"] == "response.incomplete"
     body = scene.body()
@@ -286,7 +286,7 @@ def test_a_cancelled_one_says_so_itself(tokenizer: Tokenizer) -> None:
 REFUSAL = RequestRefused("max_new_tokens is too large", param="max_new_tokens")
 
 
-def test_what_is_refused_before_the_first_event_is_raised_in_these_names(tokenizer: Tokenizer) -> None:
+def test_early_refusal_is_raised_with_response_field_names(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, [], REFUSAL)
     with pytest.raises(RequestRefused, match="max_output_tokens is too large") as caught:
         scene.events()
@@ -301,7 +301,7 @@ def test_what_is_refused_before_the_first_event_is_raised_in_these_names(tokeniz
         ("invalid_request", "invalid_prompt"),
     ],
 )
-def test_what_fails_later_is_an_event(tokenizer: Tokenizer, cause: str, code: str) -> None:
+def test_late_failure_is_a_failed_event(tokenizer: Tokenizer, cause: str, code: str) -> None:
     scene = Scene(tokenizer, ["Go"], RequestRefused("the worker is gone", code=cause))
     events = scene.events()
     assert types(events)[-1] == "failed"
@@ -309,7 +309,7 @@ def test_what_fails_later_is_an_event(tokenizer: Tokenizer, cause: str, code: st
     assert scene.body()["status"] == "failed" and scene.stored == [None]
 
 
-def test_in_the_background_what_failed_can_be_read(tokenizer: Tokenizer) -> None:
+def test_failed_background_response_can_be_retrieved(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, [], REFUSAL, background=True)
     assert scene.body()["status"] == "queued"
     with pytest.raises(RequestRefused):
@@ -318,13 +318,13 @@ def test_in_the_background_what_failed_can_be_read(tokenizer: Tokenizer) -> None
     assert stored is not None and stored.status == "failed" and json.loads(stored.body)["status"] == "failed"
 
 
-def test_what_is_not_to_be_stored_is_not(tokenizer: Tokenizer) -> None:
+def test_store_false_stores_nothing(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, ["Go"], store=False)
     scene.events()
     assert scene.stored == [None] and scene.body()["store"] is False
 
 
-def test_one_that_is_left_is_not_stored(tokenizer: Tokenizer) -> None:
+def test_abandoned_stream_is_not_stored(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, ["Go", "on"])
 
     async def leave() -> None:
@@ -338,7 +338,7 @@ def test_one_that_is_left_is_not_stored(tokenizer: Tokenizer) -> None:
     assert json.loads(scene.running.body)["status"] == "in_progress"
 
 
-def test_metadata_says_what_became_of_the_continuation(tokenizer: Tokenizer) -> None:
+def test_metadata_reports_the_continuation_path(tokenizer: Tokenizer) -> None:
     mine = {"mine": "x", "baton_path": "handoff"}
     scene = Scene(tokenizer, ["Go"], metadata=mine, previous_response_id="resp_p")
     scene.said.continuation = ContinuationOutput("match", 12, 3, 1)
@@ -357,7 +357,7 @@ def test_metadata_says_what_became_of_the_continuation(tokenizer: Tokenizer) -> 
     assert first.body()["metadata"] == {"mine": "x"} and "continuation" not in first.body()["baton"]
 
 
-def test_large_updates_are_dressed_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_large_updates_are_formatted_like_small_ones(tokenizer: Tokenizer, tmp_path: Path) -> None:
     words = "word " * 6000
     scene = Scene(tokenizer, [words])
     scene.events()
@@ -368,7 +368,7 @@ AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tool
 PATCH = {"type": "custom", "name": "patch"}
 
 
-def test_a_call_comes_back_with_the_namespace_of_its_tool(tokenizer: Tokenizer) -> None:
+def test_call_carries_the_namespace_of_its_tool(tokenizer: Tokenizer) -> None:
     text = CALL.replace('"ls"', '"agents__ls"')
     scene = Scene(tokenizer, [text[i : i + 5] for i in range(0, len(text), 5)], tools=[AGENTS, LS])
     events = scene.events()
@@ -381,7 +381,7 @@ def test_a_call_comes_back_with_the_namespace_of_its_tool(tokenizer: Tokenizer) 
     assert stored.messages[-1]["tool_calls"][0]["function"]["name"] == "agents__ls", "as the model knows it"
 
 
-def test_a_call_of_a_custom_tool_brings_its_text(tokenizer: Tokenizer) -> None:
+def test_custom_tool_call_carries_its_input_text(tokenizer: Tokenizer) -> None:
     text = '<tool_call>\n{"name": "patch", "arguments": {"input": "*** Begin\\né"}}\n</tool_call>'
     scene = Scene(tokenizer, [text[:40], text[40:60], text[60:]], tools=[PATCH])
     events = scene.events()

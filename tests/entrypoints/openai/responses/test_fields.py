@@ -34,7 +34,7 @@ def refused(**fields: Any) -> RequestRefused:
     return caught.value
 
 
-def test_the_defaults() -> None:
+def test_minimal_request_gets_defaults() -> None:
     asked = parse(rid="r")
     call = asked.call
     assert call.conversation.messages == [{"role": "user", "content": "Hi"}] and asked.messages_before == []
@@ -52,7 +52,7 @@ def test_null_is_the_default() -> None:
     assert asked.call.prompt.sampling == parse(rid="r").call.prompt.sampling and asked.store
 
 
-def test_sampling_goes_by_openais_names_and_batons() -> None:
+def test_openai_and_baton_sampling_names_are_read() -> None:
     asked = parse(
         max_output_tokens=9, temperature=0.5, top_p=0.9, stop=["a", "b"], seed=7, presence_penalty=1, min_tokens=2,
         frequency_penalty=-1, logit_bias={"5": -100}, top_k=3, min_p=0.1, user="me", cache_salt="s", retain_ttl=3,
@@ -115,12 +115,12 @@ def test_sampling_goes_by_openais_names_and_batons() -> None:
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ],
 )  # fmt: skip
-def test_refusals_name_the_field_and_the_fix(fields: dict, param: str, words: str) -> None:
+def test_refusals_name_the_field_and_the_remedy(fields: dict, param: str, words: str) -> None:
     error = refused(**fields)
     assert error.param == param and words in error.message, error.message
 
 
-def test_tools_are_flat_here_and_never_strict() -> None:
+def test_tools_are_flat_and_not_strict() -> None:
     asked = parse(tools=[LS], tool_choice={"type": "function", "name": "ls"}, parallel_tool_calls=False)
     nested = {"type": "function", "function": {k: LS[k] for k in ("name", "description", "parameters")}}
     assert asked.call.tools == [nested] == asked.call.conversation.tools
@@ -131,14 +131,14 @@ def test_tools_are_flat_here_and_never_strict() -> None:
     assert parse(tools=[LS], tool_choice="required").call.choice == Choice("named", "ls")
 
 
-def test_logprobs_are_asked_for_by_include() -> None:
+def test_logprobs_are_requested_with_include() -> None:
     spec = parse(include=[LOGPROBS], top_logprobs=4).call.prompt.spec
     assert spec.logprobs is not None and (spec.logprobs.start_len, spec.logprobs.top_k) == (-1, 4)
     asked = parse(include=[name for name in INCLUDABLE if name != LOGPROBS])
     assert not asked.wants_logprobs
 
 
-def test_wishes_and_labels() -> None:
+def test_reasoning_text_and_metadata_fields_are_read() -> None:
     asked = parse(
         reasoning={"effort": "low", "summary": "auto"}, text={"format": {"type": "text"}, "verbosity": "low"},
         chat_template_kwargs={"enable_thinking": False}, service_tier="auto", prompt_cache_key="k", instructions="Be.",
@@ -150,7 +150,7 @@ def test_wishes_and_labels() -> None:
     assert asked.messages_before == [{"role": "system", "content": "Be."}] and asked.metadata == {"a": "b"}
 
 
-def test_one_in_the_background_is_read_as_it_grows() -> None:
+def test_background_response_is_streamed_internally() -> None:
     asked = parse(background=True)
     assert asked.background and asked.call.stream and not asked.stream
 
@@ -163,7 +163,7 @@ PATCH = {"type": "custom", "name": "patch", "description": "Edits files.",
          "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}}  # fmt: skip
 
 
-def test_tools_that_are_no_plain_functions_are_offered_as_such() -> None:
+def test_custom_and_namespaced_tools_are_offered_as_functions() -> None:
     ignored = Ignored()
     tools = [SPAWN, PATCH, {"type": "web_search", "external_web_access": True}, LS, {"type": "local_shell"}]
     asked = parse_response({"input": "Hi", "tools": tools}, ignored=ignored)
@@ -190,12 +190,12 @@ def test_tools_that_are_no_plain_functions_are_offered_as_such() -> None:
         ({"type": "function", "name": "agents__spawn"}, "agents__spawn"),
     ],
 )
-def test_the_choice_of_a_tool_that_is_no_plain_function(choice: dict, name: str) -> None:
+def test_tool_choice_may_name_custom_and_namespaced_tools(choice: dict, name: str) -> None:
     assert parse(tools=[SPAWN, PATCH], tool_choice=choice).call.choice == Choice("named", name)
 
 
 @pytest.mark.parametrize(("namespace", "name"), [(None, "f"), ("n", "n__f"), ("mcp__files__", "mcp__files__f")])
-def test_qualified_names(namespace: str | None, name: str) -> None:
+def test_tool_names_are_qualified_by_namespace(namespace: str | None, name: str) -> None:
     assert qualified(namespace, "f") == name
 
 
@@ -204,5 +204,5 @@ def test_qualified_names(namespace: str | None, name: str) -> None:
     [('{"input": "a\\nb"}', "a\nb"), ('{"input": 5}', '{"input": 5}'), ("*** Begin", "*** Begin"), ("[1]", "[1]"),
      ("", ""), ('{"input": ""}', "")],
 )  # fmt: skip
-def test_the_input_of_a_custom_tool(arguments: str, text: str) -> None:
+def test_custom_tool_input_is_extracted_from_arguments(arguments: str, text: str) -> None:
     assert custom_input(arguments) == text

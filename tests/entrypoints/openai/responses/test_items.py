@@ -23,21 +23,21 @@ def says(role: str, content: Any, **more: Any) -> dict:
     return {"role": role, "content": content, **more}
 
 
-def test_a_string_is_a_users_message() -> None:
+def test_string_input_is_a_user_message() -> None:
     read, listed = read_input("Hi", "r")
     assert read == [says("user", "Hi")]
     (item,) = listed
     assert item["content"] == [{"type": "input_text", "text": "Hi"}] and item["id"] == "msg_r_in0"
 
 
-def test_contents_are_strings_or_parts() -> None:
+def test_content_is_a_string_or_parts() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
     said = [{"type": "output_text", "text": "c", "annotations": []}]
     read = messages(says("system", "s"), says("developer", "d"), says("user", parts), says("assistant", said))
     assert read == [says("system", "s"), says("developer", "d"), says("user", "a\nb"), says("assistant", "c")]
 
 
-def test_arguments_with_millions_of_values_are_refused() -> None:
+def test_arguments_with_too_many_values_are_refused() -> None:
     each = CALL | {"arguments": "[" + ",".join(["[]"] * 100_000) + "]"}
     assert messages(each, each)
     with pytest.raises(RequestRefused, match="more than 500000 values") as error:
@@ -45,7 +45,7 @@ def test_arguments_with_millions_of_values_are_refused() -> None:
     assert error.value.param == "input[3].arguments"
 
 
-def test_the_items_of_one_answer_are_one_message() -> None:
+def test_items_of_one_answer_are_merged_into_one_message() -> None:
     other = CALL | {"call_id": "c2"}
     output = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a.txt"}]}
     read = messages(says("user", "Hi"), THOUGHT, says("assistant", "Let me see."), CALL, other, output, THOUGHT)
@@ -57,7 +57,7 @@ def test_the_items_of_one_answer_are_one_message() -> None:
     ]
 
 
-def test_answers_one_after_the_other_stay_apart() -> None:
+def test_consecutive_answers_stay_separate() -> None:
     assert messages(says("assistant", "a"), says("assistant", "b")) == [says("assistant", "a"), says("assistant", "b")]
     read = messages(says("assistant", "a"), THOUGHT, says("assistant", "b"))
     assert read == [says("assistant", "a"), says("assistant", "b", reasoning_content="Hm.")]
@@ -65,20 +65,20 @@ def test_answers_one_after_the_other_stay_apart() -> None:
     assert read == [says("assistant", "", tool_calls=[CALLED]), says("assistant", "b", reasoning_content="Hm.")]
 
 
-def test_an_answer_ends_where_others_speak() -> None:
+def test_answer_ends_at_the_next_tool_output() -> None:
     output = {"type": "function_call_output", "call_id": "c1", "output": "a.txt"}
     answer, result = says("assistant", "", tool_calls=[CALLED]), says("tool", "a.txt", tool_call_id="c1")
     assert messages(CALL, output, CALL) == [answer, result, answer]
 
 
-def test_thoughts_that_nobody_can_read_are_none() -> None:
+def test_encrypted_reasoning_is_dropped() -> None:
     hidden = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "…", "content": None}
     assert messages(hidden, says("assistant", "a")) == [says("assistant", "a")]
     summary = hidden | {"summary": [{"type": "summary_text", "text": "In short."}]}
     assert messages(summary) == [says("assistant", "", reasoning_content="In short.")]
 
 
-def test_items_are_listed_as_they_were_understood() -> None:
+def test_input_items_are_listed_as_parsed() -> None:
     output = {"type": "function_call_output", "call_id": "c1", "output": "a.txt", "status": "completed"}
     _, listed = read_input([says("user", "Hi"), THOUGHT, CALL | {"id": "fc_mine"}, output], "r")
     assert [(item["id"], item["type"]) for item in listed] == [
@@ -115,19 +115,19 @@ def test_items_are_listed_as_they_were_understood() -> None:
         (THOUGHT | {"content": "Hm."}, "input[1].content", "reasoning_text"),
     ],
 )
-def test_refusals_name_the_item(item: Any, param: str, words: str) -> None:
+def test_refusals_name_the_input_item(item: Any, param: str, words: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         messages(says("user", "Hi"), item)
     assert caught.value.param == param and words in caught.value.message, caught.value.message
 
 
 @pytest.mark.parametrize("given", [None, [], {}, 3])
-def test_there_must_be_an_input(given: Any) -> None:
+def test_missing_input_is_refused(given: Any) -> None:
     with pytest.raises(RequestRefused, match="input takes a string"):
         read_input(given, "r")
 
 
-def test_calls_of_custom_tools_and_of_namespaces() -> None:
+def test_custom_and_namespaced_calls_are_read() -> None:
     ignored = Ignored()
     messages, listed = read_input(
         [
@@ -151,12 +151,12 @@ def test_calls_of_custom_tools_and_of_namespaces() -> None:
     assert list(ignored.reasons) == ["input[1]"]
 
 
-def test_an_input_of_items_that_are_passed_over_is_none() -> None:
+def test_input_of_only_ignored_items_is_refused() -> None:
     with pytest.raises(RequestRefused, match="no item that the model can read"):
         read_input([{"type": "web_search_call", "id": "ws_1"}], "r")
 
 
-def test_items_with_more_keys_than_the_standard() -> None:
+def test_extra_keys_of_items_are_ignored() -> None:
     more = {
         "id": "i",
         "status": "completed",

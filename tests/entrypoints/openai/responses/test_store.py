@@ -26,7 +26,7 @@ def turn(text: str, tokens: int) -> Turn:
     return Turn(rid="t", index=0, scope="", num_messages=1, prompt_chars=0, text=text, ids=ids)
 
 
-def test_nobody_finds_or_replaces_what_is_another_scopes() -> None:
+def test_responses_are_isolated_between_scopes() -> None:
     store = ResponseStore(8)
     mine, theirs = response("r", "mine"), response("r", "theirs")
     store.put_response(mine)
@@ -36,7 +36,7 @@ def test_nobody_finds_or_replaces_what_is_another_scopes() -> None:
     assert store.pop_response("mine", "r") is mine and store.find_response("mine", "r") is None
 
 
-def test_the_oldest_go_by_number() -> None:
+def test_oldest_responses_are_dropped_beyond_the_count_limit() -> None:
     store = ResponseStore(2)
     for rid in "abc":
         store.put_response(response(rid))
@@ -46,13 +46,13 @@ def test_the_oldest_go_by_number() -> None:
     assert [store.find_response("", rid) is not None for rid in "bcd"] == [True, False, True], "b was stored anew"
 
 
-def test_a_store_of_none_keeps_none() -> None:
+def test_store_of_size_zero_keeps_nothing() -> None:
     store = ResponseStore(0)
     store.put_response(response("a"))
     assert len(store) == 0
 
 
-def test_the_oldest_go_by_size_and_the_last_stays() -> None:
+def test_oldest_responses_are_dropped_beyond_the_size_limit() -> None:
     store = ResponseStore(8, max_bytes=1000)
     for rid in "abc":
         store.put_response(response(rid, body=b"x" * 400))
@@ -67,7 +67,7 @@ def test_the_oldest_go_by_size_and_the_last_stays() -> None:
     assert len(store) == 1 and store.find_response("", "large") is not None
 
 
-def test_a_size_counts_all_that_is_kept() -> None:
+def test_response_size_counts_body_items_and_turn() -> None:
     assert response("r", body=b"x" * 10).size == 10
     assert response("r", item_bytes=100).size - response("r").size == 200, "as items and as messages"
     grown = response("r", turn=turn("x" * 100, 50)).size - response("r", turn=turn("", 0)).size
@@ -76,7 +76,7 @@ def test_a_size_counts_all_that_is_kept() -> None:
 
 
 @pytest.mark.parametrize("item", [{"role": "user", "content": "a"}, CALL], ids=["message", "call"])
-def test_many_small_items_count_as_much_as_they_take(item: dict[str, str]) -> None:
+def test_small_items_are_counted_at_their_memory_size(item: dict[str, str]) -> None:
     """Their objects take several times the memory of their JSON."""
     given = [dict(item) for _ in range(2000)]
     tracemalloc.start()
@@ -91,7 +91,7 @@ def kept(store: ResponseStore, client: str, *rids: str) -> list[bool]:
     return [store.find_response(client, rid) is not None for rid in rids]
 
 
-def test_a_client_that_floods_the_store_has_it_forget_its_own() -> None:
+def test_client_flooding_the_store_evicts_only_its_own_responses() -> None:
     store = ResponseStore(4)
     store.put_response(response("1", "alice"), "alice")
     store.put_response(response("2", "alice"), "alice")
@@ -102,14 +102,14 @@ def test_a_client_that_floods_the_store_has_it_forget_its_own() -> None:
     assert [number for number in range(20) if store.find_response(f"bob/{number}", str(number))] == [18, 19]
 
 
-def test_a_client_alone_has_the_whole_store() -> None:
+def test_single_client_may_use_the_whole_store() -> None:
     store = ResponseStore(4)
     for rid in "abcd":
         store.put_response(response(rid, "alice"), "alice")
     assert kept(store, "alice", *"abcd") == [True] * 4
 
 
-def test_one_large_response_takes_no_client_below_its_share() -> None:
+def test_large_response_does_not_evict_other_clients_below_their_share() -> None:
     store = ResponseStore(100, max_bytes=1000)
     for rid in "abcd":
         store.put_response(response(rid, "alice", body=b"x" * 200), "alice")

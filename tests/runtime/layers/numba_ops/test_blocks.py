@@ -48,19 +48,21 @@ def check(product: Product, x: torch.Tensor, expected: torch.Tensor) -> None:
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_any_sizes(rows: int, half: int, blocks_of: int, dtype: torch.dtype, has_bias: bool, seed: int) -> None:
+def test_random_sizes_match_reference(
+    rows: int, half: int, blocks_of: int, dtype: torch.dtype, has_bias: bool, seed: int
+) -> None:
     x, product, expected = scene(rows, 2 * half, 64 * blocks_of, dtype, has_bias=has_bias, seed=seed)
     check(product, x, expected)
 
 
-def test_an_odd_number_of_inputs() -> None:
+def test_block_products_with_odd_number_of_inputs() -> None:
     x, product, expected = scene(3, 77, 64, torch.float32)
     check(product, x, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_share_the_blocks(threads: int, dtype: torch.dtype) -> None:
+def test_block_products_with_several_threads(threads: int, dtype: torch.dtype) -> None:
     x, product, expected = scene(9, 64, 64 * 7, dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -71,7 +73,7 @@ def test_threads_share_the_blocks(threads: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_those_beside_it(dtype: torch.dtype) -> None:
+def test_rows_are_batch_invariant(dtype: torch.dtype) -> None:
     """Or a request's tokens would depend on the batch it is in."""
     x, product, _ = scene(31, 1408, 128, dtype, has_bias=True)
     alone = torch.cat([product(row.unsqueeze(0)) for row in x])
@@ -79,14 +81,14 @@ def test_a_row_does_not_depend_on_those_beside_it(dtype: torch.dtype) -> None:
         assert torch.equal(product(x[:rows]), alone[:rows])
 
 
-def test_rows_may_lie_apart() -> None:
+def test_rows_may_be_strided() -> None:
     x, product, expected = scene(6, 64, 64, torch.float32)
     apart = torch.zeros(6, 100)[:, :64]
     apart.copy_(x)
     check(product, apart, expected)
 
 
-def test_many_numbers_are_summed_as_exactly_as_torch_does() -> None:
+def test_long_sums_are_as_exact_as_torch() -> None:
     x, product, expected = scene(5, 8192, 64, torch.float32)
     generator = torch.Generator().manual_seed(0)
     torch.randn(5, 8192, generator=generator)
@@ -111,12 +113,12 @@ def test_pages_that_do_not_fill_blocks_are_refused() -> None:
 
 
 @packs_bfloat16
-def test_half_a_pair_is_refused() -> None:
+def test_odd_number_of_bfloat16_inputs_is_refused() -> None:
     with pytest.raises(UnknownBlocksError, match="64 × 33 numbers"):
         scene(1, 33, 64, torch.bfloat16)
 
 
-def test_where_no_bfloat16_is_packed_there_is_no_kernel_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bfloat16_product_kernel_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     lower_to_avx2(monkeypatch)
     blocks.width_of_blocks.cache_clear()
     try:
@@ -127,7 +129,7 @@ def test_where_no_bfloat16_is_packed_there_is_no_kernel_for_it(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_another_order_of_numbers_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_block_layout_is_detected(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another processor, or another oneDNN."""
     packed = torch.ops.mkldnn._reorder_linear_weight
     monkeypatch.setattr(blocks, "reorder", lambda weight: packed(weight.flip(0).contiguous(), 32))

@@ -25,7 +25,7 @@ def scene(rows: int, size: int, outs: int, seed: int = 0) -> tuple[torch.Tensor,
 @given(
     rows=st.integers(0, 11), half=st.sampled_from([1, 3, 16, 17, 40]), outs=st.integers(1, 150), seed=st.integers(0, 99)
 )
-def test_any_sizes(rows: int, half: int, outs: int, seed: int) -> None:
+def test_random_sizes_match_reference(rows: int, half: int, outs: int, seed: int) -> None:
     x, weight, expected = scene(rows, 2 * half, outs, seed)
     found = ExactLogits(2 * half)(x, weight)
     assert found.is_contiguous() and found.dtype == torch.float32
@@ -33,7 +33,7 @@ def test_any_sizes(rows: int, half: int, outs: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_share_the_outputs(threads: int) -> None:
+def test_exact_logits_with_several_threads(threads: int) -> None:
     x, weight, expected = scene(9, 64, 7 * AT_ONCE + 3)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -43,7 +43,7 @@ def test_threads_share_the_outputs(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_a_row_does_not_depend_on_those_beside_it() -> None:
+def test_rows_are_batch_invariant() -> None:
     """Or a request's tokens would depend on the batch it is in."""
     x, weight, _ = scene(7, 96, 200)
     product = ExactLogits(96)
@@ -66,7 +66,7 @@ def test_neighbours_that_are_equal_in_bfloat16_are_distinguished() -> None:
     assert rounded[0] == rounded[1]
 
 
-def test_odd_sizes_and_a_kernel_that_computes_wrong_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_sizes_and_wrong_logits_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match="not made of pairs"):
         ExactLogits(7)
     monkeypatch.setattr(logits.F, "linear", lambda x, weight: x.new_ones(len(x), len(weight)))

@@ -27,7 +27,7 @@ SEVERAL_THREADS = ONE_THREAD // USUAL.hidden_size + 7
 @pytest.mark.parametrize(
     ("shape", "tokens"), [(USUAL, 1), (USUAL, SEVERAL_THREADS), (ODD, 1), (ODD, 19), (NARROW, 8), (NARROW, 9)]
 )
-def test_numbers_are_those_of_torch(shape: OpShape, tokens: int, dtype: torch.dtype) -> None:
+def test_numba_ops_match_torch(shape: OpShape, tokens: int, dtype: torch.dtype) -> None:
     trial, allowed = Trial(shape, tokens, dtype), tolerance(dtype)
     for name, op in load(shape, dtype, Team()).items():
         for found, expected in zip(trial.found(name, op, CPU), trial.expected(name), strict=True):
@@ -44,7 +44,9 @@ def test_numbers_are_those_of_torch(shape: OpShape, tokens: int, dtype: torch.dt
     tokens=st.integers(1, 40),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_sizes(hidden: int, half: int, heads: int, group: int, norms: bool, tokens: int, seed: int) -> None:
+def test_random_sizes_match_reference(
+    hidden: int, half: int, heads: int, group: int, norms: bool, tokens: int, seed: int
+) -> None:
     shape = OpShape(hidden, hidden + 5, heads * group, heads, 2 * half, norms, 1e-5)
     trial, allowed = Trial(shape, tokens, FLOAT, seed), tolerance(FLOAT)
     for name, op in load(shape, FLOAT, Team()).items():
@@ -53,7 +55,7 @@ def test_any_sizes(hidden: int, half: int, heads: int, group: int, norms: bool, 
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
-def test_large_and_missing_numbers_pass_through_a_gate(dtype: torch.dtype) -> None:
+def test_silu_handles_extreme_and_nan_gates(dtype: torch.dtype) -> None:
     gates = torch.tensor([-1e30, -200.0, -90.0, -20.0, -0.0, 0.0, 20.0, 90.0, 1e30, float("nan"), float("inf")])
     gate_up = torch.cat((gates, torch.ones_like(gates))).to(dtype).unsqueeze(0)
     shape = OpShape(16, len(gates), 1, 1, 2, False, 1e-5)
@@ -63,7 +65,7 @@ def test_large_and_missing_numbers_pass_through_a_gate(dtype: torch.dtype) -> No
     torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-30, rtol=tolerance(dtype))
 
 
-def test_bfloat16_is_rounded_to_even_and_no_number_stays_none() -> None:
+def test_bfloat16_rounds_to_even_and_keeps_nan() -> None:
     x = torch.randn(64, 32, generator=torch.Generator().manual_seed(1)).to(BRAIN)
     residual = torch.randn(64, 32, generator=torch.Generator().manual_seed(2)).to(BRAIN)
     residual[3, 5], residual[4, 6] = float("nan"), float("inf")
@@ -73,7 +75,7 @@ def test_bfloat16_is_rounded_to_even_and_no_number_stays_none() -> None:
     assert torch.equal(total.nan_to_num(7.0), (x + residual).nan_to_num(7.0)) and bool(total[3, 5].isnan())
 
 
-def test_no_tokens_are_no_work() -> None:
+def test_numba_ops_accept_zero_tokens() -> None:
     for name, op in load(USUAL, FLOAT, Team()).items():
         if name == "rms_norm":
             assert op(torch.empty(0, 512), torch.ones(512), 1e-5).shape == (0, 512)
@@ -81,6 +83,6 @@ def test_no_tokens_are_no_work() -> None:
             assert op(torch.empty(0, 2752)).shape == (0, 1376)
 
 
-def test_a_type_without_kernels_is_refused() -> None:
+def test_dtype_without_kernels_is_refused() -> None:
     with pytest.raises(TypeError, match="float64"):
         load(USUAL, torch.float64, Team())
