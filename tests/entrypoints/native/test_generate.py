@@ -156,7 +156,7 @@ def test_beam_search_parameters_are_read() -> None:
 @pytest.mark.parametrize(
     ("given", "message", "param"),
     [
-        ({"use_beam_search": True}, "use_beam_search is not supported; use beam_width: how many", None),
+        ({"use_beam_search": True}, "use_beam_search is not supported; use beam_width, the number of beams", None),
         ({"beam_width": 4.0}, "sampling_params.beam_width: expected int, got float", None),
         ({"beam_width": "4"}, "sampling_params.beam_width: expected int, got str", None),
         ({"beam_width": True}, "sampling_params.beam_width: expected int, got bool", None),
