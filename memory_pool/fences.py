@@ -1,9 +1,10 @@
-"""Tracks the operations that may still read or write slots: steps of the model, copies between tiers.
+"""Tracks the operations in flight that may still use slots: steps of the model, copies between tiers.
 
     open_fence ──▶ 7     a step is formed, or a copy is ordered        is_open(7)
     close_fence(7)       it has ended; a failed one counts as ended
 
-Slots that are given back while an operation still touches them wait for its fence in an allocator's quarantine.
+Slots that are freed while a step still writes them, or a copy still reads or writes them, wait for its fence in an
+allocator's quarantine. (Slots that a step only reads need no fence: docs/design/memory_and_radix.md.)
 Steps end in order, copies as they please; so a fence is a name, not a point in time. One object serves all pools.
 """
 

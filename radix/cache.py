@@ -339,7 +339,7 @@ class RadixCache:
         self._start_afresh()
         return True
 
-    def abandon(self) -> None:
+    def discard_all(self) -> None:
         """Forget everything, locked or not, and start afresh with a free pool. Open sequences become void. Used only
         when a page turns out to have two owners."""
         self.allocator.reset(self.residency.detach_copies())

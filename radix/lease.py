@@ -276,8 +276,8 @@ class LeaseTable:
             self._close(lease, LeaseState.BROKEN)
             self.counts.broken += 1
 
-    def abandon(self) -> None:
-        """Break every lease, but give nothing back; used together with `RadixCache.abandon`."""
+    def discard_leases(self) -> None:
+        """Break every lease, but give nothing back; used together with `RadixCache.discard_all`."""
         for lease in self._leases.values():
             lease.kv, lease.state = None, LeaseState.BROKEN
         self.counts.broken += len(self._leases)

@@ -2,7 +2,7 @@
 
 The structure of the tree, and the sequences that are open, are the truth; everything that counts them is counted anew:
 locks, leases, children, evictable and protected tokens, the eviction order. So the locks of a lost sequence are
-released. A structure that is itself broken raises, and then only `RadixCache.abandon` helps.
+released. A structure that is itself broken raises, and then only `RadixCache.discard_all` helps.
 """
 
 from __future__ import annotations

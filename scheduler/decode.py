@@ -19,7 +19,7 @@ from .request import Request, RequestFault
 from .speculation.speculation import Speculation, extend_with_drafts
 
 
-class OutOfMemory(Exception):
+class NoFreeSlots(Exception):
     """The running requests do not fit; some must be retracted before a decode step can be formed."""
 
 
@@ -47,7 +47,7 @@ class DecodeScheduler:
         self.running = [request for request in self.running if keeps(request)]
 
     def next_batch(self, step_id: int, previous: ScheduleBatch | None, now: float) -> PlannedStep | None:
-        """Form the next decode step; None if no request can take one. Raises OutOfMemory.
+        """Form the next decode step; None if no request can take one. Raises NoFreeSlots.
 
         previous: the step in flight. Its sampled tokens are not known yet; its rows stand in for them.
         """
@@ -56,13 +56,13 @@ class DecodeScheduler:
         if not requests and not searches:
             return None
         if not all(self._fork(search, now) for search in searches):
-            raise OutOfMemory
+            raise NoFreeSlots
         drafts = None
         if self._speculation is not None:
             drafts = self._speculation.propose_drafts(requests, sum(len(search.held_beams.rows) for search in searches))
         allocated = self._allocate(requests, searches, previous, now, drafts)
         if allocated is None:
-            raise OutOfMemory
+            raise NoFreeSlots
         rows, beam_slots = allocated
         step = plan_step(
             ForwardMode.DECODE if rows.draft_lens is None else ForwardMode.EXTEND,
@@ -111,7 +111,7 @@ class DecodeScheduler:
             rows.append(search.held_beams.rows)
             lengths.append(np.full(len(rows[-1]), search.held_beams.length, dtype=np.int32))
         every, every_length = _joined(rows), _joined(lengths)
-        ids, new_lens = next_ids(requests, previous), lengths[0] + np.int32(1)
+        ids, new_lens = ids_or_placeholders(requests, previous), lengths[0] + np.int32(1)
         slots = draft_lens = None
         if drafts is not None:
             draft_lens = np.array([len(draft) for draft in drafts], dtype=np.int32)
@@ -141,7 +141,7 @@ def _wants_token(request: Request) -> bool:
     return num_known - request.prompt_len < request.max_new_tokens
 
 
-def next_ids(requests: list[Request], previous: ScheduleBatch | None) -> np.ndarray:
+def ids_or_placeholders(requests: list[Request], previous: ScheduleBatch | None) -> np.ndarray:
     """int32 [n]: the token that comes next in each request, or what stands for it; see `TokenRows.ids`."""
     rows = {serial: i for i, serial in enumerate(previous.serials.tolist())} if previous is not None else {}
     ids = []

@@ -94,7 +94,7 @@ class Recovery:
             logger.exception("the KV cache cannot be repaired and is reset; all requests that hold KV fail")
             holders = [request for request in self._live if request.kv is not None]
             self._end_families(holders, refusal, closed, events)
-            self._memory.abandon_all()
+            self._memory.discard_all_kv()
 
     def end_all(self, refusal: RequestRefused, closed: list[int], events: list[RequestEvent]) -> None:
         """End every request and start afresh with an empty cache: for an exception in `recover` itself. events: of
@@ -106,7 +106,7 @@ class Recovery:
         self._offload.keep_loading(set())
         self._prefill.resume_prefilling(None)
         self._decode.keep_running(lambda request: False)
-        self._memory.abandon_all()
+        self._memory.discard_all_kv()
 
     def forget_refused(self, requests: Sequence[Request]) -> None:
         """Forget requests that were never taken in."""
@@ -253,7 +253,7 @@ class Recovery:
             check_host(tier, tree)
         except InvariantError:
             logger.exception("the host's copies are given up")
-            tier.abandon()
+            tier.discard_copies()
 
     def _recount_pages(
         self, sequences: Sequence[KVSequence], beam_pages: Sequence[np.ndarray], fences: list[int]

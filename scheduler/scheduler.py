@@ -33,7 +33,7 @@ from .config import SchedulerConfig
 from .constraints.constraint import Constraint
 from .continuation.continuations import Continuations, Handover
 from .continuation.records import SampleRecord, describe_leases
-from .decode import DecodeScheduler, OutOfMemory
+from .decode import DecodeScheduler, NoFreeSlots
 from .jobs.calls import ToolCall
 from .jobs.job import Job
 from .jobs.tool_time import ToolTimes
@@ -413,7 +413,7 @@ class Scheduler:
         while True:
             try:
                 return self._decode.next_batch(self._counters.steps, previous, now)
-            except OutOfMemory:
+            except NoFreeSlots:
                 if self._in_flight or self._offload.copies_under_way:
                     return None  # retraction needs to know every token, and what is being copied cannot be evicted
                 self._retract(self._policy.victim(self._decode.running, self._prefill.prefilling, now))

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...scheduler.batch import ScheduleBatch
 from ...scheduler.batch_builder import PlannedStep, TokenRows
-from ...scheduler.decode import DecodeScheduler, next_ids
+from ...scheduler.decode import DecodeScheduler, ids_or_placeholders
 from ...scheduler.memory.beam_memory import BeamMemory
 from ...scheduler.memory.kv_memory import KVMemory
 from ...scheduler.prefill import DecodeReserve
@@ -82,7 +82,7 @@ class BurstDecode(DecodeScheduler):
             request.num_output_placeholders += count - 1
             start += count
         self._ahead, self._longest = requests, int(counts.max())
-        return TokenRows(requests, next_ids(requests, None), slots, new), slots[:0]
+        return TokenRows(requests, ids_or_placeholders(requests, None), slots, new), slots[:0]
 
     def settle_burst(self) -> None:
         """Count the step in flight, which has ended, as one result, however many tokens it brings."""

@@ -234,7 +234,7 @@ class HostTier:
         for node in nodes:
             self.may_be_leaf(node)
 
-    def abandon(self) -> None:
+    def discard_copies(self) -> None:
         """Forget every copy, because the owners of the host's pages are no longer known. The device keeps its KV."""
         tree = self._cache.tree
         gone = [node for node in tree.nodes() if node.host is not None][::-1]

@@ -71,7 +71,7 @@ class KVMemory:
     @property
     def available_tokens(self) -> int:
         """Tokens that an allocation could get without breaking a lease: free ones, those eviction would free, and those
-        that leave as soon as they are copied."""
+        that leave as soon as they are copied (write-back only)."""
         return self.allocator.free_tokens + self.cache.evictable_tokens + self._leaving_tokens
 
     @property
@@ -348,10 +348,10 @@ class KVMemory:
         self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), fence=in_flight)
         self._forget(request)
 
-    def abandon_all(self) -> None:
+    def discard_all_kv(self) -> None:
         """Forget all KV, leased KV too, as if the pools were new. No live request may hold any."""
-        self.leases.abandon()
-        self.cache.abandon()
+        self.leases.discard_leases()
+        self.cache.discard_all()
         self.copies.clear_copies()
 
     def close_fence(self, fence: int) -> None:

@@ -101,7 +101,7 @@ def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Req
     cache, leases = memory.cache, memory.leases
     if memory.tier is not None and (unaccounted := memory.tier.unaccounted_tokens):
         logger.error("the host's KV pool does not add up by %d tokens: its copies are given up", unaccounted)
-        memory.tier.abandon()
+        memory.tier.discard_copies()
     sequences = [request.held_kv for request in holders]
     sequences += [lease.kv for lease in leases.live() if lease.kv is not None]
     beam_pages = [beams.pages(request) for request in holders if request.beam_kv is not None]
@@ -114,5 +114,5 @@ def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Req
         return Found(leaked)
     for request in holders:
         request.kv = request.beam_kv = None
-    memory.abandon_all()
+    memory.discard_all_kv()
     return Found(leaked, was_reset=True)

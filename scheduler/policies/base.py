@@ -15,7 +15,7 @@ from .fill_time import FillTime
 
 @dataclass(slots=True, eq=False)
 class _Overtaken:
-    """A waiting request, and how many later ones have been admitted since it was first seen as the oldest."""
+    """A waiting request, and the number of later ones admitted since it became the oldest."""
 
     request: Request
     times: int = 0

@@ -134,11 +134,11 @@ class Episode:
         assert self.rig.cache.reset()
 
     def abandon(self) -> None:
-        self.rig.cache.abandon()
+        self.rig.cache.discard_all()
         self.rig.running.clear()
 
     def lose_host(self) -> None:
-        self.rig.tier.abandon()
+        self.rig.tier.discard_copies()
 
 
 @pytest.mark.parametrize("page", [1, 4, 16, 64])

@@ -170,8 +170,8 @@ def test_lease_ends_are_counted_by_kind() -> None:
     assert leases.counts == LeaseCounts(granted=9, handed_off=2, released=3, broken=4)
 
 
-@pytest.mark.parametrize("end", ["break_all", "abandon"])
-def test_break_all_and_abandon_end_all_leases(end: str) -> None:
+@pytest.mark.parametrize("end", ["break_all", "discard_leases"])
+def test_break_all_and_discard_leases_end_all_leases(end: str) -> None:
     rig = CacheRig()
     leases = lease_table(rig, max_leases=3)
     for first in (0, 100):
@@ -183,8 +183,8 @@ def test_break_all_and_abandon_end_all_leases(end: str) -> None:
     getattr(leases, end)()
     assert all(lease.state is LeaseState.BROKEN and not lease.is_live for lease in made)
     assert len(leases) == leases.leased_tokens == 0 and leases.counts == LeaseCounts(granted=4, broken=4)
-    if end == "abandon":
-        rig.cache.abandon()
+    if end == "discard_leases":
+        rig.cache.discard_all()
     check_leases(leases, rig.cache)
     assert rig.verify().protected == 0
     made = [lease_of(rig, leases, tokens(12, first), 10.0)[0] for first in (0, 100, 200)]

@@ -180,8 +180,8 @@ def test_snapshot_skips_nodes_evicted_before_their_visit() -> None:
     assert len(seen.rows) == 3 and rig.cache.total_nodes == 3
 
 
-@pytest.mark.parametrize("how", ["reset", "abandon"])
-def test_reset_or_abandon_ends_snapshot_walk(how: str) -> None:
+@pytest.mark.parametrize("how", ["reset", "discard_all"])
+def test_reset_or_discard_ends_snapshot_walk(how: str) -> None:
     rig = CacheRig(num_tokens=64)
     for first in range(5):
         rig.insert(int32(first, 1, 2))

@@ -240,7 +240,7 @@ def test_pages_of_failed_request_are_quarantined_until_step_ends(page_size: int)
     assert harness.outcomes["other", 0].tokens == expected_output([2] * 20, 12)
 
 
-STAGES = ["_end_families", "_find_lost", "_end", "_place", "_recount", "abandon_all"]
+STAGES = ["_end_families", "_find_lost", "_end", "_place", "_recount", "discard_all_kv"]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_exception_in_recovery_ends_every_request_once(
     for _ in range(4):
         harness.step()
     scheduler_recovery: Any = harness.scheduler._recovery
-    part: Any = scheduler_recovery if stage != "abandon_all" else harness.scheduler._memory
+    part: Any = scheduler_recovery if stage != "discard_all_kv" else harness.scheduler._memory
     real, failures = getattr(part, stage), [RuntimeError("again")]
 
     def raise_once(*args: Any) -> Any:
@@ -272,7 +272,7 @@ def test_exception_in_recovery_ends_every_request_once(
 
     with monkeypatch.context() as patched:
         patched.setattr(part, stage, raise_once)
-        if stage == "abandon_all":  # it is reached only where the count fails first
+        if stage == "discard_all_kv":  # it is reached only where the count fails first
             patched.setattr(scheduler_recovery, "_recount", Mock(side_effect=MemoryError))
         (bad, *_) = harness.scheduler.live_of("running")
         harness._take(harness.scheduler.contain(RuntimeError("the first"), [bad], harness.now))

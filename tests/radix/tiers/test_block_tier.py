@@ -240,7 +240,7 @@ def test_reset_quarantines_slots_of_disk_orders_in_flight(page: int, abandon: bo
     rig.pump_disk()
     reading = read(rig, tokens(64))
     assert reading is not None and len(rig.orders) == 3
-    rig.cache.abandon() if abandon else rig.cache.reset()
+    rig.cache.discard_all() if abandon else rig.cache.reset()
     held = rig.host_allocator.total_tokens - rig.host_allocator.free_tokens
     assert held == 64 + 32 and rig.host_allocator.quarantined_tokens == held
     rig.check()

@@ -221,7 +221,7 @@ class TestLife:
         rig.insert(tokens(32, 900))
         rig.pump()
         rig.start(tokens(3, 5000))
-        rig.cache.abandon()
+        rig.cache.discard_all()
         rig.running.clear()
         assert rig.allocator.free_tokens == rig.host_allocator.free_tokens == 128 - 96
         rig.check()
@@ -258,7 +258,7 @@ def test_host_pool_with_leak_can_be_abandoned(page: int) -> None:
     assert fence is not None and rig.tier.unaccounted_tokens == 0 and len(rig.copies) == 2
     lost = rig.host_allocator.alloc_extend(int32(0), int32(page), int32(0))
     assert lost is not None and rig.tier.unaccounted_tokens == page
-    rig.tier.abandon()
+    rig.tier.discard_copies()
     rig.check()
     assert rig.tier.unaccounted_tokens == 0 and rig.tier.tokens == 0
     rig.end_all()
