@@ -53,7 +53,7 @@ def _check_tiers(tiers: TierConfig, scheduler: SchedulerConfig) -> None:
     for name in ("host_cache_gb", "host_cache_ratio"):
         _need(
             not (getattr(tiers, name) and scheduler.disable_radix_cache),
-            f"{flag_name(name)} keeps what the radix cache holds; leave it out, or --disable-radix-cache",
+            f"{flag_name(name)} keeps what the radix cache holds; leave it out, or leave out --disable-radix-cache",
         )
     _at_least(tiers, 0, ("disk_cache_gb", "remote_cache_ttl"))
     _need(math.isfinite(tiers.disk_cache_gb), f"--disk-cache-gb is {tiers.disk_cache_gb}; use a number of GiB")

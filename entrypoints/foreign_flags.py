@@ -85,7 +85,7 @@ def _one_origin(value: Any) -> Any:
 
 
 _ONE_DEVICE = "one server runs one model on one device; tensor, pipeline and data parallelism are not supported yet"
-_STEP_TOKENS = "new prompt tokens of a step; tokens of running requests are extra"
+_STEP_TOKENS = "new prompt tokens of a step; tokens of running requests are not counted"
 _WHOLE_MODEL = "the whole model is on one device, which --device selects"
 _NO_LORA = "adapters are not supported yet; merge the adapter into the weights"
 _NO_REMOTE = "the model's folder must be on this machine"
@@ -105,7 +105,7 @@ FOREIGN: dict[str, Foreign] = {
     "kv_cache_dtype": NoEffect("KV has the weights' type, --dtype", ("auto",)),
     "quantization": Refused("quantised weights are not supported yet; give a float16, bfloat16 or float32 checkpoint"),
     "trust_remote_code": Refused(
-        "code of a checkpoint is never run; leave it out: the supported models need none"
+        "a checkpoint's code is never run, and supported models need none; leave it out"
     ),
     "tokenizer_mode": NoEffect("every tokenizer is a fast one, from the library tokenizers", ("auto", "hf")),
     "skip_tokenizer_init": Refused("a server without a tokenizer is not supported; text and ids are both taken"),
@@ -181,7 +181,7 @@ FOREIGN: dict[str, Foreign] = {
     "override_generation_config": Refused("edit generation_config.json, or set the values in requests"),
     "preferred_sampling_params": Refused("set them in requests, or in generation_config.json (--sampling-defaults)"),
     "enable_auto_tool_choice": NoEffect("the model may call tools in every request that offers some"),
-    "hf_chat_template_name": Refused("requests with tools use tool_use, others default; leave it out"),
+    "hf_chat_template_name": Refused("requests with tools use the template tool_use, others default; leave it out"),
     "chat_template_content_format": NoEffect("messages reach the template as strings", ("auto", "string")),
     "enable_cache_report": NoEffect("every usage says how many tokens were cached"),
     "enable_prompt_tokens_details": NoEffect("every usage says how many tokens were cached"),
@@ -214,7 +214,7 @@ FOREIGN: dict[str, Foreign] = {
     "n_gpu_layers": Refused(_WHOLE_MODEL),
     "gpu_layers": Refused(_WHOLE_MODEL),
     "hf_repo": Refused("give the repository's name, or a folder, as --model-path; GGUF files are not supported yet"),
-    "threads": Refused("the number of threads is measured at the start; taskset limits the cores"),
+    "threads": Refused("the number of threads is chosen by measurement while serving; taskset limits the cores"),
     "batch_size": Refused("--chunked-prefill-size bounds the new prompt tokens of a step"),
     "n_predict": Refused("set max_tokens in requests"),
     "cache_type_k": Refused("KV has the weights' type, --dtype"),

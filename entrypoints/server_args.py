@@ -179,7 +179,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML file with flags, without their dashes in front, and values; the command line counts before it",
+        help="YAML file with flags (without leading dashes) and values; flags on the command line take precedence",
     )
     for part, cls in _PARTS.items():
         group = parser.add_argument_group(_TITLES[part])

@@ -88,7 +88,7 @@ class ServerConfig:
     allowed_hosts: str = flag(
         "",
         "Comma-separated host names that requests may use in their Host header, or * for any. Addresses, localhost and "
-        "--host are always allowed. With an API key, any name is.",
+        "--host are always allowed. With an API key, every name is allowed.",
     )
     cors_origin: str = flag("", "Origin from which browsers may call the server, or * for any. Empty: none.")
     ssl_certfile: str = flag("", "PEM file with the certificate and its chain. If set, the server speaks HTTPS.")

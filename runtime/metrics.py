@@ -231,7 +231,7 @@ class CacheMetrics(Collector):
     def _hit_rates(self) -> Metric:
         rates = GaugeMetricFamily(
             "baton:prefix_cache_hit_rate",
-            "Share of prompt tokens found in the prefix cache; window: over how many seconds.",
+            "Share of prompt tokens found in the prefix cache; label window: the period in seconds.",
             labels=["model_name", "window"],
         )
         for window in self.stats.windows:
@@ -273,7 +273,7 @@ class ServerMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens accepted.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens of finished outputs that came from the cache.")
-        self.num_aborted_requests = counter("num_aborted_requests", "Requests aborted before their end.")
+        self.num_aborted_requests = counter("num_aborted_requests", "Calls whose client left before their end.")
         self.recorded_requests = counter("recorded_requests", "Requests written to the log of --record-requests.")
         self.unrecorded_requests = counter(
             "unrecorded_requests", "Requests that this log lacks: it could not be written, or not fast enough."

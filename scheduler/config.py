@@ -74,8 +74,8 @@ class SchedulerConfig:
     )
     hit_rate_alert: float = flag(
         0.0,
-        "Fraction of prompt tokens, 0 to 1. If the prefix cache finds less over five minutes, the log and the"
-        " metric baton:hit_rate_alert report it. 0: never.",
+        "Alert threshold, 0 to 1: if the prefix cache has less than this fraction of the prompt tokens over five"
+        " minutes, the log and the metric baton:hit_rate_alert report it. 0: never.",
     )
     disable_radix_cache: bool = flag(
         False,
@@ -107,18 +107,21 @@ class SchedulerConfig:
         0.0, "Seconds after its arrival at which an unfinished request ends with 408; 0: no limit."
     )
     max_leased_ratio: float = flag(0.5, "Fraction of the KV pool that leases may hold between requests, 0 to 1.")
-    max_leased_requests: int = flag(64, "Maximum number of leased sequences. Each keeps its row of req_to_token.")
+    max_leased_requests: int = flag(
+        64, "Maximum number of leased sequences. Each occupies a row, like a running request."
+    )
     max_leases_per_client: int = flag(
         0, "Maximum number of leased sequences per client (user, salt or API key); 0: half of --max-leased-requests."
     )
     max_client_leased_ratio: float = flag(
         0.5, "Fraction of the tokens allowed by --max-leased-ratio that one client may hold, 0 to 1."
     )
-    max_retain_ttl: float = flag(86400.0, "Maximum retain_ttl of a request, in seconds. Longer ones are cut to it.")
+    max_retain_ttl: float = flag(
+        86400.0, "Maximum retain_ttl of a request, in seconds. Larger values are reduced to it."
+    )
     lease_protection: float = flag(
         0.0,
-        "Seconds for which an idle lease is safe from new requests; 0: the measured time to compute the whole"
-        " KV pool anew.",
+        "Seconds for which new requests cannot break an idle lease; 0: the measured time to fill the KV pool.",
     )
     default_retain_ttl: float = flag(0.0, "Seconds for which a finished request stays leased if it sets no retain_ttl.")
     max_finished_requests: int = flag(

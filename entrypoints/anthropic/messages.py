@@ -115,20 +115,20 @@ _TOOL_CHOICE = either(
     taken({"type": enum("auto", "any"), **_ONE_ONLY}, required=("type",)),
     taken({"type": enum("tool"), "name": string(), **_ONE_ONLY}, required=("type", "name")),
     taken({"type": enum("none")}, required=("type",)),
-    about="May the model use a tool, must it, or must it use a certain one?",
+    about="Whether the model may use a tool, must use one, or must use a certain one.",
 )
 
 _THINKING = either(
     taken(
         {
             "type": enum("enabled"),
-            "budget_tokens": whole("Binds nothing; the answer's baton.unenforced says so.", 1),
+            "budget_tokens": whole("Not enforced; see baton.unenforced in the answer.", 1),
         },
         required=("type",),
         without_effect=("display",),
     ),
     taken({"type": enum("adaptive", "disabled")}, required=("type",), without_effect=("display",)),
-    about="Does the model think first? Needs a template with such a switch.",
+    about="Whether the model thinks before it answers; needs a chat template with a switch for it.",
 )
 
 PROPERTIES: Properties = {
@@ -138,7 +138,7 @@ PROPERTIES: Properties = {
     "system": either(string(), list_of(_TEXT_BLOCK), about="The system prompt."),
     "stop_sequences": list_of(string(least=1), "The answer ends before any of these texts."),
     "stream": STREAM,
-    "metadata": taken({"user_id": string("As user.", most=1024)}),
+    "metadata": taken({"user_id": string("Same as user.", most=1024)}),
     "tools": list_of(either(_TOOL, _SERVER_TOOL), "Tools that the model may use, and the client runs."),
     "tool_choice": _TOOL_CHOICE,
     "thinking": _THINKING,

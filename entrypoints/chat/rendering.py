@@ -66,7 +66,7 @@ class Renderer:
         text, mark, _ = self._rendered(conversation, [*before, marked]).rpartition(_MARK)
         if not mark:
             raise RequestRefused(
-                "the chat template changes the content of the last message, so the model cannot continue it "
+                "the chat template changes or drops the content of the last message, so the model cannot continue it "
                 "(continue_final_message)",
                 code="chat_template_error",
                 param="messages",

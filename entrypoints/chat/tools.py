@@ -49,7 +49,7 @@ TOOL_CHOICE = either(
         },
         "required": ["function"],
     },
-    about="May the model call a function, must it, or must it call a certain one?",
+    about="Whether the model may call a function, must call one, or must call a certain one.",
 )
 
 _NAME = re.compile(rf"[\w.:/-]{{1,{MAX_TOOL_NAME}}}")

@@ -119,11 +119,11 @@ def taken(
     listed = {name: schema if name in required else nullable(schema) for name, schema in properties.items()}
     for name, off in (unsupported or {}).items():
         use = f"; use {instead[name]}" if instead and name in instead else ""
-        listed[name] = enum(None, *off, about=f"Not supported{use}; taken where it asks for nothing.")
+        listed[name] = enum(None, *off, about=f"Not supported{use}; accepted with a value that has no effect.")
         if {} in off:  # also with a null for each of its fields, as some clients write it
             listed[name] = either(listed[name], {"type": "object", "additionalProperties": {"type": "null"}})
     for name in without_effect:
-        listed[name] = anything("Taken, without effect.")
+        listed[name] = anything("Accepted, no effect.")
     return _object(listed, about, title, required)
 
 

@@ -15,7 +15,7 @@ ERROR = answered(
             {
                 "message": string("What was wrong, which value, and what to change."),
                 "type": string(),
-                "code": nullable(string("One of those that docs/operations.md lists.")),
+                "code": nullable(string("An error code; docs/operations.md lists them.")),
                 "param": nullable(string("The field.")),
             }
         )
@@ -34,7 +34,7 @@ REFUSALS: Mapping[int, str] = {
     410: "The parent was too long ago.",
     413: "The body is too large.",
     415: "The Content-Type is not that of this endpoint.",
-    421: "The server does not go by this name.",
+    421: "The server does not accept this host name.",
     429: "Too many requests wait; try again after Retry-After seconds.",
     431: "Path and headers are too large.",
     499: "The answer was aborted.",

@@ -421,13 +421,13 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
              off=(False,)),
     # -- fields of Baton's that belong to other endpoints --------------------------------------------------------------
     *_listed("refused", "Baton", CHAT, "continuation_of continuation_suffix continuation_ids continuation_at "
-             "continuation_index keep_parent", "use messages alone: a chat continues its last turn by itself; or "
+             "continuation_index keep_parent", "use messages only (a chat continues its last turn automatically), or "
              "/v1/completions", off=("finish", 0, False)),
     *_listed("refused", "Baton", RESPONSES, "continuation_of continuation_suffix continuation_ids continuation_at "
              "continuation_index keep_parent", "use previous_response_id, or /v1/completions",
              off=("finish", 0, False)),
     *_listed("refused", "Baton", MESSAGES, "continuation_of continuation_suffix continuation_ids continuation_at "
-             "continuation_index keep_parent", "use messages alone: a chat continues its last turn by itself; or "
+             "continuation_index keep_parent", "use messages only (a chat continues its last turn automatically), or "
              "/v1/completions", off=("finish", 0, False)),
     *(ForeignField(name=name, outcome="refused", apis=GENERATE, of="OpenAI", about=f"use sampling_params.{name}")
       for name in (*SamplingParams.__struct_fields__, "sampling_seed") if name != "no_stop_trim"),
@@ -509,10 +509,10 @@ def _schema_of(field: ForeignField) -> Schema:
         case "used":
             return anything(f"Read as {field.about}. Sent by clients of {field.of}.")
         case "refused":
-            about = f"Not supported; {field.about}. Taken where it asks for nothing."
+            about = f"Not supported; {field.about}. Accepted with a value that has no effect."
             if field.empty_asks:
                 return enum(None, *field.off, about=about)
             nulls = {"type": "object", "additionalProperties": {"type": "null"}}
             return either(enum(None, "", [], *field.off), nulls, about=about)
         case outcome:
-            return anything(f"Taken, {'without effect' if outcome == 'no effect' else outcome}: {field.about}.")
+            return anything(f"Accepted, {outcome}: {field.about}.")

@@ -71,7 +71,7 @@ DRAFT_COUNTS: Properties = {
     "spec_verify_ct": COUNT,
     "spec_draft_token_num": COUNT,
     "spec_accept_token_num": COUNT,
-    "spec_accept_rate": number("Accepted by guessed tokens.", 0, 1),
+    "spec_accept_rate": number("Share of the guessed tokens that were accepted.", 0, 1),
 }
 
 STAGE_DETAILS: Properties = {

@@ -40,7 +40,12 @@ SHARED: Properties = {
     "extra_key": per_prompt(string(_KEY_ABOUT, most=MAX_KEY_CHARS)),
     "no_stop_trim": per_prompt(flag("Leave the stop string in the text.", default=False)),
     "priority": per_prompt(
-        whole("A higher one is admitted earlier and retracted later.", -MAX_PRIORITY, MAX_PRIORITY, default=0)
+        whole(
+            "Requests with a higher priority are admitted earlier and retracted later.",
+            -MAX_PRIORITY,
+            MAX_PRIORITY,
+            default=0,
+        )
     ),
     "no_reuse_from": per_prompt(
         whole(

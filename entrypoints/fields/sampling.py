@@ -45,13 +45,13 @@ _LIMITED: Properties = {
     "max_new_tokens": whole(
         "Tokens to generate at most; null: up to the context's end. 0 computes the prompt and samples nothing.", 0
     ),
-    "min_new_tokens": whole("Nothing ends the output before it has this many tokens.", 0),
+    "min_new_tokens": whole("The output does not end before it has this many tokens.", 0),
     "temperature": number("0 is greedy.", 0, MAX_TEMPERATURE),
     "top_p": number("Sample among the likeliest tokens that have this probability together.", above=0, high=1),
-    "top_k": whole("Sample among so many of the likeliest tokens; -1 or 0: no limit.", -1),
+    "top_k": whole("Sample among this many of the likeliest tokens; -1 or 0: no limit.", -1),
     "min_p": number("Sample among tokens that have this share of the likeliest one's probability.", 0, 1),
-    "frequency_penalty": number("Taken from a token's logit for each time the output has it.", -2, 2),
-    "presence_penalty": number("Taken from a token's logit once the output has it.", -2, 2),
+    "frequency_penalty": number("Subtracted from a token's logit for each time the output has it.", -2, 2),
+    "presence_penalty": number("Subtracted from a token's logit once the output has it.", -2, 2),
     "repetition_penalty": number(
         "Divides the logits of tokens that prompt or output have.", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
     ),
@@ -77,13 +77,13 @@ _LIMITED: Properties = {
     "ignore_eos": flag("The end-of-text token does not end the output."),
     "no_stop_trim": flag("Leave the stop string in the text."),
     "skip_special_tokens": flag("Leave special tokens out of the text."),
-    "spaces_between_special_tokens": flag("As transformers has it."),
+    "spaces_between_special_tokens": flag("As in transformers."),
     "seed": whole("The same seed and prompt give the same tokens; -1: drawn by the server.", MIN_SEED, MAX_SEED),
     "n": whole("Independent samples; of a beam search, how many of its sequences are returned.", 1, MAX_SEQUENCES),
-    "beam_width": whole("Search for the likeliest sequences with so many beams; 0: sample.", 0, MAX_SEQUENCES),
+    "beam_width": whole("Number of beams of a beam search; 0: sampling.", 0, MAX_SEQUENCES),
     "length_penalty": number("Of a beam search: scores are divided by length ** this.", -10, 10),
     "early_stopping": enum(True, False, "never", about="When a beam search ends, as transformers defines it."),
-    "item_trie": string("Only items of this trie may come out.", least=1, most=MAX_NAME_CHARS),
+    "item_trie": string("Constrains the output to items of this trie.", least=1, most=MAX_NAME_CHARS),
     "allowed_token_ids": list_of(TOKEN_ID, "The only ids that may be sampled.", least=1, most=MAX_ALLOWED_TOKEN_IDS),
     "bad_words": list_of(
         string(least=1),

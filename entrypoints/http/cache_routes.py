@@ -41,7 +41,7 @@ _LEASE = answered(
         "rid": nullable(string("The request whose output it keeps; null where only waiting requests know it.")),
         "index": nullable(COUNT),
         "job_id": nullable(string()),
-        "user": string("The user whose budget it counts in."),
+        "user": string("The client (user, cache salt or API key) in whose share it counts."),
         "tokens": COUNT,
         "own_tokens": whole("Tokens that no other lease held when it was granted.", 0),
         "idle_s": number("Since it was granted or returned.", 0),

@@ -45,10 +45,10 @@ _ABORT = Operation(
     refusals=(404,),
 )
 _RELEASE = Operation(
-    summary="Give up the leases of a finished request",
+    summary="Release the leases of a finished request",
     tag="Native",
     body=taken({"rid": RID}, title="ReleaseBody", required=("rid",)),
-    answer=answered({"released": flag("There were any.")}, title="Released"),
+    answer=answered({"released": flag("True if there were any leases.")}, title="Released"),
     refusals=(504,),
 )
 
@@ -102,7 +102,7 @@ class GenerationRoutes:
         return JSONAnswer({"aborted": aborted})
 
     async def release(self, request: Request) -> Response:
-        """Give up the leases of a finished request. Having none is no error: they may have just expired."""
+        """Release the leases of a finished request. Having none is no error: they may have just expired."""
         async with self._bodies.json_object(request) as fields:
             refuse_unserved(fields, ("rid",))
         released = await self._manager.control.release_leases(caller(request), read_rid(fields.get("rid"), "rid"))

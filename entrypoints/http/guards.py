@@ -120,7 +120,7 @@ class KnownHosts:
         if self._all or name in self._names or name.endswith(self._suffixes) or _is_address(name):
             return
         raise RequestRefused(
-            f"this server does not go by the name {name!r}; use its address, or have the operator set "
+            f"this server does not accept the host name {name!r}; use its address, or have the operator set "
             f"--allowed-hosts {name}",
             code="unknown_host",
         )

@@ -220,8 +220,9 @@ def _keys_of(text: str, source: str) -> list[ApiKey]:
         match = _NAMED_KEY.fullmatch(line)
         if match is None or not is_client_name(match[1]):
             raise UsageError(
-                f"{source}: line {number} is no 'name: key'; a name has 1 to 64 letters, digits and . _ @ -, begins "
-                f"with a letter or digit, and is neither {ADMIN_NAME!r} nor {ANONYMOUS_NAME!r}"
+                f"{source}: line {number} is not of the form 'name: key'; a name has 1 to 64 letters, "
+                f"digits and . _ @ -, begins with a letter or digit, and is neither {ADMIN_NAME!r} "
+                f"nor {ANONYMOUS_NAME!r}"
             )
         name, key = match[1], match[2]
         if key in found:

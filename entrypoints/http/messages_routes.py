@@ -34,7 +34,7 @@ _EVENTS = EventFormat(named_event, error_body, b"")
 
 _MESSAGES = Operation(
     summary="Answer a chat",
-    about="Anthropic's messages. A chat that has grown continues from its cached prefix by itself.",
+    about="Anthropic's messages. A longer chat continues from its cached prefix automatically.",
     tag="Anthropic",
     body=with_extra_body(BODY),
     headers=JOB_HEADERS,

@@ -69,7 +69,7 @@ _COMPLETE = Operation(
 )
 _CHAT = Operation(
     summary="Answer a chat",
-    about="OpenAI's chat completions. A chat that has grown continues from its cached prefix by itself.",
+    about="OpenAI's chat completions. A longer chat continues from its cached prefix automatically.",
     tag="OpenAI",
     body=with_extra_body(chat.BODY),
     headers=JOB_HEADERS,

@@ -31,7 +31,7 @@ _INCLUDE = ("include", "include[]")
 _NO_STREAM: dict[str, tuple] = {"stream": ("false",), "starting_after": (), "include_obfuscation": ("false",)}
 _MAX_ITEMS = 100
 
-_INCLUDE_QUERY: Properties = dict.fromkeys(_INCLUDE, string("Adds nothing: it was said when the response was made."))
+_INCLUDE_QUERY: Properties = dict.fromkeys(_INCLUDE, string("No effect: this is decided when the response is created."))
 _CREATE = Operation(
     summary="Make a response",
     about="OpenAI's responses. `previous_response_id` is a continuation: `metadata` says what was inherited.",

@@ -53,9 +53,11 @@ VLLM: Properties = {
 OF_THE_PROMPT: Properties = {
     "return_token_ids": flag("The ids of prompt and output beside the text.", default=False),
     "truncate_prompt_tokens": either(
-        whole("", 1), enum(-1), about="Use the last so many tokens of the prompt; -1: as many as leave room to answer."
+        whole("", 1),
+        enum(-1),
+        about="Number of tokens kept from the end of the prompt; -1: as many as leave room to answer.",
     ),
-    "prompt_logprobs": whole("Logprobs of the prompt's tokens, and so many alternatives, up to --max-logprobs.", 0),
+    "prompt_logprobs": whole("Logprobs of the prompt's tokens, and this many alternatives, up to --max-logprobs.", 0),
 }
 """Fields of vLLM's about the tokens of a prompt."""
 
@@ -145,7 +147,8 @@ def read_truncation(fields: dict[str, Any]) -> int | None:
         )
     if "continuation_of" in fields:
         raise RequestRefused(
-            f"{name} cannot cut what is continued; leave it out, or send the whole prompt without continuation_of",
+            f"{name} cannot truncate a continued prompt; leave it out, or send the whole prompt "
+            "without continuation_of",
             param=name,
         )
     return most

@@ -43,7 +43,7 @@ PROPERTIES: Properties = {
     "min_tokens": SAMPLING["min_new_tokens"],
     "stream": STREAM,
     "stream_options": STREAM_OPTIONS,
-    "logprobs": whole("Logprobs of each token, and so many alternatives, up to --max-logprobs.", 0),
+    "logprobs": whole("Logprobs of each token, and this many alternatives, up to --max-logprobs.", 0),
     "echo": flag("The text begins with the prompt.", default=False),
     "best_of": whole("Equal to n; of a beam search, its width.", 1, MAX_SEQUENCES),
     "use_beam_search": flag("Search for the n likeliest texts.", default=False),
@@ -109,7 +109,7 @@ def parse_completion(
     logprobs = _logprobs(fields.get("logprobs"))
     usage = include_usage(fields.get("stream_options"), typed(fields.get("stream", False), bool, "stream"), ignored)
     if echo and "continuation_of" in fields:
-        raise RequestRefused("echo cannot show what the parent's prompt was; leave it out", param="echo")
+        raise RequestRefused("echo cannot return the parent's prompt; leave it out", param="echo")
     token_ids = wants_token_ids(fields)
     prompt_logprobs = read_prompt_logprobs(fields)
     truncate_to = read_truncation(fields)

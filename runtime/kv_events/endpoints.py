@@ -36,7 +36,10 @@ def refusal(config: KVEventConfig, page_size: int, *, cached: bool) -> str | Non
     if not config.kv_events_endpoint:
         return _refusal_without_endpoint(config)
     if not cached:
-        return "--kv-events-endpoint publishes the contents of the radix cache; leave it out, or --disable-radix-cache"
+        return (
+            "--kv-events-endpoint publishes the contents of the radix cache; leave it out, or leave out "
+            "--disable-radix-cache"
+        )
     if config.kv_events_endpoint == config.kv_events_replay_endpoint:
         return "--kv-events-replay-endpoint is --kv-events-endpoint; give it an address of its own"
     for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):

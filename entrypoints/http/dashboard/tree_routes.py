@@ -40,7 +40,7 @@ _NODE = answered(
         "leases": whole("Leases that end here, and children with leases.", 0),
         "is_loading": flag("A copy to the device is under way."),
         "is_storing": flag("A copy to the host is under way."),
-        "is_retired": flag("It is evicted first."),
+        "is_retired": flag("It is no longer needed and is evicted first."),
         "idle_s": number("Since the last use of this node or one below it.", 0),
         "uses": whole("Requests that began with it.", 0),
     },
@@ -157,7 +157,7 @@ class TreeRoutes:
             raise RequestRefused(f"with_text is {shown(given)}; it takes true or false", param="with_text")
         if given == "true" and self._texts is None:
             raise RequestRefused(
-                "with_text shows text of users, and no admin key protects this server; set --admin-api-key, or leave "
+                "with_text shows users' text, and no admin key protects this server; set --admin-api-key, or leave "
                 "with_text out",
                 code="admin_key_required",
                 param="with_text",

@@ -94,7 +94,7 @@ class Bodies:
 
     def _too_large(self, shown: str) -> RequestRefused:
         return RequestRefused(
-            f"the body is {shown}; at most {self._max_bytes} bytes are taken. Split the batch or raise --max-body-mb",
+            f"the body is {shown}; the maximum is {self._max_bytes} bytes. Split the batch or raise --max-body-mb",
             code="body_too_large",
         )
 
@@ -126,7 +126,7 @@ class Room:
                 await mine[1]
         except TimeoutError:
             raise RequestRefused(
-                "other large bodies fill the memory for bodies; try again soon", code="overloaded"
+                "other requests use all the memory for large bodies; try again soon", code="overloaded"
             ) from None
         except asyncio.CancelledError:
             if mine not in self._waiting and not mine[1].cancelled():

@@ -137,7 +137,7 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
         else:
-            self._refuse(RequestRefused("what was sent is no HTTP/1.1 request", code="invalid_http"))
+            self._refuse(RequestRefused("this is not a valid HTTP/1.1 request", code="invalid_http"))
 
     # -- what the server calls -------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ PROPERTIES: Properties = {
             "properties": {"type": enum("function", "custom"), "name": string(), "namespace": string()},
             "required": ["type", "name"],
         },
-        about="May the model call a function, must it, or must it call a certain one?",
+        about="Whether the model may call a function, must call one, or must call a certain one.",
     ),
     "parallel_tool_calls": flag("More than one call in an answer.", default=True),
     "reasoning": taken(

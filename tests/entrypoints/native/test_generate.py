@@ -1,4 +1,4 @@
-"""What /generate takes: SGLang's fields, served, refused by name, or accepted at the value that asks for nothing."""
+"""The fields that /generate takes: served as in SGLang, refused by name, or accepted with a value without effect."""
 
 from __future__ import annotations
 

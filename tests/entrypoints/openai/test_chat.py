@@ -339,7 +339,7 @@ def test_invalid_tools_and_choices_are_refused(fields: dict[str, Any], param: st
         ({"logprobs": 3}, "logprobs", "true or false"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false"),
         ({"beam_width": 4}, "beam_width", "unknown field"),
-        ({"continuation_of": "x"}, "continuation_of", "by itself"),
+        ({"continuation_of": "x"}, "continuation_of", "automatically"),
         ({"mesages": []}, "mesages", "did you mean messages?"),
         ({"prompt": "x"}, "prompt", "prompt is not supported; use messages, or /v1/completions"),
         ({"n": 0}, "n", "n"),

@@ -100,7 +100,7 @@ def test_first_steps_mention_the_key_when_required(open_page: Open) -> None:
 
 
 def test_server_refusal_message_is_shown(dashboard: FakeDashboard, open_page: Open) -> None:
-    dashboard.refuse = (421, "this server does not go by the name 'x'; set --allowed-hosts <x>")
+    dashboard.refuse = (421, "this server does not accept the host name 'x'; set --allowed-hosts <x>")
     shown = open_page(dashboard.url, allow=REFUSED)
     shown.wait_text("#trouble", "set --allowed-hosts <x>")
     assert shown.text("#connection-text") == "Refused"

@@ -100,7 +100,7 @@ def test_waiting_for_body_room_times_out(monkeypatch: pytest.MonkeyPatch) -> Non
     async def body() -> None:
         reader = Bodies(LARGEST)
         async with reader.binary(request(b"x" * LARGEST, length=LARGEST)):
-            with pytest.raises(RequestRefused, match="other large bodies") as caught:
+            with pytest.raises(RequestRefused, match="memory for large bodies") as caught:
                 await read(reader, request(b"x" * LARGEST, length=LARGEST))
             assert status_of(caught.value) == 503 and caught.value.code == "overloaded"
         assert reader._room.free == LARGEST
