@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from ..runtime.channels import Endpoints, Sender
+from ..runtime.channels import Endpoints
 from ..runtime.config import WorkerConfig
 from ..runtime.detokenizer import run_detokenizer
 from ..runtime.metrics import ServerMetrics
 from ..runtime.recording.recorder import open_recorder
+from ..runtime.stop_signal import StopSignal
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused
@@ -33,7 +34,7 @@ from .step_calls.call_reader import CallReader
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-WorkerFunction = Callable[[WorkerConfig, Endpoints, threading.Event], None]
+WorkerFunction = Callable[[WorkerConfig, Endpoints, StopSignal], None]
 
 _LATE_S = 1.0
 """Seconds a shutdown waits for calls that arrived during it; they are refused at once."""
@@ -59,7 +60,7 @@ class EngineThreads:
         recorder = open_recorder(args.recording, metrics)
         self._ready_timeout = args.server.ready_timeout
         self._endpoints = Endpoints.for_threads()
-        self._stop = threading.Event()
+        self._stop = StopSignal()
         self._pid = os.getpid()
         self._shutting_down = threading.Lock()
         # Held while work is queued for the loop, so that whatever was queued before the end is answered. Reentrant,
@@ -104,7 +105,7 @@ class EngineThreads:
         with self._shutting_down:
             if self._loop.is_closed():
                 return
-            self._stop_threads()
+            self._stop.set()
             for thread in self._threads[1:]:
                 thread.join()
             error = RequestRefused("the engine has been shut down", code="shutting_down")
@@ -180,16 +181,9 @@ class EngineThreads:
                 self._refusal.__cause__ = error
                 self._loop.call_soon_threadsafe(self.manager.fail_all, self._refusal)
                 self._loop.call_soon_threadsafe(self._failed.set)
-                self._stop_threads()
+                self._stop.set()
 
         return guarded
-
-    def _stop_threads(self) -> None:
-        self._stop.set()
-        for address in (self._endpoints.to_worker, self._endpoints.to_detokenizer):
-            sender = Sender(address)
-            sender.wake()
-            sender.close()
 
     async def _receive(self) -> None:
         self._receiving = asyncio.ensure_future(self.manager.run())

@@ -162,7 +162,7 @@ class GhostSample:
         """Nodes below which there are ghosts, or were."""
         self.recording = True
         self.next_at = pool_tokens // SAMPLED
-        """Call `go_on` once so many tokens have been evicted in all."""
+        """Call `switch_phase` once so many tokens have been evicted in all."""
         self.recorded_tokens = 0
         self.recomputed_tokens = 0
 

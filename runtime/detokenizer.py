@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..scheduler.constraints.item_trie import ITEM
 from ..scheduler.outcome import FinishReason
 from ..scheduler.token_buffer import unpack_ids
-from .channels import Endpoints, Receiver, Sender
+from .channels import Endpoints, Receiver, Sender, Waker
 from .launcher.child_process import DetokenizerProcess, run_child
 from .messages import (
     DetokenizeParams,
@@ -28,6 +27,7 @@ from .messages import (
     TokenOutputs,
     ToManager,
 )
+from .stop_signal import StopSignal
 from .text.incremental_decode import IncrementalDecoder, decode_all
 from .text.stop_strings import find_final_stop, held_back
 from .text.tokenizer import Tokenizer
@@ -185,10 +185,12 @@ class Detokenizer:
         return _Sample(text, params.stream)
 
 
-def run_detokenizer(tokenizer: Tokenizer, endpoints: Endpoints, stop: threading.Event) -> None:
+def run_detokenizer(tokenizer: Tokenizer, endpoints: Endpoints, stop: StopSignal) -> None:
     """Serve until ``stop`` is set, as a process or as a thread of the Engine."""
     inbox: Receiver[FromWorker] = Receiver(endpoints.to_detokenizer, FromWorker)
     outbox = Sender(endpoints.to_manager)
+    waker = Waker(endpoints.to_detokenizer)  # after the receiver has bound the address: a connection fails before
+    stop.on_set(waker.wake)
     detokenizer = Detokenizer(tokenizer)
     try:
         while not stop.is_set():
@@ -196,11 +198,11 @@ def run_detokenizer(tokenizer: Tokenizer, endpoints: Endpoints, stop: threading.
                 for answer in detokenizer.handle_message(message):
                     outbox.send(answer)
     finally:
-        inbox.close()
-        outbox.close()
+        for part in (waker, inbox, outbox):
+            part.close()
 
 
-def _main(process: DetokenizerProcess, stop: threading.Event) -> None:
+def _main(process: DetokenizerProcess, stop: StopSignal) -> None:
     run_detokenizer(Tokenizer.load(process.tokenizer_path), process.endpoints, stop)
 
 

@@ -10,7 +10,6 @@ import functools
 import gc
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -48,6 +47,7 @@ from .runner.step_profile import StepProfiler
 from .sampling.op_providers import select_sampling_ops
 from .sampling.sampler import Sampler
 from .step_runner import StepRunner
+from .stop_signal import StopSignal
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
 from .tier_setup import HOST_POLICIES, Stores, make_host_pool, model_fingerprint, open_stores
@@ -236,12 +236,13 @@ def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
     scheduler.flush_cache()
 
 
-def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: threading.Event) -> None:
+def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> None:
     """Serve until ``stop`` is set. Raises ModelLoadError if the model cannot be served as asked, ItemTrieError for a
     trie that cannot be loaded."""
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
-    waker = Waker(endpoints.to_worker)
+    waker = Waker(endpoints.to_worker)  # after the receiver has bound the address: a connection fails before
+    stop.on_set(waker.wake)
     worker: Worker | None = None
     tier_io: TierIO | None = None
     job_records: JobRecords | None = None

@@ -21,6 +21,7 @@ from unittest import mock
 
 from baton.runtime.channels import Endpoints
 from baton.runtime.config import TierConfig, WorkerConfig
+from baton.runtime.stop_signal import StopSignal
 from baton.runtime.worker import Worker, build_worker, run_worker
 from benchmarks.common.clients import EngineClient
 
@@ -61,7 +62,7 @@ class TierEngine(EngineClient):
         self._cpu_clock = 0
         super().__init__(settings | {"worker": self._run_worker})
 
-    def _run_worker(self, config: WorkerConfig, endpoints: Endpoints, stop: threading.Event) -> None:
+    def _run_worker(self, config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> None:
         self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
         if self._profile is None:
             run_worker(config, endpoints, stop)

@@ -10,6 +10,7 @@ closes it when the launcher dies, however that happens. The main function of a c
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -25,10 +26,11 @@ import msgspec
 import setproctitle
 
 from ...scheduler.constraints.item_trie import ItemTrieError
-from ..channels import Endpoints, Waker
+from ..channels import Endpoints
 from ..checkpoint.model_files import ModelLoadError
 from ..config import WorkerConfig
 from ..job_records import RecordsError
+from ..stop_signal import StopSignal
 from ..text.tokenizer import TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -54,32 +56,19 @@ class ChildProcess(msgspec.Struct, kw_only=True, frozen=True):
     failure_fd: int
     log_level: str = "info"
 
-    @property
-    def inbox(self) -> str:
-        """The address at which the child receives."""
-        raise NotImplementedError
-
 
 class WorkerProcess(ChildProcess, kw_only=True, frozen=True):
     config: WorkerConfig
-
-    @property
-    def inbox(self) -> str:
-        return self.endpoints.to_worker
 
 
 class DetokenizerProcess(ChildProcess, kw_only=True, frozen=True):
     tokenizer_path: str
 
-    @property
-    def inbox(self) -> str:
-        return self.endpoints.to_detokenizer
-
 
 ChildT = TypeVar("ChildT", bound=ChildProcess)
 
 
-def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threading.Event], None]) -> int:
+def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, StopSignal], None]) -> int:
     """Read the config from standard input and call ``run(config, stop)``; returns the exit status.
 
     ``stop`` is set when the launcher closes the lifeline, or dies; ``run`` returns soon after. Signals are the
@@ -93,14 +82,12 @@ def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threa
         _remove_run_dir()
         return 1
     child = msgspec.json.decode(line, type=config_type)
-    stop = threading.Event()
+    stop = StopSignal()
     os.set_inheritable(child.failure_fd, False)
     setproctitle.setproctitle(f"baton::{role}")
     configure_logging(role, child.log_level)
     dump_stacks_on_signal()
-    waker = Waker(child.inbox)
-    lifeline = (stop, waker, child.parent_pid)
-    threading.Thread(target=_watch_lifeline, args=lifeline, name="lifeline", daemon=True).start()
+    threading.Thread(target=_watch_lifeline, args=(stop, child.parent_pid), name="lifeline", daemon=True).start()
     try:
         run(child, stop)
     except _OPERATOR_ERRORS as error:
@@ -111,7 +98,6 @@ def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, threa
         _leave_reason(child.failure_fd, f"{type(error).__name__}: {error}")
         return 1
     finally:
-        waker.close()
         _clean_up_after(child.parent_pid)
     return 0
 
@@ -133,12 +119,12 @@ def _leave_reason(failure_fd: int, reason: str) -> None:
     os.write(failure_fd, " ".join(reason.split()).encode("utf-8", "replace")[:_MAX_REASON_BYTES])
 
 
-def _watch_lifeline(stop: threading.Event, waker: Waker, parent_pid: int) -> None:
+def _watch_lifeline(stop: StopSignal, parent_pid: int) -> None:
     # Not by sys.stdin: its lock would be held at the interpreter's end.
     while os.read(0, 1024):
         pass
-    stop.set()
-    waker.wake()  # an idle child would notice at the end of its poll, a second later
+    with contextlib.suppress(Exception):  # a child must not outlive its server because it could not be woken
+        stop.set()
     time.sleep(_GRACE_S)
     _clean_up_after(parent_pid)
     os._exit(1)

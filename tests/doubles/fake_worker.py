@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from baton.runtime.channels import Endpoints, Receiver, Sender
+from baton.runtime.channels import Endpoints, Receiver, Sender, Waker
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.launcher.child_process import WorkerProcess, run_child
 from baton.runtime.messages import (
@@ -41,6 +41,7 @@ from baton.runtime.messages import (
     ToWorker,
     WorkerReady,
 )
+from baton.runtime.stop_signal import StopSignal
 from baton.scheduler.outcome import FinishReason, FoundTokens
 from baton.scheduler.request_spec import ContinuationSpec, RequestSpec
 from baton.scheduler.stats import SchedulerStats
@@ -177,14 +178,16 @@ class Search:
         return sum(sample.output) / -1000 / len(sample.output) ** self.request.sampling.length_penalty
 
 
-def run_fake_worker(endpoints: Endpoints, stop: threading.Event, behaviour: dict) -> None:
+def run_fake_worker(endpoints: Endpoints, stop: StopSignal, behaviour: dict) -> None:
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
+    waker = Waker(endpoints.to_worker)
+    stop.on_set(waker.wake)
     try:
         serve(inbox, outbox, stop, behaviour)
     finally:
-        inbox.close()
-        outbox.close()
+        for part in (waker, inbox, outbox):
+            part.close()
 
 
 def serve(inbox: Receiver, outbox: Sender, stop: threading.Event, behaviour: dict) -> None:

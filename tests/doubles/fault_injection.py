@@ -40,7 +40,7 @@ GUARDS = {
         )
     ),
     *("OutputBuilder.build_outputs", "OutputBuilder.take_failures", "LiveRequests.__len__"),
-    *("OutputBuilder.close_sample", "ContinuationSuffixes.close"),
+    *("OutputBuilder.close_sample", "ContinuationSuffixes.close_suffix"),
 }
 """These catch what is raised below them and do little else, only read what is there, or pop a name from a dict."""
 

@@ -18,6 +18,7 @@ from baton.runtime.messages import (
     ToManager,
     WorkerReady,
 )
+from baton.runtime.stop_signal import StopSignal
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.stats import SchedulerStats
@@ -119,7 +120,7 @@ def test_detokenizer_failure_fails_only_its_request(tokenizer: Tokenizer) -> Non
 
 def test_other_messages_pass_detokenizer_in_order(tokenizer: Tokenizer) -> None:
     endpoints = Endpoints.for_threads()
-    stop = threading.Event()
+    stop = StopSignal()
     thread = threading.Thread(target=run_detokenizer, args=(tokenizer, endpoints, stop))
     thread.start()
     inbox: Receiver[ToManager] = Receiver(endpoints.to_manager, ToManager)

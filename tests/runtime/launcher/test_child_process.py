@@ -16,22 +16,24 @@ ROOT = Path(__file__).parents[3]
 
 CHILD = """
 import sys
-from baton.runtime.channels import Receiver
+import baton.runtime.detokenizer as module
 from baton.runtime.launcher.child_process import DetokenizerProcess, run_child
-from baton.runtime.messages import FromWorker
+
+class Receiver(module.Receiver):
+    def poll(self, timeout_s):
+        print("polling", flush=True)
+        return super().poll(3600.0)
+
+module.Receiver = Receiver
 
 def run(child, stop):
-    inbox = Receiver(child.inbox, FromWorker)
-    print("polling", flush=True)
-    while not stop.is_set():
-        assert inbox.poll(3600.0) == []
-    inbox.close()
+    module.run_detokenizer(None, child.endpoints, stop)
 
 sys.exit(run_child("child", DetokenizerProcess, run))
 """
 
 
-def test_the_end_of_the_lifeline_ends_a_poll(tmp_path: Path) -> None:
+def test_lifeline_end_interrupts_a_poll(tmp_path: Path) -> None:
     """A child that is still polling after its grace is ended with status 1."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     _, failure_fd = pipe = os.pipe()
@@ -51,6 +53,8 @@ def test_the_end_of_the_lifeline_ends_a_poll(tmp_path: Path) -> None:
         process.stdin.write(msgspec.json.encode(config) + b"\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"polling\n"
+        for path in tmp_path.iterdir():  # the launcher removes the run directory once all are connected
+            path.unlink()
         process.stdin.close()
         assert process.wait(60) == 0
     for fd in pipe:
