@@ -149,10 +149,11 @@ class Sender:
 
 
 class Waker:
-    """Ends a receiver's poll, from any thread. Does nothing once closed."""
+    """Ends the poll of a `Receiver` of this process, from any thread. Does nothing once closed."""
 
     def __init__(self, address: str) -> None:
-        self._sender: Sender | None = Sender(address)
+        """address: that of the receiver, which must exist."""
+        self._sender: Sender | None = Sender(_wake_address(address))
         self._lock = threading.Lock()
 
     def wake(self) -> None:
@@ -176,6 +177,8 @@ class Receiver(Generic[MessageT]):
         self._address = address
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)
         _bind(self._socket, address)
+        if (wake_address := _wake_address(address)) != address:
+            _bind(self._socket, wake_address)
 
     def poll(self, timeout_s: float = 0.0) -> list[MessageT]:
         """Return all waiting messages in order of arrival; wait up to ``timeout_s`` seconds for the first.
@@ -230,6 +233,12 @@ def _zmq_socket(kind: int) -> zmq.Socket:
     zmq_socket.setsockopt(zmq.SNDHWM, 0)
     zmq_socket.setsockopt(zmq.RCVHWM, 0)
     return zmq_socket
+
+
+def _wake_address(address: str) -> str:
+    """Connections within a process exist at once. One to a Unix socket is made in the background: if the run directory
+    is removed meanwhile, never."""
+    return address if address.startswith("inproc:") else f"inproc://wake-{address}"
 
 
 def _bind(zmq_socket: zmq.Socket, address: str) -> None:

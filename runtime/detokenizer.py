@@ -189,7 +189,7 @@ def run_detokenizer(tokenizer: Tokenizer, endpoints: Endpoints, stop: StopSignal
     """Serve until ``stop`` is set, as a process or as a thread of the Engine."""
     inbox: Receiver[FromWorker] = Receiver(endpoints.to_detokenizer, FromWorker)
     outbox = Sender(endpoints.to_manager)
-    waker = Waker(endpoints.to_detokenizer)  # after the receiver has bound the address: a connection fails before
+    waker = Waker(endpoints.to_detokenizer)
     stop.on_set(waker.wake)
     detokenizer = Detokenizer(tokenizer)
     try:

@@ -241,7 +241,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
     trie that cannot be loaded."""
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
-    waker = Waker(endpoints.to_worker)  # after the receiver has bound the address: a connection fails before
+    waker = Waker(endpoints.to_worker)
     stop.on_set(waker.wake)
     worker: Worker | None = None
     tier_io: TierIO | None = None
