@@ -153,9 +153,9 @@ class PinManager:
         if old is not None and old.lease is not None and old.asked_until <= now:
             self._leases.release(old.lease)
         if lease is not None:
+            self._stats = replace(self._stats, pins=self._stats.pins + 1)
             self._pins[lease] = step
             self._expect(lease, request.expected_until)
-            self._stats = replace(self._stats, pins=self._stats.pins + 1)
             self.trace.record_pin(step, lease.deadline - now, now)
 
     def _expect(self, lease: Lease, until: float) -> None:
