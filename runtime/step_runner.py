@@ -15,7 +15,6 @@ import torch
 
 from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
 from ..scheduler.constraints.constraint import AllowedTokens
-from ..scheduler.speculation.speculation import verify
 from .runner.device_copy import HostCopy, to_host, upload
 from .runner.forward_batch import last_of_each
 from .runner.model_runner import ModelRunner
@@ -138,10 +137,10 @@ class StepRunner:
         sampled, peaks = next(arrays), next(arrays)
         chosen = next(arrays) if step.has_bans else None
         self._profiler.lap("wait")
-        counts, said = step.sampled_counts, sampled
+        counts, accepted = step.sampled_counts, sampled
         if step.batch.draft_lens is not None:
-            counts, taken = verify(step.batch, sampled, counts)
-            said, peaks = sampled[taken], peaks[taken]
+            counts, taken = verify_drafts(step.batch, sampled, counts)
+            accepted, peaks = sampled[taken], peaks[taken]
             chosen = chosen[taken] if chosen is not None else None
         failed: list[int] = []
         if not np.isfinite(peaks).all():
@@ -149,8 +148,8 @@ class StepRunner:
         for beam, found in zip(step.batch.beams, step.beams):
             if found is not None and not found.is_finite:
                 failed += range(beam.start, beam.stop)
-        output = StepOutput(StepResult(said.astype(np.int32), counts, beams=step.beams))
-        output.result.forbidden_rows = self._forbidden_rows(step, counts, said, chosen)
+        output = StepOutput(StepResult(accepted.astype(np.int32), counts, beams=step.beams))
+        output.result.forbidden_rows = self._forbidden_rows(step, counts, accepted, chosen)
         if step.output_logprobs is not None:
             output.output_logprobs = step.output_logprobs.read_rows(arrays, sampled, counts)
         if step.input_logprobs is not None:
@@ -166,9 +165,9 @@ class StepRunner:
         return output
 
     def _forbidden_rows(
-        self, step: StepInFlight, counts: np.ndarray, said: np.ndarray, chosen: np.ndarray | None
+        self, step: StepInFlight, counts: np.ndarray, accepted: np.ndarray, chosen: np.ndarray | None
     ) -> tuple[int, ...]:
-        rows = forbidden_rows(step.batch, counts, said, chosen, self._vocab_size)
+        rows = forbidden_rows(step.batch, counts, accepted, chosen, self._vocab_size)
         for beam, found in zip(step.batch.beams, step.beams):
             if found is not None and is_forbidden(beam, found, self._vocab_size):
                 rows += range(beam.start, beam.stop)
@@ -263,6 +262,25 @@ class StepRunner:
         if self._stop_strings is None:
             self._stop_strings = StopStringChecker(self._load_token_bytes())
         return self._stop_strings
+
+
+def verify_drafts(batch: ScheduleBatch, sampled: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Take the samples of each row up to the first that was not guessed; those computed behind it are invalid.
+
+    sampled: int [n], the tokens sampled, row after row; counts: int32 [bs], how many of each row, one more than its
+    guesses. Returns int32 [bs], how many are taken of each, and bool [n], which.
+    """
+    assert batch.draft_lens is not None
+    kept, taken = counts.copy(), np.ones(len(sampled), dtype=bool)
+    ends, token_ends = np.cumsum(counts), np.cumsum(batch.extend_lens)
+    for row in np.flatnonzero((batch.draft_lens > 0) & (counts > 0)).tolist():
+        drafted, end, token_end = int(batch.draft_lens[row]), int(ends[row]), int(token_ends[row])
+        start = end - drafted - 1
+        wrong = np.flatnonzero(sampled[start : end - 1] != batch.input_ids[token_end - drafted : token_end])
+        if len(wrong):
+            kept[row] = wrong[0] + 1
+            taken[start + kept[row] : end] = False
+    return kept, taken
 
 
 def _first_of_each(sampled: torch.Tensor, counts: np.ndarray) -> torch.Tensor:

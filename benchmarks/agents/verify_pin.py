@@ -55,7 +55,7 @@ def problems(start: Look, steps: Sequence[Step]) -> list[str]:
     """The faults found in the steps of one job; empty if pins held. start: the state before the first step."""
     found = []
     if start.usage or start.leased:
-        found.append(f"before job {steps[0].job}: {start}; somebody else holds KV, so nothing can be said of it")
+        found.append(f"before job {steps[0].job}: {start}; other requests hold KV, so the pin cannot be verified")
     before = start
     for step in steps:
         where = f"job {step.job}, turn {step.turn}"

@@ -86,7 +86,7 @@ class Engine:
                 sent[rid], told[rid] = clock(), []
                 self._send(rid, rng, cell.prompt_len, ANSWER)
             batch = self._scheduler.next_batch(0.0)
-            assert batch is not None, "no step is in flight, and somebody waits"
+            assert batch is not None, "no step is in flight, yet requests are waiting"
             result = self._step_runner.run(batch).result
             steps += 1
             for event in self._scheduler.process_result(result, 0.0):

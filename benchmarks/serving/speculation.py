@@ -153,7 +153,7 @@ class Engine:
             while waiting and len(serving) < cell.at_once:
                 send(waiting.pop()[0], 0, "")
             batch = scheduler.next_batch(now)
-            assert batch is not None, "no step is in flight, and somebody waits"
+            assert batch is not None, "no step is in flight, yet requests are waiting"
             result = self._step_runner.run(batch).result
             now = self._now()  # once a turn, as in the event loop
             for event in scheduler.process_result(result, now):

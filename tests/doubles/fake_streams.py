@@ -36,7 +36,7 @@ class FakeEvent:
         self._cuda.queue(self._happen)
 
     def query(self) -> bool:
-        assert self._recorded, "nobody has recorded this event"
+        assert self._recorded, "this event was never recorded"
         return self.time is not None
 
     def elapsed_time(self, end: FakeEvent) -> float:

@@ -11,11 +11,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import baton.memory_pool.allocator
 import baton.radix.cache
 import baton.scheduler.scheduler
+from baton.runtime.outputs import OutputBuilder
+from baton.runtime.text.continuation_suffixes import ContinuationSuffixes
+from baton.scheduler.queues import LiveRequests
+from baton.scheduler.scheduler import Scheduler
 from tests.doubles.scheduler_harness import Harness
 
 FOLDERS = tuple(
@@ -25,22 +29,24 @@ FOLDERS = tuple(
 
 
 GUARDS = {
-    *(
-        f"Scheduler.{name}"
-        for name in (
-            "add_request",
-            "next_batch",
-            "process_result",
-            "fail_step",
-            "take_events",
-            "_end_step",
-            "_abort_and_take",
-            "_abort_each",
-            "is_idle",
-        )
-    ),
-    *("OutputBuilder.build_outputs", "OutputBuilder.take_failures", "LiveRequests.__len__"),
-    *("OutputBuilder.close_sample", "ContinuationSuffixes.close_suffix"),
+    function.__qualname__
+    for function in (
+        Scheduler.add_request,
+        Scheduler.next_batch,
+        Scheduler.process_result,
+        Scheduler.fail_step,
+        Scheduler.take_events,
+        Scheduler._end_step,
+        Scheduler._abort_and_take,
+        Scheduler._abort_each,
+        cast(property, Scheduler.is_idle).fget,
+        OutputBuilder.build_outputs,
+        OutputBuilder.take_failures,
+        OutputBuilder.close_sample,
+        LiveRequests.__len__,
+        ContinuationSuffixes.close_suffix,
+    )
+    if function is not None
 }
 """These catch what is raised below them and do little else, only read what is there, or pop a name from a dict."""
 
@@ -81,7 +87,7 @@ class CallFaults:
         if event != "call" or self.place is not None or frame.f_code.co_qualname in GUARDS:
             return
         if frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return  # to throw one away is a call too, and nobody hears what that raises
+            return  # to throw one away is a call too, and errors in it reach no caller
         name = frame.f_code.co_filename
         if name not in self._is_ours:
             self._is_ours[name] = str(Path(name).resolve()).startswith(self.files)

@@ -1,5 +1,6 @@
 """A whole scheduler, driven from one seed: random arrivals, shared prefixes, aborts, pressure; allocations and steps
-that fail, and messages that make no sense. Checked: results, conservation, and that somebody always gets on."""
+that fail, and messages that make no sense. Checked: results, conservation, and that some request always makes
+progress."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class Simulation:
         of these that bring a new id, in place of the oldest.
         faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of the
         pool; 0: none. guesses: a step brings up to so many tokens more for a request. unwanted: share of the requests
-        that say what nobody will ask for again."""
+        that say from where their KV is of no further use."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
@@ -138,7 +139,7 @@ class Simulation:
         self.check_jobs()
 
     def stir_jobs(self, rng: random.Random) -> None:
-        """Calls are read, of steps that nobody knows, too; jobs are ended; the clock leaps."""
+        """Read tool calls, of unknown steps too; end jobs; let the clock leap."""
         scheduler = self.harness.scheduler
         if self.sent and rng.random() < 0.3:
             calls = rng.choice([(), (ToolCall("ls", "ls -l"),), (ToolCall("make", "make all"), ToolCall("ls"))])
@@ -162,10 +163,10 @@ class Simulation:
         return {"job_id": rng.choice(self.job_names), "is_last_step": rng.random() < 0.15}
 
     def step(self) -> None:
-        """One turn. If it did nothing, nothing can change any more but the clock: then nobody may be waiting."""
+        """One turn. If it did nothing, nothing can change any more but the clock: then no request may be waiting."""
         calls = self.harness.allocator.calls
         if not self.harness.step() and (self.failure_rate == 0.0 or self.harness.allocator.calls == calls):
-            assert self.harness.scheduler.is_idle, f"nobody gets on: {self.harness.scheduler.live_requests}"
+            assert self.harness.scheduler.is_idle, f"no request makes progress: {self.harness.scheduler.live_requests}"
 
     def fault(self, batch: ScheduleBatch) -> Stage | None:
         """Steps that copy fail more often: others may have been promised what they copy."""
@@ -175,7 +176,7 @@ class Simulation:
         return self.rng.choice(stages) if self.rng.random() < rate else None
 
     def send_nonsense(self) -> None:
-        """A name that is taken, and names that nobody has."""
+        """A name that is taken, and names that do not exist."""
         for request in self.harness.scheduler.live_requests[:1]:
             with pytest.raises(RequestRefused) as refused:
                 self.harness.add(request.rid, [1, 2, 3], 4)

@@ -1,4 +1,4 @@
-"""An event loop that somebody watches: what its reports tell."""
+"""An event loop with a reader of its reports."""
 
 from __future__ import annotations
 

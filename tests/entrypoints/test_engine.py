@@ -22,6 +22,7 @@ from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.server_config import UsageError
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import WorkerConfig
+from baton.runtime.stop_signal import StopSignal
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.byte_tokenizer import write_byte_tokenizer
@@ -178,7 +179,7 @@ def test_numpy_numbers_are_accepted(engine: Engine) -> None:
 def test_engines_draw_different_seeds_unless_given(model: Path) -> None:
     seeds: list[int | None] = []
 
-    def worker(config: WorkerConfig, endpoints: Any, stop: threading.Event) -> None:
+    def worker(config: WorkerConfig, endpoints: Any, stop: StopSignal) -> None:
         seeds.append(config.scheduler.random_seed)
         run_fake_worker(endpoints, stop, {})
 

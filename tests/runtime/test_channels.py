@@ -266,6 +266,24 @@ def test_every_channel_message_round_trips(union: object) -> None:
     receiver.close()
 
 
+def test_waker_works_once_the_socket_file_is_removed() -> None:
+    """The run directory may vanish between the start of a child and its first poll."""
+    run_dir = make_run_dir(run_dir_candidates())
+    address = Endpoints.for_processes(run_dir).to_worker
+    receiver: Receiver[Number] = Receiver(address, Number)
+    shutil.rmtree(run_dir)
+    waker = Waker(address)
+    poll = threading.Thread(target=receiver.poll, args=[30.0])
+    poll.start()
+    waker.wake()
+    poll.join(timeout=10.0)
+    was_woken = not poll.is_alive()
+    poll.join()
+    waker.close()
+    receiver.close()
+    assert was_woken
+
+
 def test_waker_ends_poll_and_is_inert_after_close() -> None:
     address = "inproc://woken"
     receiver: Receiver[Number] = Receiver(address, Number)

@@ -144,11 +144,11 @@ def test_token_outside_trie_ends_only_its_request(overlap: bool) -> None:
 
 @LOOPS
 @pytest.mark.parametrize("part", ["_outputs.open_sample", "_live_reports.requests_added", "_suffixes.forget_tails"])
-def test_request_failing_after_add_request_ends_once(part: str, overlap: bool) -> None:
+def test_request_failing_after_add_request_ends_once(part: str, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler has it by then."""
     rig = Rig(overlap=overlap)
     owner, name = part.split(".")
-    setattr(getattr(rig.loop, owner), name, Mock(side_effect=AssertionError))
+    monkeypatch.setattr(getattr(rig.loop, owner), name, Mock(side_effect=AssertionError))
     rig.inbox.append([ask("bad", [4, 5], 3, n=2)])
     rig.run()
     assert [type(message) for message in rig.sent if getattr(message, "rid", "") == "bad"] == [RequestError]

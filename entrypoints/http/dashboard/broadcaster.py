@@ -41,9 +41,11 @@ TREE_SHARE = 0.01
 class Broadcaster:
     """One per server. hello: makes the first event of a stream."""
 
-    def __init__(self, watch: LiveReportClient, hello: Callable[[], dict[str, Any]], texts: TokenTexts | None) -> None:
+    def __init__(
+        self, live_reports: LiveReportClient, hello: Callable[[], dict[str, Any]], texts: TokenTexts | None
+    ) -> None:
         """texts: None if clients may not read texts."""
-        self._watch = watch
+        self._live_reports = live_reports
         self._hello = hello
         self._texts = texts
         self._readers: set[_Reader] = set()
@@ -71,7 +73,7 @@ class Broadcaster:
     async def stream(self) -> AsyncGenerator[bytes]:
         """Events for one reader, until the server ends. Raises RequestRefused before the first."""
         self.check_room()
-        self._watch.request_reports()
+        self._live_reports.request_reports()
         reader = self._join()
         try:
             yield event("hello", msgspec.json.encode(self._hello()))
@@ -89,7 +91,7 @@ class Broadcaster:
     def _news(self, reader: _Reader) -> bytes | None:
         """The next event that a reader lacks; None if it has all."""
         reader.woken.clear()
-        version = self._watch.overview.version
+        version = self._live_reports.overview.version
         if reader.version < version and version > self._first_version:
             since, reader.version = reader.version, version
             return self._update(since)
@@ -100,7 +102,7 @@ class Broadcaster:
 
     def _update(self, since: int) -> bytes:
         """The newest update, with the lives that changed since version ``since``."""
-        overview = self._watch.overview
+        overview = self._live_reports.overview
         if self._updates_of != overview.version:
             self._updates, self._updates_of = {}, overview.version
         if since not in self._updates:
@@ -120,7 +122,7 @@ class Broadcaster:
         reader = _Reader(tree=self._tree_number - bool(self._tree))
         self._readers.add(reader)
         if not self._tasks:
-            self._first_version = self._watch.overview.version
+            self._first_version = self._live_reports.overview.version
             work = (self._renew(), self._wake_for_updates(), self._make_trees(), self._end_with_server())
             self._tasks = [asyncio.create_task(self._run(each)) for each in work]
         return reader
@@ -156,21 +158,21 @@ class Broadcaster:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            self._watch.request_reports()
+            self._live_reports.request_reports()
 
     async def _wake_for_updates(self) -> None:
         while True:
-            await self._watch.wait_report()
+            await self._live_reports.wait_report()
             self._wake()
 
     async def _end_with_server(self) -> None:
-        await self._watch.wait_closed()
+        await self._live_reports.wait_closed()
 
     async def _make_trees(self) -> None:
         while True:
             before = self._tree_state()
             try:
-                snapshot = await self._watch.walk_tree(with_heads=self._texts is not None)
+                snapshot = await self._live_reports.walk_tree(with_heads=self._texts is not None)
             except RequestRefused as error:
                 if error.code != "timeout":
                     raise
@@ -199,7 +201,7 @@ class Broadcaster:
 
     def _tree_state(self) -> object:
         """A value that differs if the tree may have changed."""
-        load = self._watch.overview.load
+        load = self._live_reports.overview.load
         if load is None:
             return None
         return load.queries, load.evicted, load.evictable, load.protected, load.leased, load.host_used, load.total

@@ -122,9 +122,9 @@ class HeldSnapshots:
 
 
 class TreeRoutes:
-    def __init__(self, watch: LiveReportClient, texts: TokenTexts | None) -> None:
+    def __init__(self, live_reports: LiveReportClient, texts: TokenTexts | None) -> None:
         """texts: of tokens; None where no admin key guards them."""
-        self._watch = watch
+        self._live_reports = live_reports
         self._texts = texts
         self._held = HeldSnapshots()
         self.routes = [Route("/cache/tree", self.tree, GET, "admin", operation=_TREE)]
@@ -139,7 +139,7 @@ class TreeRoutes:
             self._with_text(given.get("with_text", "false")),
         )
         if (id := given.get("snapshot")) is None:
-            snapshot = await self._watch.walk_tree(with_heads=self._texts is not None)
+            snapshot = await self._live_reports.walk_tree(with_heads=self._texts is not None)
         elif (snapshot := self._held.find_snapshot(id, time.monotonic())) is None:
             raise RequestRefused(
                 f"snapshot {shown(id)} is no longer kept, or never existed; leave out snapshot and after to start "

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from baton.runtime.step_runner import verify_drafts
 from baton.scheduler.batch import ScheduleBatch
-from baton.scheduler.speculation.speculation import verify
 
 
 class Step:
@@ -22,7 +22,7 @@ def verified(rows: list[tuple[list[int], int]], sampled: list[list[int]]) -> lis
     """The tokens that are taken of each row."""
     said = np.array([token for row in sampled for token in row])
     counts = np.array([len(row) for row in sampled], dtype=np.int32)
-    kept, taken = verify(cast(Any, Step(rows)), said, counts)
+    kept, taken = verify_drafts(cast(Any, Step(rows)), said, counts)
     assert counts.tolist() == [len(row) for row in sampled], "the argument is left as it is"
     return [part.tolist() for part in np.split(said[taken], np.cumsum(kept)[:-1])]
 
