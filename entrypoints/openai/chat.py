@@ -55,36 +55,48 @@ MAX_TOP_LOGPROBS = 20
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-MESSAGE: Properties = {
-    "role": enum(*ROLES, "function", about="function is an older name of tool."),
-    "content": TEXT,
-    "name": string(),
-    "tool_calls": list_of(
-        {
+_CALL_OF_ANSWER: Schema = {
+    "type": "object",
+    "properties": {
+        "id": nullable(string()),
+        "function": {
             "type": "object",
-            "properties": {
-                "id": nullable(string()),
-                "function": {
-                    "type": "object",
-                    "properties": {"name": string(), "arguments": nullable(either(string(), open_object()))},
-                    "required": ["name"],
-                },
-            },
-            "required": ["function"],
+            "properties": {"name": string(), "arguments": nullable(either(string(), open_object()))},
+            "required": ["name"],
         },
-        "Of the assistant.",
-    ),
-    "tool_call_id": string("Of a tool: the call that it answers."),
-    "reasoning_content": string("Of the assistant: what it thought."),
-    "reasoning": string("Another name of reasoning_content."),
-    "refusal": string("Of the assistant."),
+    },
+    "required": ["function"],
 }
+
+
+def _message_schema(title: str, roles: Schema, **more: Schema) -> Schema:
+    """more: the fields that messages of these roles have beside a content and a name."""
+    properties: Properties = {"role": roles, "content": TEXT, "name": string(), **more}
+    return opened(taken(properties, title=title, required=("role",)))
+
+
+MESSAGE: Schema = either(
+    _message_schema("ChatMessage", enum("system", "developer", "user")),
+    _message_schema(
+        "AssistantMessage",
+        enum("assistant"),
+        tool_calls=list_of(_CALL_OF_ANSWER),
+        reasoning_content=string("The thoughts."),
+        reasoning=string("Another name of reasoning_content."),
+        refusal=string("The content, if there is no other."),
+    ),
+    _message_schema(
+        "ToolMessage",
+        enum("tool", "function", about="function is an older name of tool."),
+        tool_call_id=string("The call that it answers."),
+    ),
+)
 
 _MAX_TOKENS: Schema = SAMPLING["max_new_tokens"] | {"default": None}
 
 PROPERTIES: Properties = {
     "model": MODEL,
-    "messages": list_of(opened(taken(MESSAGE, title="ChatMessage", required=("role",))), "The chat so far.", least=1),
+    "messages": list_of(MESSAGE, "The chat so far.", least=1),
     "max_tokens": _MAX_TOKENS,
     "max_completion_tokens": _MAX_TOKENS,
     "min_tokens": SAMPLING["min_new_tokens"],

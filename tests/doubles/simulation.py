@@ -245,7 +245,7 @@ class Simulation:
         rid, index = turns.choice(ended[-8:] if ended and turns.random() < 0.9 else list(outcomes))
         request = self.harness.outcomes[rid, index].request
         assert request is not None
-        ids = request.token_ids.view()[:200].tolist() or [1]
+        ids = request.token_ids.view()[:196].tolist() or [1]
         if turns.random() < 0.2:
             ids[turns.randrange(len(ids))] = 7
         ids = ids[: len(ids) - turns.choice([0, 0, 0, 1])] + [
