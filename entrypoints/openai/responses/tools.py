@@ -156,15 +156,17 @@ class _Reader:
 
     def read_tool(self, tool: Any, where: str) -> list[dict]:
         """Functions as chats take them. Raises RequestRefused."""
-        kind = tool.get("type") if isinstance(tool, dict) else tool
+        if not isinstance(tool, dict):
+            raise RequestRefused(f"{where} is {shown(tool)}; it takes an object with a type", param=where)
+        kind = tool.get("type")
         if kind == "namespace":
-            functions, shown = self._namespace(tool, where)
+            functions, described = self._namespace(tool, where)
         elif kind in ("function", "custom"):
             function, each = self._single(tool, where, None)
-            functions, shown = [function], each
+            functions, described = [function], each
         else:
             raise unserved_tool(kind, where, _TAKES)
-        self.shown.append(shown)
+        self.shown.append(described)
         return functions
 
     def _namespace(self, tool: dict[str, Any], where: str) -> tuple[list[dict], dict]:

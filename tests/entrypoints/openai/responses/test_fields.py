@@ -103,6 +103,8 @@ def test_openai_and_baton_sampling_names_are_read() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "web_search"),
         ({"tools": [LS, {"type": "mcp", "server_label": "x"}], "tool_choice": {"type": "mcp"}}, "tools[1]", "mcp"),
         ({"tools": [{"type": "image_generation"}, {"type": "mcp"}], "tool_choice": "required"}, "tools[0]", "image"),
+        ({"tools": ["web_search"]}, "tools[0]", "an object"),
+        ({"tools": ["namespace"]}, "tools[0]", "an object"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": 3}]}, "tools[0].tools", "a list"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [3]}]}, "tools[0].tools[0]", "an object"),
         ({"tools": [{"type": "custom", "name": "c", "format": {"type": "xml"}}]}, "tools[0].format", "grammar"),
