@@ -25,6 +25,7 @@ from ..runtime.text.tokenizer import Tokenizer
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
 from .engine_threads import EngineError, EngineThreads, WorkerFunction
+from .fields.conversation_names import read_names
 from .fields.ignored import IgnoredLog
 from .fields.item_trie_source import build_item_trie
 from .fields.namespaces import namespace_of
@@ -219,7 +220,8 @@ class Engine:
         if twice := given.keys() & fields.keys():
             raise RequestRefused(f"{twice.pop()} is given twice; give prompt or text, not both")
         ignored = self._ignored.begin_request()
-        batch = parse_generate({name: _plain(value) for name, value in (given | fields).items()}, ignored=ignored)
+        asked = {name: _plain(value) for name, value in (given | fields).items()}
+        batch = parse_generate(asked, names=read_names(asked, {}), ignored=ignored)
         self._ignored.report(ignored)
         return batch
 

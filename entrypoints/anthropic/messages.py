@@ -29,6 +29,7 @@ from ..description.json_schema import (
     taken,
     whole,
 )
+from ..fields.conversation_names import NO_NAMES, ConversationNames
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
@@ -206,11 +207,12 @@ def parse_messages(
     rid: str | None = None,
     counts_only: bool = False,
     defaults: Mapping[str, Any] = NO_DEFAULTS,
+    names: ConversationNames = NO_NAMES,
     ignored: Ignored | None = None,
 ) -> MessagesRequest:
     """Fields of the request body -> a call. ``rid`` is used if the body has none. counts_only: nothing is generated,
-    and max_tokens may be missing. defaults: the model's sampling parameters. ignored: gets what has no effect. Raises
-    RequestRefused."""
+    and max_tokens may be missing. defaults: the model's sampling parameters. names: those of the conversation.
+    ignored: gets what has no effect. Raises RequestRefused."""
     ignored = ignored or Ignored()
     fields = settle_fields(fields, "messages", PROPERTIES, ignored)
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -233,7 +235,7 @@ def parse_messages(
         alone = PromptTokens(1, is_batch=False)
         sampling = with_defaults(_sampling(fields), defaults)
         rid = fields.get("rid", rid)
-        batch = read_prompts(fields, alone, sampling, [LogprobFields()], rid=rid, ignored=ignored)
+        batch = read_prompts(fields, alone, sampling, [LogprobFields()], rid=rid, names=names, ignored=ignored)
     call = ChatCall(prompt=batch.prompts[0], stream=batch.stream, conversation=conversation, tools=tools, choice=choice)
     return MessagesRequest(
         call,

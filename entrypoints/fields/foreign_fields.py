@@ -1,6 +1,7 @@
 """Fields that clients send because another server, or another endpoint, has them, each with its treatment here.
 
     used            another name for a field of this API
+    names           names the conversation, and so its job: see `conversation_names`
     nothing to do   a label for routers and logs, or a request for the default
     no effect       ignored; the answer's X-Baton-Warning header and a line of the log say so
     refused         400; the message says what to use instead
@@ -47,7 +48,7 @@ ENDPOINT_OF: Mapping[Api, str] = {
     "messages": "/v1/messages",
 }
 
-Outcome = Literal["used", "nothing to do", "no effect", "refused"]
+Outcome = Literal["used", "names", "nothing to do", "no effect", "refused"]
 
 Read = Callable[[Any, str, Ignored], dict[str, Any]]
 """(value, name, what is ignored) -> fields of the API that mean the same. Raises RequestRefused."""
@@ -204,14 +205,12 @@ _NO_PROCESSORS = "use logit_bias, allowed_token_ids or bad_words: there are no c
 
 FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     # -- labels, and what is so anyway ---------------------------------------------------------------------------------
-    *_listed("nothing to do", "SGLang's routers", ENDPOINTS, "routing_key conversation_id no_logs", "prompts are never "
-             "logged, and labels are for routers"),
+    *_listed("nothing to do", "SGLang's routers", ENDPOINTS, "no_logs", "prompts are never logged"),
+    *_listed("nothing to do", "SGLang's routers", ENDPOINTS, "routing_key", "a label for routers"),
     *_listed("nothing to do", "smg, sglang-router", GENERATE, "model", "the one model answers, and there are no "
              "adapters to be named"),
     *_listed("nothing to do", "SGLang", ALL, "custom_labels external_trace_header received_time", "labels for metrics "
              "and traces"),
-    *_listed("nothing to do", "vLLM, OpenRouter, SGLang", OPENAI + MESSAGES, "session_id", "a label; a chat that has "
-             "grown is continued by itself, and job_id names what belongs together"),
     *_listed("nothing to do", "OpenAI", TEXTS + MESSAGES, "service_tier", "there is one tier"),
     *_listed("nothing to do", "OpenAI", TEXTS, "metadata store", "labels; chats are not stored"),
     *_listed("nothing to do", "OpenAI", RESPONSES, "service_tier", "there is one tier"),
@@ -235,6 +234,11 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("nothing to do", "SGLang, Dynamo", GENERATE, "kv_router_hint kv_hints http_worker_ipc", "hints for "
              "routers"),
     *_listed("nothing to do", "vLLM", CHAT, "length_penalty early_stopping", "a chat has no beam search"),
+    # -- names of conversations ----------------------------------------------------------------------------------------
+    *_listed("names", "SGLang, smg", ENDPOINTS, "conversation_id", "one conversation"),
+    *_listed("names", "SGLang, vLLM, OpenRouter", ENDPOINTS, "session_id", "one conversation"),
+    *_listed("names", "OpenAI", GENERATE + TEXTS + MESSAGES, "conversation", "one conversation: a string, or an object "
+             "with an id"),
     # -- read as fields of ours ----------------------------------------------------------------------------------------
     *_listed("used", "Qwen's API, SGLang, vLLM", CHAT + RESPONSES, "enable_thinking",
              "chat_template_kwargs.enable_thinking", read=_enable_thinking),
@@ -343,8 +347,6 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
              "adapter_id adapters", _NO_ADAPTERS),
     *_listed("refused", "SGLang", ENDPOINTS, "session_params", "use continuation_of, or send the whole conversation: "
              "its beginning is cached"),
-    *_listed("refused", "SGLang", GENERATE, "session_id", "use continuation_of, or send the whole prompt: its "
-             "beginning is cached"),
     *_listed("refused", "SGLang, vLLM", ENDPOINTS, "bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key "
              "decode_tp_size kv_transfer_params ec_transfer_params", _ONE_WORKER),
     *_listed("refused", "SGLang", ENDPOINTS, "routed_dp_rank data_parallel_rank data_parallel_rank_decode "
@@ -400,7 +402,8 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("refused", "OpenAI", CHAT, "input", "use messages, or /v1/responses"),
     *_listed("refused", "Anthropic, Ollama", CHAT, "system", "use a message with the role system"),
     *_listed("refused", "SGLang", CHAT, "input_ids", "use messages, or /generate"),
-    *_listed("refused", "OpenAI", RESPONSES, "conversation", "use previous_response_id"),
+    *_listed("refused", "OpenAI", RESPONSES, "conversation", "use previous_response_id: the items of a "
+             "conversation are not stored"),
     *_listed("refused", "OpenAI", RESPONSES, "messages", "use input"),
     *_listed("refused", "OpenAI", RESPONSES, "prompt", "use input: there are no stored prompts"),
     *_listed("refused", "OpenAI", RESPONSES, "truncation", "leave it out: nothing is cut off", off=("disabled",)),
@@ -467,7 +470,7 @@ def settle_fields(
         field, full_name = foreign.get(name), f"{where}{name}"
         if field is None:
             pass_or_refuse_unknown(name, served, foreign, ignored, where=where)
-        elif not field.asks(value) or field.outcome == "nothing to do":
+        elif not field.asks(value) or field.outcome in ("names", "nothing to do"):
             continue
         elif field.outcome == "refused":
             off = "".join(f", {msgspec.json.encode(each).decode()}" for each in field.off)
@@ -508,6 +511,8 @@ def _schema_of(field: ForeignField) -> Schema:
     match field.outcome:
         case "used":
             return anything(f"Read as {field.about}. Sent by clients of {field.of}.")
+        case "names":
+            return anything(f"Names {field.about}. Sent by clients of {field.of}.")
         case "refused":
             about = f"Not supported; {field.about}. Accepted with a value that has no effect."
             if field.empty_asks:

@@ -1,12 +1,14 @@
-"""Reads which job a request is a step of: two fields, which clients may also send as headers."""
+"""Reads which job a request is a step of: fields, which clients may also send as headers, and where there are none the
+names that `conversation_names` finds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import Properties, enum, string
+from .conversation_names import NAME_HEADERS, ConversationNames, as_utf8
 from .reading import PerPrompt, shown, typed
 
 MAX_JOB_CHARS = 512
@@ -21,22 +23,30 @@ HEADERS = {"job_id": "X-Job-Id", "is_last_step": "X-Job-Last-Step"}
 JOB_HEADERS: Properties = {
     HEADERS["job_id"]: string("job_id, where the body has none.", least=1, most=MAX_JOB_CHARS),
     HEADERS["is_last_step"]: enum("true", "false", "1", "0", about="is_last_step, where the body has none."),
+    **NAME_HEADERS,
 }
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def read_jobs(per_prompt: PerPrompt) -> list[tuple[str | None, bool]]:
-    """(job_id, is_last_step) of each prompt. Raises RequestRefused."""
-    ids = per_prompt.read_values("job_id", _job_id, None)
-    lasts = per_prompt.typed("is_last_step", bool, False)
+class JobFields(NamedTuple):
+    """See `RequestSpec`."""
+
+    job_id: str | None
+    is_last_step: bool
+
+
+def read_jobs(per_prompt: PerPrompt, names: ConversationNames) -> list[JobFields]:
+    """One per prompt. Raises RequestRefused."""
+    ids = per_prompt.read_values("job_id", _job_id, names.job_id)
+    lasts = per_prompt.typed("is_last_step", bool, names.is_last_step)
     for job_id, is_last in zip(ids, lasts, strict=True):
         if is_last and job_id is None:
             raise RequestRefused(
                 "is_last_step is set without job_id; add job_id: the name that the job's other steps have",
                 param="is_last_step",
             )
-    return list(zip(ids, lasts, strict=True))
+    return [JobFields(job_id, is_last) for job_id, is_last in zip(ids, lasts, strict=True)]
 
 
 def with_extras(fields: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
@@ -53,7 +63,7 @@ def with_extras(fields: dict[str, Any], headers: Mapping[str, str]) -> dict[str,
     for name, header in HEADERS.items():
         given = headers.get(header.lower())
         if given is not None and merged.get(name) is None:
-            merged[name] = _flag(given, header) if name == "is_last_step" else _as_utf8(given)
+            merged[name] = _flag(given, header) if name == "is_last_step" else as_utf8(given)
     return merged
 
 
@@ -62,14 +72,6 @@ def _job_id(value: Any, name: str) -> str:
     if not 1 <= len(job_id) <= MAX_JOB_CHARS:
         raise RequestRefused(f"{name} has {len(job_id)} characters; use 1 to {MAX_JOB_CHARS}", param=name)
     return job_id
-
-
-def _as_utf8(given: str) -> str:
-    """The text of a header. The framework decodes its bytes as latin-1; most clients send UTF-8."""
-    try:
-        return given.encode("latin-1").decode()
-    except UnicodeError:
-        return given
 
 
 def _flag(given: str, header: str) -> bool:

@@ -22,6 +22,7 @@ from .continuation import (
     read_retain_ns,
     read_retain_ttls,
 )
+from .conversation_names import NO_NAMES, ConversationNames
 from .ignored import Ignored
 from .jobs import EXTRA_BODY, MAX_JOB_CHARS, read_jobs
 from .namespaces import MAX_KEY_CHARS, read_client, read_namespaces
@@ -156,6 +157,7 @@ def read_prompts(
     returns_prompt: bool = False,
     truncate_to: int | None = None,
     clamps_output: bool | None = None,
+    names: ConversationNames = NO_NAMES,
     ignored: Ignored | None = None,
 ) -> PromptBatch:
     """The prompts of a request, from ``stream``, `SHARED` and what its API has read already.
@@ -163,8 +165,8 @@ def read_prompts(
     fields: without nulls. sampling: parameters in SGLang's names, one object for all prompts or a list of them.
     logprobs: one per prompt. rid: the name, or names, that the caller gave; None makes one. returns_prompt: the
     prompts' ids are wanted back. truncate_to: see `Prompt`. clamps_output: the limit of the output is a
-    default, see `RequestSpec`; None: where ``sampling`` has none. ignored: gets what has no effect. Raises
-    RequestRefused.
+    default, see `RequestSpec`; None: where ``sampling`` has none. names: those of the conversation. ignored: gets what
+    has no effect. Raises RequestRefused.
     """
     group, rids = read_rids(rid, tokens.size, tokens.is_batch)
     stream = typed(fields.get("stream", False), bool, "stream")
@@ -182,7 +184,7 @@ def read_prompts(
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
     priorities = per_prompt.read_values("priority", _priority, 0)
-    jobs = read_jobs(per_prompt)
+    jobs = read_jobs(per_prompt, names)
     reuse_ends = per_prompt.read_values("no_reuse_from", _position, None)
     prompts = [
         Prompt(
@@ -197,8 +199,8 @@ def read_prompts(
                 retain_n=retain_ns[i],
                 client=client or namespaces[i],
                 priority=priorities[i],
-                job_id=jobs[i][0],
-                is_last_step=jobs[i][1],
+                job_id=jobs[i].job_id,
+                is_last_step=jobs[i].is_last_step,
                 no_reuse_from=reuse_ends[i],
                 clamps_output=clamps[i],
             ),

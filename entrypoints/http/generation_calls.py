@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from ...runtime.tokenizer_manager import TokenizerManager
+from ..fields.conversation_names import ConversationNames, read_names
 from ..fields.ignored import Ignored, IgnoredLog
 from ..fields.reading import check_model
 from ..server_config import ServerArgs
@@ -17,8 +18,9 @@ from .wire.bodies import Bodies, parsed
 
 T = TypeVar("T")
 
-Parse = Callable[[dict[str, Any], str | None, Ignored], T]
-"""(fields of the body, rid of the X-Request-Id header, collector of fields without effect) -> the parsed request."""
+Parse = Callable[[dict[str, Any], str | None, ConversationNames, Ignored], T]
+"""(fields of the body, rid of the X-Request-Id header, names of the conversation, collector of fields without effect)
+-> the parsed request."""
 
 
 class GenerationCalls:
@@ -45,7 +47,8 @@ class GenerationCalls:
         async with self._bodies.generation(request) as fields:
             ignored = self._ignored_log.begin_request()
             rid = request.headers.get("x-request-id")
-            yield await parsed(request, lambda: parse(fields, rid, ignored)), ignored
+            names = read_names(fields, request.headers)
+            yield await parsed(request, lambda: parse(fields, rid, names, ignored)), ignored
 
     def check_model(self, name: Any) -> None:
         """Raises RequestRefused (404) for the name of another model."""

@@ -11,6 +11,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import answered, flag, list_of, string, taken
 from ..description.openapi import GENERATING, Operation
+from ..fields.conversation_names import ConversationNames
 from ..fields.ignored import Ignored
 from ..fields.jobs import JOB_HEADERS
 from ..fields.prompts import PromptBatch, with_extra_body
@@ -81,8 +82,10 @@ class GenerationRoutes:
             return client_gone()
         return await json_answer(lambda: lazy_response(outputs, batch), size_of(outputs), headers)
 
-    def _parse_generate(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> PromptBatch:
-        return parse_generate(fields, rid=rid, max_prompts=self._calls.max_prompts, ignored=ignored)
+    def _parse_generate(
+        self, fields: dict[str, Any], rid: str | None, names: ConversationNames, ignored: Ignored
+    ) -> PromptBatch:
+        return parse_generate(fields, rid=rid, max_prompts=self._calls.max_prompts, names=names, ignored=ignored)
 
     async def abort_request(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:

@@ -22,6 +22,7 @@ from ..anthropic.messages import (
 )
 from ..chat.chats import Chats
 from ..description.openapi import GENERATING, Operation
+from ..fields.conversation_names import ConversationNames
 from ..fields.ignored import Ignored
 from ..fields.jobs import JOB_HEADERS
 from ..fields.prompts import with_extra_body
@@ -95,8 +96,10 @@ class MessagesRoutes:
             counted["context_management"] = {"original_input_tokens": len(ids) + cleared}
         return JSONAnswer(counted, headers=self._calls.report_ignored(ignored))
 
-    def _parse_messages(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> MessagesRequest:
-        return parse_messages(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)
+    def _parse_messages(
+        self, fields: dict[str, Any], rid: str | None, names: ConversationNames, ignored: Ignored
+    ) -> MessagesRequest:
+        return parse_messages(fields, rid=rid, defaults=self._calls.defaults, names=names, ignored=ignored)
 
     def _check(self, asked: MessagesRequest, ignored: Ignored) -> None:
         """Raises RequestRefused for another model. ignored: gets wishes that this one cannot be told of."""
@@ -105,8 +108,10 @@ class MessagesRoutes:
         check_thinking(asked, self._chats.renderer.source, ignored, thoughts_are_known=thoughts_are_known)
 
 
-def _parse_to_count(fields: dict[str, Any], _: str | None, ignored: Ignored) -> MessagesRequest:
-    return parse_messages(fields, counts_only=True, ignored=ignored)
+def _parse_to_count(
+    fields: dict[str, Any], _: str | None, names: ConversationNames, ignored: Ignored
+) -> MessagesRequest:
+    return parse_messages(fields, counts_only=True, names=names, ignored=ignored)
 
 
 def _with_anthropic_id(headers: dict[str, str]) -> dict[str, str]:

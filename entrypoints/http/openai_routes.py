@@ -13,6 +13,7 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ..chat.chats import Chats
 from ..description.json_schema import COUNT, answered, enum, list_of, nullable, string
 from ..description.openapi import GENERATING, Operation
+from ..fields.conversation_names import ConversationNames
 from ..fields.ignored import Ignored
 from ..fields.jobs import JOB_HEADERS
 from ..fields.prompts import with_extra_body
@@ -138,11 +139,11 @@ class OpenAIRoutes:
         return await json_answer(lambda: response.whole(outputs), size_of(outputs), headers)
 
     def _parse_completion(
-        self, fields: dict[str, Any], rid: str | None, ignored: Ignored
+        self, fields: dict[str, Any], rid: str | None, names: ConversationNames, ignored: Ignored
     ) -> completions.CompletionRequest:
         calls = self._calls
         return completions.parse_completion(
-            fields, rid=rid, max_prompts=calls.max_prompts, defaults=calls.defaults, ignored=ignored
+            fields, rid=rid, max_prompts=calls.max_prompts, defaults=calls.defaults, names=names, ignored=ignored
         )
 
     async def chat_completions(self, request: Request) -> Response:
@@ -164,5 +165,7 @@ class OpenAIRoutes:
         size = size_of([output for output, _ in updates])
         return await json_answer(lambda: response.whole(updates), size, headers)
 
-    def _parse_chat(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> chat.ChatRequest:
-        return chat.parse_chat(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)
+    def _parse_chat(
+        self, fields: dict[str, Any], rid: str | None, names: ConversationNames, ignored: Ignored
+    ) -> chat.ChatRequest:
+        return chat.parse_chat(fields, rid=rid, defaults=self._calls.defaults, names=names, ignored=ignored)

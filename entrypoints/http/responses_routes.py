@@ -10,6 +10,7 @@ from starlette.responses import Response
 from ...scheduler.outcome import RequestRefused
 from ..description.json_schema import Properties, enum, string, whole
 from ..description.openapi import GENERATING, Operation
+from ..fields.conversation_names import ConversationNames
 from ..fields.ignored import Ignored
 from ..fields.jobs import JOB_HEADERS
 from ..fields.prompts import with_extra_body
@@ -99,8 +100,10 @@ class ResponsesRoutes:
             body = await until_disconnect(request.receive, running.whole())
         return client_gone() if body is None else _json(body, headers)
 
-    def _parse_response(self, fields: dict[str, Any], rid: str | None, ignored: Ignored) -> ResponseRequest:
-        return parse_response(fields, rid=rid, defaults=self._calls.defaults, ignored=ignored)
+    def _parse_response(
+        self, fields: dict[str, Any], rid: str | None, names: ConversationNames, ignored: Ignored
+    ) -> ResponseRequest:
+        return parse_response(fields, rid=rid, defaults=self._calls.defaults, names=names, ignored=ignored)
 
     async def get_response(self, request: Request, response_id: str) -> Response:
         namespace, _ = read_namespace_query(request, _INCLUDE, _NO_STREAM)

@@ -24,6 +24,7 @@ from ..description.json_schema import (
     taken,
     whole,
 )
+from ..fields.conversation_names import NO_NAMES, ConversationNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
 from ..fields.prompts import (
@@ -92,10 +93,11 @@ def parse_generate(
     *,
     rid: str | None = None,
     max_prompts: int | None = None,
+    names: ConversationNames = NO_NAMES,
     ignored: Ignored | None = None,
 ) -> PromptBatch:
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit.
-    ignored: gets what has no effect. Raises RequestRefused."""
+    names: those of the conversation. ignored: gets what has no effect. Raises RequestRefused."""
     ignored = ignored or Ignored()
     fields = settle_fields(fields, "generate", PROPERTIES, ignored)
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -111,6 +113,7 @@ def parse_generate(
         logprobs,
         rid=fields.get("rid", rid),
         returns_prompt=returns_prompt,
+        names=names,
         ignored=ignored,
     )
 

@@ -27,6 +27,7 @@ from ..description.json_schema import (
     taken,
     whole,
 )
+from ..fields.conversation_names import NO_NAMES, ConversationNames
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
@@ -186,10 +187,12 @@ def parse_chat(
     *,
     rid: str | None = None,
     defaults: Mapping[str, Any] = NO_DEFAULTS,
+    names: ConversationNames = NO_NAMES,
     ignored: Ignored | None = None,
 ) -> ChatRequest:
     """Fields of the request body -> a call. ``rid`` is used if the body has none; defaults: the model's sampling
-    parameters. ignored: gets what has no effect. Raises RequestRefused."""
+    parameters. names: those of the conversation. ignored: gets what has no
+    effect. Raises RequestRefused."""
     ignored = ignored or Ignored()
     fields = settle_fields(fields, "chat", PROPERTIES, ignored)
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
@@ -222,6 +225,7 @@ def parse_chat(
             returns_prompt=token_ids,
             truncate_to=read_truncation(fields),
             clamps_output=not {"max_tokens", "max_completion_tokens"} & fields.keys(),
+            names=names,
             ignored=ignored,
         )
     call = ChatCall(

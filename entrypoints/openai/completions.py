@@ -12,6 +12,7 @@ from typing import Any
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import MAX_SEQUENCES
 from ..description.json_schema import IDS, Properties, either, flag, list_of, picked, string, taken, whole
+from ..fields.conversation_names import NO_NAMES, ConversationNames
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.ignored import Ignored
@@ -98,10 +99,12 @@ def parse_completion(
     rid: str | None = None,
     max_prompts: int | None = None,
     defaults: Mapping[str, Any] = NO_DEFAULTS,
+    names: ConversationNames = NO_NAMES,
     ignored: Ignored | None = None,
 ) -> CompletionRequest:
     """Fields of the request body -> prompts. ``rid`` is used if the body has none; max_prompts: None for no limit;
-    defaults: the model's sampling parameters. ignored: gets what has no effect. Raises RequestRefused."""
+    defaults: the model's sampling parameters. names: those of the conversation. ignored: gets what has no
+    effect. Raises RequestRefused."""
     ignored = ignored or Ignored()
     fields = settle_fields(fields, "completions", PROPERTIES, ignored)
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
@@ -128,6 +131,7 @@ def parse_completion(
             returns_prompt=token_ids or (echo and truncate_to is not None),
             truncate_to=truncate_to,
             clamps_output="max_tokens" not in fields,
+            names=names,
             ignored=ignored,
         )
     return CompletionRequest(

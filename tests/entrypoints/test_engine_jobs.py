@@ -39,6 +39,9 @@ def test_job_is_tracked_and_tool_history_survives_restart(tmp_path: Path) -> Non
         running.generate(TASK, GREEDY, job_id="two")
         (job,) = running.jobs()
         assert job["returns_in_s"] is not None, "how long wc takes is known from before"
+        running.generate(TASK, GREEDY, conversation_id="three")
+        running.generate(TASK, GREEDY, routing_key="four")
+        assert [job["job_id"] for job in running.jobs()] == ["two", "conversation-id:three"]
 
 
 def test_unusable_record_files_abort_startup(tmp_path: Path) -> None:

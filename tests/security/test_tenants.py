@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from baton.entrypoints.chat.setup import ChatSetup
+from baton.entrypoints.fields.conversation_names import NAME_HEADERS
 from baton.entrypoints.fields.foreign_fields import ENDPOINT_OF, FOREIGN_OF
 from baton.entrypoints.http.health_routes import Readiness
 from baton.entrypoints.http.keys import Keys
@@ -120,13 +121,43 @@ def test_security_table_matches_the_routes(endpoint: Endpoint) -> None:
 
 # -- what takes a name -------------------------------------------------------------------------------------------------
 
-NAMING = {"rid", "request_id", "continuation_of", "previous_response_id", "job_id"}
+CONVERSATION_FIELDS = {"conversation", "conversation_id", "session_id"}
+NAMING = {"rid", "request_id", "continuation_of", "previous_response_id", "job_id"} | CONVERSATION_FIELDS
 """Fields that name something of a client."""
 
-NAMELESS = {"user", "best_of", "keep_parent", "conversation"}
-"""Other fields whose names look like one: a budget's owner, a number, a switch, and one that is refused."""
+NAMELESS = {"user", "best_of", "keep_parent"}
+"""Other fields whose names look like one: a budget's owner, a number, a switch."""
 
 _LOOKS_LIKE_A_NAME = re.compile(r"(^|_)(rid|id|of|job|user|parent|session|conversation)$")
+
+CONVERSATION_HEADERS: dict[str, dict[str, str]] = {
+    "X-Dynamo-Session-ID": {"X_Dynamo_Session_ID": "NAME"},
+    "X-Dynamo-Parent-Session-ID": {"X_Dynamo_Session_ID": "his-NAME", "X_Dynamo_Parent_Session_ID": "NAME"},
+    "X-Claude-Code-Session-Id": {"X_Claude_Code_Session_Id": "NAME"},
+    "X-Claude-Code-Agent-Id": {"X_Claude_Code_Session_Id": "NAME", "X_Claude_Code_Agent_Id": "NAME"},
+    "X-Claude-Code-Parent-Agent-Id": {
+        "X_Claude_Code_Session_Id": "NAME", "X_Claude_Code_Agent_Id": "his-NAME",
+        "X_Claude_Code_Parent_Agent_Id": "NAME",
+    },
+    "Session-Id": {"Session_Id": "NAME"},
+    "Thread-Id": {"Session_Id": "his-NAME", "Thread_Id": "NAME"},
+    "X-Codex-Parent-Thread-Id": {"Thread_Id": "his-NAME", "X_Codex_Parent_Thread_Id": "NAME"},
+    "X-Session-Id": {"X_Session_Id": "NAME"},
+    "X-Parent-Session-Id": {"X_Session_Id": "his-NAME", "X_Parent_Session_Id": "NAME"},
+    "X-SMG-Routing-Key": {"X_SMG_Routing_Key": "NAME"},
+    "X-Session-Affinity": {"X_Session_Affinity": "NAME"},
+}  # fmt: skip
+"""Headers that name a conversation, each with those that a request needs to name it so."""
+
+CONVERSATION_JOBS = (
+    "dynamo:NAME", "claude-code:NAME", "claude-code:NAME/NAME", "codex:NAME", "session:NAME", "conversation:NAME",
+    "conversation-id:NAME", "session-id:NAME",
+)  # fmt: skip
+
+
+def test_every_header_that_names_a_conversation_is_attacked() -> None:
+    assert set(CONVERSATION_HEADERS) == set(NAME_HEADERS) - {"X-Dynamo-Session-Final"}
+
 
 OWNED = {"response_id", "job_id"}
 """Parameters of paths that name something of a client."""
@@ -140,7 +171,7 @@ def names_taken(route: Route) -> set[str]:
     names = set(re.findall(r"{(\w+)", route.path)) & OWNED
     if route.operation is not None:
         names |= NAMING & set((route.operation.body or {}).get("properties", {})) - idle_fields(route)
-        names |= {"X-Job-Id"} & set(route.operation.headers)
+        names |= {"X-Job-Id", *CONVERSATION_HEADERS} & set(route.operation.headers)
     return names
 
 
@@ -148,7 +179,7 @@ def idle_fields(route: Route) -> set[str]:
     """Fields of other servers that are refused, or without effect."""
     for api in FOREIGN_OF:
         if ENDPOINT_OF[api] == route.path.removesuffix("/count_tokens"):
-            return {name for name, field in FOREIGN_OF[api].items() if field.outcome != "used"}
+            return {name for name, field in FOREIGN_OF[api].items() if field.outcome not in ("used", "names")}
     return set()
 
 
@@ -218,11 +249,18 @@ def hers(tenants: Tenants) -> dict[str, str]:
     for number, job in enumerate(("taken-job", "chat-taken")):  # for attacks by which bob makes things of these names
         taken = {"rid": ("taken-rid", "taken")[number], "text": TASK, "retain_ttl": 600, "job_id": job}
         assert alice.generate(**taken).status_code == 200
+    for headers in CONVERSATION_HEADERS.values():
+        taken = {key: value.replace("NAME", "taken-talk") for key, value in headers.items()}
+        if "his-NAME" not in headers.values():
+            assert alice.ask("POST", "/generate", {"text": TASK, "sampling_params": GREEDY}, **taken).is_success
+    for field in sorted(CONVERSATION_FIELDS):
+        assert alice.generate(text=TASK, **{field: "taken-talk"}).is_success
     said = {"input": TASK, "rid": "said", "max_output_tokens": 4, "temperature": 0}
     assert alice.ask("POST", "/v1/responses", said).status_code == 200
     behind = {**said, "rid": "behind", "background": True}
     assert alice.ask("POST", "/v1/responses", behind).status_code == 200
     looked_up = {"rid": "plan", "job": "job-1", "chat": "chat-talk", "response": "resp_said", "behind": "resp_behind"}
+    looked_up["taken talk"] = "taken-talk"
     return looked_up | {"taken rid": "taken-rid", "taken job": "taken-job", "taken chat": "chat-taken"}
 
 
@@ -255,6 +293,11 @@ def by_body(path: str, body: dict[str, Any], *fields: str) -> list[Attack]:
     what = {"rid": "taken rid", "request_id": "taken rid", "job_id": "taken job", "continuation_of": "rid"}
     attacks = [Attack("POST", path, field, what[field], {**body, field: "NAME"}) for field in fields]
     if "job_id" in fields:
+        named = CONVERSATION_FIELDS - ({"conversation"} if path == "/v1/responses" else set())
+        attacks += [Attack("POST", path, field, "taken talk", {**body, field: "NAME"}) for field in sorted(named)]
+        attacks += [
+            Attack("POST", path, name, "taken talk", body, headers) for name, headers in CONVERSATION_HEADERS.items()
+        ]
         attacks += [
             Attack("POST", path, "X-Job-Id", "taken job", body, {"X_Job_Id": "NAME"}),
             Attack("POST", path, "X-Job-Id", "taken chat", body, {"X_Job_Id": "NAME"}),
@@ -348,6 +391,9 @@ def test_attacks_leave_the_other_clients_objects_intact(tenants: Tenants, hers: 
     for job, turns in ((hers["job"], 1), (hers["chat"], 1), (hers["taken job"], 1), (hers["taken chat"], 1)):
         known = alice.ask("GET", f"/jobs/{job}").json()
         assert (known["job_id"], known["turns"], known["open_requests"]) == (job, turns, [])
+    for name in CONVERSATION_JOBS:
+        known = alice.ask("GET", f"/jobs/{name.replace('NAME', hers['taken talk'])}").json()
+        assert (known["turns"], known["open_requests"]) == (1, []), name
     assert [pin["rid"] for pin in alice.ask("GET", "/jobs/job-1").json()["pins"]] == ["step"]
     assert {"plan", "step", "talk", "said", "taken-rid", "taken"} <= {
         lease["rid"] for lease in alice.ask("GET", "/cache/leases").json()["leases"]

@@ -26,6 +26,7 @@ from ...description.json_schema import (
     taken,
     whole,
 )
+from ...fields.conversation_names import NO_NAMES, ConversationNames
 from ...fields.field_names import FieldNames
 from ...fields.foreign_fields import foreign_properties, settle_fields
 from ...fields.ignored import Ignored
@@ -163,10 +164,12 @@ def parse_response(
     *,
     rid: str | None = None,
     defaults: Mapping[str, Any] = NO_DEFAULTS,
+    names: ConversationNames = NO_NAMES,
     ignored: Ignored | None = None,
 ) -> ResponseRequest:
     """Fields of the request body -> a request. ``rid`` is used if the body has none; defaults: the model's sampling
-    parameters. ignored: gets what has no effect. Raises RequestRefused."""
+    parameters. names: those of the conversation. ignored: gets what has no
+    effect. Raises RequestRefused."""
     ignored = ignored or Ignored()
     # The response repeats labels.
     labels = {name: fields[name] for name in ("prompt_cache_key", "safety_identifier") if name in fields}
@@ -191,6 +194,7 @@ def parse_response(
             [_logprobs(fields)],
             rid=rid if given_rid is None else given_rid,
             clamps_output="max_output_tokens" not in fields,
+            names=names,
             ignored=ignored,
         ).prompts
     messages, items = read_input(fields.get("input"), prompt.rid, ignored)

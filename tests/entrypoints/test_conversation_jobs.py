@@ -1,0 +1,111 @@
+"""Conversations of programs that send no job_id, on a real server: each is one job, by the name that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.doubles.server_under_test import ServerUnderTest
+
+pytestmark = pytest.mark.process
+
+TOY_MODEL = Path(__file__).parents[2] / "examples" / "toy_model"
+SYSTEM = "You are a shell agent. Do not think aloud."
+TASK = "How many lines are in manual.md?"
+FOUND = "12 manual.md"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+    flags = ("--max-total-tokens", "8192", "--schedule-policy", "handoff", "--tool-call-parser", "hermes")
+    with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as running:
+        yield running.wait_ready()
+
+
+def job(server: ServerUnderTest, job_id: str) -> dict[str, Any]:
+    answer = server.client.get(f"/jobs/{quote(job_id, safe='')}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def job_ids(server: ServerUnderTest, beginning: str = "") -> list[str]:
+    jobs = server.client.get("/jobs").json()["jobs"]
+    return [each["job_id"] for each in jobs if each["job_id"].startswith(beginning)]
+
+
+def message(server: ServerUnderTest, messages: list[dict], **headers: str) -> str:
+    """The answer to Anthropic's messages. headers: with _ in place of -."""
+    body = {"model": "toy", "system": SYSTEM, "messages": messages, "max_tokens": 40, "temperature": 0}
+    answer = server.client.post(
+        "/v1/messages", json=body, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()["content"][0]["text"]
+
+
+def said(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def test_edited_conversation_stays_in_its_job(server: ServerUnderTest) -> None:
+    """The agent's program replaces the output of a tool in the middle, as Claude Code does."""
+    name = "claude-code:edited"
+    turns = [said("user", TASK)]
+    for result in (FOUND, "ok"):
+        turns += [said("assistant", message(server, turns, x_claude_code_session_id="edited")), said("user", result)]
+    message(server, turns, x_claude_code_session_id="edited")
+    assert job(server, name)["turns"] == 3
+    before = job_ids(server)
+    turns[2] = said("user", "[cleared]")
+    message(server, turns, x_claude_code_session_id="edited")
+    assert job(server, name)["turns"] == 4 and job_ids(server) == before
+    assert server.client.delete(f"/jobs/{name}").status_code == 200
+
+
+def test_two_programs_with_one_session_id_have_two_jobs(server: ServerUnderTest) -> None:
+    """Interleaved, and with the same words."""
+    turns = [said("user", TASK)]
+    for count in (1, 2):
+        texts = [message(server, turns, **{header: "one"}) for header in ("x_claude_code_session_id", "x_session_id")]
+        assert texts[0] == texts[1]
+        assert [job(server, name)["turns"] for name in ("claude-code:one", "session:one")] == [count, count]
+        turns += [said("assistant", texts[0]), said("user", FOUND)]
+
+
+def test_long_headers_are_shortened_or_refused(server: ServerUnderTest) -> None:
+    """Up to the limit for all headers they are names; beyond that the connection refuses them."""
+    for _ in range(2):
+        message(server, [said("user", TASK)], x_dynamo_session_id="x" * 30_000)
+    body = {"messages": [said("user", TASK)], "max_tokens": 1}
+    for size in (60_000, 4_000_000):
+        try:
+            refused = server.client.post("/v1/chat/completions", json=body, headers={"x-dynamo-session-id": "x" * size})
+        except httpx.TransportError:
+            continue  # it was closed while the header was sent
+        assert refused.status_code == 431
+    (name,) = job_ids(server, "dynamo:")
+    assert len(name) < 50 and job(server, name)["turns"] == 2
+
+
+def test_final_header_ends_the_job(server: ServerUnderTest) -> None:
+    turns = [said("user", TASK)]
+    message(server, turns, x_dynamo_session_id="finite")
+    assert not job(server, "dynamo:finite")["is_over"]
+    message(server, turns, x_dynamo_session_id="finite", x_dynamo_session_final="true")
+    known = job(server, "dynamo:finite")
+    assert known["is_over"] and known["pins"] == []
+
+
+def test_conversation_that_branches_100_times_is_one_job(server: ServerUnderTest) -> None:
+    turns = [said("user", TASK)]
+    turns.append(said("assistant", message(server, turns, x_session_id="tree")))
+    for number in range(100):
+        body = {"messages": [*turns, said("user", f"Branch {number}")], "max_tokens": 1, "temperature": 0}
+        answer = server.client.post("/v1/chat/completions", json=body, headers={"x-session-id": "tree"})
+        assert answer.status_code == 200, answer.text
+    assert job(server, "session:tree")["turns"] == 101 and job(server, "session:tree")["open_requests"] == []
