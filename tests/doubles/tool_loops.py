@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +42,15 @@ def wind(city: str) -> str:
     return f"wind of {WARMTH[city]} km/h in {city}"
 
 
-TOOLS = {tool.__name__: tool for tool in (city_of, temperature, wind)}
+Tools = dict[str, Callable[..., str]]
+"""By name."""
+
+TOOLS: Tools = {tool.__name__: tool for tool in (city_of, temperature, wind)}
 
 
-def function_schema(name: str) -> dict[str, Any]:
+def arguments_schema(tool: Callable[..., str]) -> dict[str, Any]:
     """JSON schema of a tool's arguments."""
-    names = [each for each in TOOLS[name].__annotations__ if each != "return"]
+    names = [each for each in tool.__annotations__ if each != "return"]
     properties = {each: {"type": "string"} for each in names}
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 
@@ -70,14 +74,20 @@ SCRIPT = [
 REQUESTS = len(SCRIPT)
 
 
-def assert_computes_only_new_tokens(turns: list[TurnUsage]) -> None:
-    """Every turn but the first may compute only what is new in it, and one token more.
+BEHIND_TOOLS = (1, 2, 4, 5)
+"""Requests that bring the results of tools; the others bring what a user says."""
+
+
+def recomputed(turns: list[TurnUsage]) -> list[int]:
+    """By turn, the tokens it computed beyond those it may, 0 for the first. Every other turn may compute what is new in
+    it, and one token more.
 
     new = prompt − (previous prompt + previous answer), and prompt − cached ≤ new + 1: the last token of an answer is
     sampled and never computed, so that its KV is missing at the next turn.
     """
-    for number, (before, turn) in enumerate(itertools.pairwise(turns), 2):
+    found = [0]
+    for before, turn in itertools.pairwise(turns):
         new = turn.prompt - (before.prompt + before.output)
-        assert new > 0, f"turn {number} does not extend the one before it: {turns}"
-        computed = turn.prompt - turn.cached
-        assert computed <= new + 1, f"turn {number} has {new} new tokens and computed {computed}: {turns}"
+        assert new > 0, f"{turn} does not extend {before}"
+        found.append(max(0, turn.prompt - turn.cached - (new + 1)))
+    return found
