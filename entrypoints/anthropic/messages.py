@@ -236,7 +236,14 @@ def parse_messages(
         sampling = with_defaults(_sampling(fields), defaults)
         rid = fields.get("rid", rid)
         batch = read_prompts(fields, alone, sampling, [LogprobFields()], rid=rid, names=names, ignored=ignored)
-    call = ChatCall(prompt=batch.prompts[0], stream=batch.stream, conversation=conversation, tools=tools, choice=choice)
+    call = ChatCall(
+        prompt=batch.prompts[0],
+        stream=batch.stream,
+        conversation=conversation,
+        tools=tools,
+        choice=choice,
+        shared_name=names.shared,
+    )
     return MessagesRequest(
         call,
         model,

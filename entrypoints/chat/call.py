@@ -15,7 +15,8 @@ from .tools import Choice
 class ChatCall:
     """prompt: the settings; the template adds the tokens. tools: in OpenAI's shape. separate_reasoning: the answer has
     thoughts apart from text, where the model marks them. after: the turn to continue, where the API knows it; its
-    client and namespace are those of the call."""
+    client and namespace are those of the call. shared_name: one that other conversations may have too; see `NamedJobs`.
+    """
 
     prompt: Prompt
     stream: bool
@@ -24,6 +25,7 @@ class ChatCall:
     choice: Choice
     separate_reasoning: bool = True
     after: Turn | None = None
+    shared_name: str | None = None
 
     def __post_init__(self) -> None:
         """Raises RequestRefused."""
@@ -33,6 +35,11 @@ class ChatCall:
     @property
     def rid(self) -> str:
         return self.prompt.rid
+
+    @property
+    def name(self) -> str | None:
+        """The name that its client gives the conversation."""
+        return self.prompt.spec.job_id or self.shared_name
 
     @property
     def may_call(self) -> bool:

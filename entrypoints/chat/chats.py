@@ -28,6 +28,7 @@ from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
 from .conversations import Conversations, GoesOn, Turn
 from .messages import Conversation
+from .named_jobs import NamedJobs, opening_of
 from .rendering import Renderer, beside_others, size_of
 
 _GENEROUS = 16
@@ -61,6 +62,7 @@ class Chats:
         self.renderer = renderer
         self._manager = manager
         self._conversations = conversations
+        self._named_jobs = NamedJobs()
         self._retain_ttl = retain_ttl
         tokenizer = manager.tokenizer
         self._tokens = _Tokens(
@@ -73,7 +75,8 @@ class Chats:
         rendered, forced, make_parser = await self._rendered(call, size)
         scope = client.scope(call.prompt.spec.namespace)
         known = await beside_others(size, lambda: self._known(call, rendered + forced, scope))
-        prompt = await self._prompt(call, rendered + forced, known, make_parser().keeps_special_tokens)
+        job_id = await self._job_of(call, known, scope, client.name, size)
+        prompt = await self._prompt(call, rendered + forced, known, job_id, make_parser().keeps_special_tokens)
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
         answer = await self._manager.open_answer(client, [prompt], stream=call.stream)
 
@@ -128,10 +131,28 @@ class Chats:
         known = None
         if call.after is not None:
             known = self._conversations.match_turn(call.after, call.conversation, text)
-        return known or self._conversations.find_turn(call.conversation, text, scope)
+        return known or self._conversations.find_turn(call.conversation, text, scope, call.name)
 
-    async def _prompt(self, call: ChatCall, text: str, known: GoesOn | None, keeps_special_tokens: bool) -> Prompt:
-        """The call's prompt with its tokens."""
+    async def _job_of(self, call: ChatCall, known: GoesOn | None, scope: str, client: str, size: int) -> str | None:
+        """The job of a chat: the one that it names; else that of the turn that its API names or that it continues; else
+        one of its shared name; else a new one. None where turns are not recorded. size: of the conversation."""
+        if (job_id := call.prompt.spec.job_id) is not None:
+            return job_id
+        turns = (call.after, known.turn if known is not None else None)
+        job_id = next((turn.job_id for turn in turns if turn is not None and turn.job_id is not None), None)
+        new = self._conversations.new_job(call.rid)
+        if call.shared_name is None or new is None:
+            return job_id or new
+        opening = await beside_others(size, lambda: opening_of(call.conversation))
+        if job_id is None:
+            return self._named_jobs.find_job(scope, call.shared_name, opening, client)
+        self._named_jobs.record_chat(scope, call.shared_name, opening, job_id, client)
+        return job_id
+
+    async def _prompt(
+        self, call: ChatCall, text: str, known: GoesOn | None, job_id: str | None, keeps_special_tokens: bool
+    ) -> Prompt:
+        """The call's prompt with its tokens, as a step of this job."""
         spec, is_truncated = call.prompt.spec, call.prompt.truncate_to is not None
         if known is not None:
             (rest,) = await self._manager.tokenize(
@@ -145,9 +166,7 @@ class Chats:
             )
         if spec.retain_ttl is None and not spec.is_last_step:
             spec = msgspec.structs.replace(spec, retain_ttl=self._retain_ttl, unasked=spec.job_id is None)
-        if spec.job_id is None:
-            job_id = known.turn.job_id if known is not None else self._conversations.new_job(spec.rid)
-            spec = msgspec.structs.replace(spec, job_id=job_id)
+        spec = msgspec.structs.replace(spec, job_id=job_id)
         if keeps_special_tokens and spec.sampling.skip_special_tokens:
             sampling = msgspec.structs.replace(spec.sampling, skip_special_tokens=False)
             spec = msgspec.structs.replace(spec, sampling=sampling)
@@ -245,6 +264,7 @@ class ChatAnswer:
             index=output.sample,
             scope=asked.scope,
             job_id=asked.prompt.spec.job_id,
+            conversation=self._call.name,
             num_messages=asked.num_messages,
             prompt_chars=asked.prompt_chars,
             text=asked.text + said,

@@ -63,6 +63,8 @@ class Turn:
     ids: np.ndarray
     job_id: str | None = None
     """The job of this turn and of the turns that continue it."""
+    conversation: str | None = None
+    """The name that its request gave the conversation, a job's or a shared one; None if it gave none."""
     hides_special: bool = False
     """The model spelled a special token in letters somewhere in it. The same text in a prompt means the token, which
     ends a message; so only a request that names the turn continues it."""
@@ -136,10 +138,13 @@ class Conversations:
             while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
                 self._forget(next(self._shares.in_order_of_forgetting(by_size=len(self._turns) <= MAX_TURNS)))
 
-    def find_turn(self, conversation: Conversation, text: str, scope: str) -> GoesOn | None:
-        """The longest turn of a scope that ``text``, the conversation's prompt, continues."""
+    def find_turn(self, conversation: Conversation, text: str, scope: str, name: str | None = None) -> GoesOn | None:
+        """The longest turn of a scope that ``text``, the conversation's prompt, continues. Conversations may begin with
+        the same words: of equal turns it is one of the same ``name`` (`Turn.conversation`) that none has continued, if
+        there is one."""
         templates_asked = 0
         for turns in self._begun_by(text, scope):
+            turns.sort(key=lambda turn: turn.conversation != name)
             found = self._word_for_word(turns, text)
             if found is None and templates_asked < MAX_TEMPLATES_ASKED:
                 templates_asked += 1
@@ -156,7 +161,8 @@ class Conversations:
         return self._word_for_word([turn], text) or self._in_other_words([turn], conversation, text)
 
     def _begun_by(self, text: str, scope: str) -> list[list[Turn]]:
-        """The turns of each prompt that ``text`` begins with; the longest prompt, and the latest turn, first."""
+        """The turns of each prompt that ``text`` begins with; the longest prompt, and the latest turn, first, but for
+        turns that were continued before: they come last."""
         data = text.encode("utf-8", "surrogatepass")
         with self._lock:
             lengths = sorted(self._lengths)
@@ -198,8 +204,13 @@ class Conversations:
 
     def _used(self, turn: Turn) -> None:
         with self._lock:
-            if turn.name in self._turns:
-                self._shares.renew_key(turn.name)
+            key, recorded = self._turns.get(turn.name, (None, None))
+            if key is None:
+                return
+            self._shares.renew_key(turn.name)
+            if recorded is turn:
+                self._by_prompt[key].remove(turn)
+                self._by_prompt[key].insert(0, turn)
 
     def _forget(self, name: tuple[str, str, int]) -> None:
         """The lock is held."""

@@ -206,7 +206,7 @@ _NO_PROCESSORS = "use logit_bias, allowed_token_ids or bad_words: there are no c
 FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     # -- labels, and what is so anyway ---------------------------------------------------------------------------------
     *_listed("nothing to do", "SGLang's routers", ENDPOINTS, "no_logs", "prompts are never logged"),
-    *_listed("nothing to do", "SGLang's routers", ENDPOINTS, "routing_key", "a label for routers"),
+    *_listed("nothing to do", "SGLang's routers", GENERATE + COMPLETIONS, "routing_key", "a label for routers"),
     *_listed("nothing to do", "smg, sglang-router", GENERATE, "model", "the one model answers, and there are no "
              "adapters to be named"),
     *_listed("nothing to do", "SGLang", ALL, "custom_labels external_trace_header received_time", "labels for metrics "
@@ -215,8 +215,10 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("nothing to do", "OpenAI", TEXTS, "metadata store", "labels; chats are not stored"),
     *_listed("nothing to do", "OpenAI", RESPONSES, "service_tier", "there is one tier"),
     *_listed("nothing to do", "OpenAI", OPENAI, "safety_identifier", "a label"),
-    *_listed("nothing to do", "OpenAI", OPENAI, "prompt_cache_key prompt_cache_retention prompt_cache_options",
-             "every prefix is cached; cache_salt keeps caches apart"),
+    *_listed("nothing to do", "OpenAI", OPENAI, "prompt_cache_retention prompt_cache_options",
+             "every prefix is cached"),
+    *_listed("nothing to do", "OpenAI", COMPLETIONS, "prompt_cache_key", "every prefix is cached; cache_salt keeps "
+             "caches apart"),
     *_listed("nothing to do", "OpenAI", RESPONSES, "max_tool_calls", "tools are run by the client"),
     *_listed("nothing to do", "Anthropic", MESSAGES, "cache_control", "every prefix is cached, marked or not"),
     *_listed("nothing to do", "Anthropic", MESSAGES, "inference_geo user_profile_id workspace_id anthropic_version "
@@ -239,6 +241,9 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("names", "SGLang, vLLM, OpenRouter", ENDPOINTS, "session_id", "one conversation"),
     *_listed("names", "OpenAI", GENERATE + TEXTS + MESSAGES, "conversation", "one conversation: a string, or an object "
              "with an id"),
+    *_listed("names", "SGLang's routers", CHATS, "routing_key", "a conversation, with the first message of its user"),
+    *_listed("names", "OpenAI", CHAT + RESPONSES, "prompt_cache_key", "a conversation, with the first message of its "
+             "user"),
     # -- read as fields of ours ----------------------------------------------------------------------------------------
     *_listed("used", "Qwen's API, SGLang, vLLM", CHAT + RESPONSES, "enable_thinking",
              "chat_template_kwargs.enable_thinking", read=_enable_thinking),

@@ -55,7 +55,11 @@ SHARED: Properties = {
             0,
         )
     ),
-    "user": string("The user of the request; the leases of each user are limited.", most=MAX_KEY_CHARS),
+    "user": string(
+        "The user of the request; the leases of each user are limited. In a chat it also names the conversation, with "
+        "the first message.",
+        most=MAX_KEY_CHARS,
+    ),
     "job_id": per_prompt(
         string(
             "The agent's job that this is a step of: its KV may be kept while a tool runs. The X-Job-Id header, too.",

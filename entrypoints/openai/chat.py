@@ -235,6 +235,7 @@ def parse_chat(
         tools=tools,
         choice=choice,
         separate_reasoning=typed(fields.get("separate_reasoning", True), bool, "separate_reasoning"),
+        shared_name=names.shared,
     )
     return ChatRequest(
         call=call,

@@ -36,7 +36,15 @@ class Recorder:
         self.conversations = Conversations(self.renderer, self.parsers.says_the_same, ["", "<eos>"])
 
     def answer(
-        self, asked: Conversation, said: str, rid: str = "turn", *, index: int = 0, salt: str = "", client: str = ""
+        self,
+        asked: Conversation,
+        said: str,
+        rid: str = "turn",
+        *,
+        index: int = 0,
+        salt: str = "",
+        client: str = "",
+        name: str | None = None,
     ) -> Turn:
         prompt = self.renderer.render(asked)
         turn = Turn(
@@ -47,9 +55,10 @@ class Recorder:
             prompt_chars=len(prompt),
             text=prompt + said,
             ids=np.frombuffer((prompt + said).encode(), dtype=np.uint8).astype(np.int32),
+            conversation=name,
         )
         self.conversations.record(turn, client)
         return turn
 
-    def find_turn(self, asked: Conversation, salt: str = "") -> GoesOn | None:
-        return self.conversations.find_turn(asked, self.renderer.render(asked), salt)
+    def find_turn(self, asked: Conversation, salt: str = "", name: str | None = None) -> GoesOn | None:
+        return self.conversations.find_turn(asked, self.renderer.render(asked), salt, name)

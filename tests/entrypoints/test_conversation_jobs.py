@@ -38,6 +38,11 @@ def job_ids(server: ServerUnderTest, beginning: str = "") -> list[str]:
     return [each["job_id"] for each in jobs if each["job_id"].startswith(beginning)]
 
 
+def release_leases(server: ServerUnderTest) -> None:
+    for lease in server.client.get("/cache/leases?limit=1000").json()["leases"]:
+        server.client.post("/release", json={"rid": lease["rid"]})
+
+
 def message(server: ServerUnderTest, messages: list[dict], **headers: str) -> str:
     """The answer to Anthropic's messages. headers: with _ in place of -."""
     body = {"model": "toy", "system": SYSTEM, "messages": messages, "max_tokens": 40, "temperature": 0}
@@ -109,3 +114,84 @@ def test_conversation_that_branches_100_times_is_one_job(server: ServerUnderTest
         answer = server.client.post("/v1/chat/completions", json=body, headers={"x-session-id": "tree"})
         assert answer.status_code == 200, answer.text
     assert job(server, "session:tree")["turns"] == 101 and job(server, "session:tree")["open_requests"] == []
+
+
+# -- shared names ------------------------------------------------------------------------------------------------------
+
+
+def chat(server: ServerUnderTest, messages: list[dict], headers: dict[str, str] | None = None, **fields: Any) -> str:
+    """The answer to a chat."""
+    body = {"messages": messages, "max_tokens": 40, "temperature": 0, **fields}
+    answer = server.client.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+BY_SHARED_NAME: list[tuple[str, dict[str, Any], dict[str, str]]] = [
+    ("prompt-cache-key:app", {"prompt_cache_key": "app"}, {}),
+    ("routing-key:app", {"routing_key": "app"}, {}),
+    ("routing-key:app2", {}, {"X-SMG-Routing-Key": "app2"}),
+    ("affinity:app", {}, {"x-session-affinity": "app"}),
+    ("user:", {"user": "app"}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "headers"), BY_SHARED_NAME)
+def test_edited_conversation_is_found_by_its_shared_name(
+    server: ServerUnderTest, name: str, fields: dict[str, Any], headers: dict[str, str]
+) -> None:
+    turns = [said("system", SYSTEM), said("user", TASK)]
+    turns += [said("assistant", chat(server, turns, headers, **fields)), said("user", FOUND)]
+    (found,) = job_ids(server, name)
+    assert chat(server, turns[:2], headers, **fields | {"max_tokens": 5}), "another that begins in the same way"
+    (other,) = {*job_ids(server, name)} - {found}
+    turns += [said("assistant", chat(server, turns, headers, **fields)), said("user", "Thanks")]
+    turns[3] = said("user", "[cleared]")
+    chat(server, turns, headers, **fields)
+    turns[0] = said("system", f"{SYSTEM} Today is Monday.")  # it continues no recorded turn
+    chat(server, turns, headers, **fields)
+    assert sorted(job_ids(server, name)) == sorted([found, other])
+    assert [job(server, each)["turns"] for each in (found, other)] == [4, 1]
+
+
+def test_conversations_without_a_name_are_jobs_by_their_turns(server: ServerUnderTest) -> None:
+    turns = [said("user", "How long is notes.txt?")]
+    before = job_ids(server)
+    turns += [said("assistant", chat(server, turns)), said("user", "5 notes.txt")]
+    (name,) = set(job_ids(server)) - {*before}
+    chat(server, turns)
+    assert name.startswith("chat-") and job(server, name)["turns"] == 2
+
+
+def test_strong_name_holds_where_messages_continue_another_job(server: ServerUnderTest) -> None:
+    """A fork: its KV is handed over all the same."""
+    release_leases(server)  # there is a limit to how many are kept
+    turns = [said("user", "Check notes.log for errors.")]
+    turns += [said("assistant", chat(server, turns, conversation_id="trunk")), said("user", "5 notes.log")]
+    body = {"messages": turns, "max_tokens": 5, "temperature": 0, "conversation_id": "branch"}
+    answer = server.client.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["baton"]["continuation"]["path"] == "handoff"
+    assert [job(server, f"conversation-id:{name}")["turns"] for name in ("trunk", "branch")] == [1, 1]
+
+
+def test_response_stays_in_the_job_of_the_previous_one(server: ServerUnderTest) -> None:
+    """Also with other instructions, by which its prompt does not begin with the previous one."""
+    asked = {"input": TASK, "instructions": SYSTEM, "max_output_tokens": 40, "temperature": 0}
+    first = server.client.post("/v1/responses", json=asked).json()
+    name = f"chat-{first['id'].removeprefix('resp_')}"
+    again = asked | {"input": FOUND, "previous_response_id": first["id"], "prompt_cache_key": "app"}
+    before = job_ids(server)
+    for instructions in (SYSTEM, "Answer in English."):
+        assert server.client.post("/v1/responses", json=again | {"instructions": instructions}).status_code == 200
+    assert job(server, name)["turns"] == 3 and job_ids(server) == [each for each in before if each != name] + [name]
+
+
+def test_client_that_returns_late_with_another_model_keeps_its_job(server: ServerUnderTest) -> None:
+    """Its leases are gone by then."""
+    turns = [said("user", TASK)]
+    turns += [said("assistant", chat(server, turns, prompt_cache_key="late", model="one")), said("user", FOUND)]
+    (name,) = job_ids(server, "prompt-cache-key:late")
+    release_leases(server)
+    assert job(server, name)["pins"] == []
+    chat(server, turns, prompt_cache_key="late", model="two")
+    assert job(server, name)["turns"] == 2 and job_ids(server, "prompt-cache-key:late") == [name]

@@ -451,6 +451,38 @@ def test_chat_continues_only_turns_of_its_own_client(tenants: Tenants, hers: dic
     assert tenants.alice.ask("GET", "/jobs/chat-her-turn").json()["turns"] == 2
 
 
+SHARED_NAMES: list[tuple[dict[str, str], dict[str, str]]] = [
+    ({"prompt_cache_key": "same"}, {}), ({"user": "same"}, {}), ({}, {"X_SMG_Routing_Key": "same"}),
+    ({}, {"X_Session_Affinity": "same"}), ({"conversation_id": "same"}, {}), ({}, {"X_Claude_Code_Session_Id": "same"}),
+]  # fmt: skip
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("fields", "headers"), SHARED_NAMES)
+def test_clients_with_the_same_names_share_no_job(
+    tenants: Tenants, fields: dict[str, str], headers: dict[str, str]
+) -> None:
+    """Bob sends all that alice sends, a turn later, and edits a copy of her conversation."""
+    turns = [{"role": "user", "content": "How long is same.txt?"}]
+
+    def jobs(tenant: Tenant) -> dict[str, int]:
+        return {job["job_id"]: job["turns"] for job in tenant.ask("GET", "/jobs").json()["jobs"]}
+
+    def counted(tenant: Tenant) -> dict[str, int]:
+        """Turns that this test has added to the tenant's jobs."""
+        return {name: turns - before[tenant].get(name, 0) for name, turns in jobs(tenant).items()}
+
+    before = {tenant: jobs(tenant) for tenant in (tenants.alice, tenants.bob)}
+    body = {**CHAT, **fields, "messages": turns, "max_tokens": 4}
+    said = tenants.alice.ask("POST", "/v1/chat/completions", body, **headers).json()["choices"][0]["message"]["content"]
+    turns += [{"role": "assistant", "content": said}, {"role": "user", "content": "And now?"}]
+    for messages in (turns[:1], turns, [turns[0], {**turns[1], "content": "edited"}, turns[2]]):
+        assert tenants.bob.ask("POST", "/v1/chat/completions", {**body, "messages": messages}, **headers).is_success
+    (hers,) = {name: count for name, count in counted(tenants.alice).items() if count}.values()
+    his = {name: count for name, count in counted(tenants.bob).items() if count}
+    assert hers == 1 and list(his.values()) == [3]
+
+
 @pytest.mark.process
 def test_lists_show_own_objects_and_all_to_the_admin(tenants: Tenants, hers: dict[str, str]) -> None:
     alice, bob, admin = tenants.alice, tenants.bob, tenants.admin

@@ -210,6 +210,7 @@ def parse_response(
         tools=offered.tools,
         choice=offered.choice,
         separate_reasoning=_flag(fields, "separate_reasoning", default=True),
+        shared_name=names.shared,
     )
     instructions = fields.get("instructions")
     return ResponseRequest(

@@ -15,6 +15,7 @@ import pytest
 from baton.entrypoints.chat.chats import ChatAnswer, Chats, ChatUpdate
 from baton.entrypoints.chat.conversations import Turn
 from baton.entrypoints.chat.setup import ChatSetup
+from baton.entrypoints.fields.conversation_names import read_names
 from baton.entrypoints.openai.chat import parse_chat
 from baton.entrypoints.server_config import ChatConfig
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Reasoning, Text
@@ -75,7 +76,7 @@ class Scene:
 
         async def ask() -> list[ChatUpdate]:
             answer: ChatAnswer = await self.chats.open_chat(
-                SOLE_CLIENT, parse_chat({"messages": list(messages)} | fields).call
+                SOLE_CLIENT, parse_chat({"messages": list(messages)} | fields, names=read_names(fields, {})).call
             )
             return [update async for update in answer.updates()] if stream else await answer.outputs()
 
@@ -112,6 +113,37 @@ def test_next_turn_names_its_predecessor(scene: Scene, stream: bool) -> None:
     scene.chat(HI, said("Ho"), HI, rid="two")
     assert scene.sent.spec.predecessor == Predecessor("one")
     assert scene.text == "[user]Hi<eos>\n[assistant]Ho<eos>\n[user]Hi<eos>\n[assistant]"
+
+
+def job_of(scene: Scene, *messages: dict, **fields: Any) -> str | None:
+    scene.chat(*messages, **fields)
+    return scene.sent.spec.job_id
+
+
+def test_job_of_a_turn_goes_before_a_shared_name(scene: Scene) -> None:
+    unnamed = job_of(scene, HI, rid="one")
+    assert unnamed == "chat-one"
+    assert job_of(scene, HI, said("Ho"), HI, prompt_cache_key="k") == unnamed
+    assert job_of(scene, HI, said("Ho"), HI, conversation_id="c") == "conversation-id:c"
+    named = job_of(scene, HI, prompt_cache_key="k")
+    assert named is not None and named.startswith("prompt-cache-key:k:") and named != unnamed
+    assert job_of(scene, HI, prompt_cache_key="l") != named != job_of(scene, HI, prompt_cache_key="k")
+
+
+def test_shared_name_finds_the_job_of_a_chat_that_continues_no_turn(scene: Scene) -> None:
+    dated = {"role": "system", "content": "Monday"}
+    named = job_of(scene, dated, HI, user="u")
+    assert scene.sent.spec.unasked, "its client asked for nothing to be kept"
+    assert job_of(scene, {**dated, "content": "Tuesday"}, HI, said("Ho"), HI, user="u") == named
+    assert scene.sent.spec.predecessor is None
+    assert job_of(scene, HI, said("Hm"), HI, user="u") == named
+    assert job_of(scene, HI, said("Hm"), HI, user="v") != named
+
+
+def test_no_shared_name_has_a_job_where_turns_are_not_recorded(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, no_auto_continue=True)
+    assert job_of(scene, HI, prompt_cache_key="k") is None
+    assert job_of(scene, HI, conversation_id="c") == "conversation-id:c"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,28 @@ def test_longest_then_latest_matching_turn_wins():
     assert found is not None and found.turn.rid == "first"
 
 
+def test_conversations_with_the_same_words_continue_different_turns():
+    recorder = Recorder()
+    for number in range(4):
+        recorder.answer(conversation("a"), "b", f"turn {number}")
+    found = [recorder.find_turn(conversation("a", "b", f"c {number}")) for number in range(4)]
+    assert {each.turn.rid for each in found if each is not None} == {f"turn {number}" for number in range(4)}
+    recorder.answer(conversation("a"), "b", "new")
+    found = recorder.find_turn(conversation("a", "b", "c"))
+    assert found is not None and found.turn.rid == "new"
+
+
+def test_turns_of_the_same_conversation_go_before_equal_ones():
+    recorder = Recorder()
+    for number, name in enumerate((None, "one", "two", None, "one")):
+        recorder.answer(conversation("a"), "b", f"turn of {name} {number}", name=name)
+    recorder.answer(conversation("a"), "b", "latest")
+    for name in ("two", "one", "two", "one", None):
+        found = recorder.find_turn(conversation("a", "b", "c"), name=name)
+        assert found is not None and found.turn.conversation == name
+    assert recorder.find_turn(conversation("a", "b", "c"), name="three") is not None
+
+
 def test_samples_are_separate_turns():
     recorder = Recorder()
     for index, said in enumerate(("one", "two", "three")):
