@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.doubles.agent_loops import LOOPS
+from tests.doubles.chat_flood import FLOOD, ChatFlood
 from tests.doubles.server_under_test import ServerUnderTest
 from tests.doubles.tool_loops import BEHIND_TOOLS, REQUESTS, SCRIPT, TOOLS, Tools, TurnUsage, recomputed
 
@@ -38,39 +38,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest
     flags = [
         *("--max-total-tokens", str(POOL), "--schedule-policy", "handoff", "--lease-protection", str(BREAK_EVEN_S)),
         *("--pin-seconds", str(BREAK_EVEN_S), "--dtype", "float32", "--device", "cpu", "--linear-backend", "torch"),
-        *("--served-model-name", "toy", "--tool-call-parser", "hermes"),
+        *("--served-model-name", "toy", "--serve-any-model-name", "--tool-call-parser", "hermes"),
     ]
     folder, launcher = tmp_path_factory.mktemp("server"), "scripted_server.py"
-    environment = {"BATON_SCRIPT": json.dumps([["flood", "Yes."], *SCRIPT])}
+    environment = {"BATON_SCRIPT": json.dumps([[FLOOD, "Yes."], *SCRIPT])}
     with ServerUnderTest(
         TOY_MODEL, folder, *flags, behaviour={}, launcher=launcher, environment=environment
     ) as running:
         yield running.wait_ready()
 
 
-class Flood:
-    """Chats of other clients, all different; each is sent once."""
-
-    def __init__(self, server: ServerUnderTest, seed: str) -> None:
-        self._server = server
-        self._rng = random.Random(seed)
-
-    def send_chat(self) -> int:
-        """Returns the tokens of its prompt."""
-        words = " ".join(str(self._rng.randrange(10**6)) for _ in range(70))
-        body = {"model": "toy", "messages": [{"role": "user", "content": f"{words} flood"}]}
-        answer = self._server.client.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["usage"]["prompt_tokens"]
-
-    def fill_pool(self) -> None:
-        """Send as many as the pool holds, so that everything is evicted that nothing keeps."""
-        tokens = 0
-        while tokens < POOL:
-            tokens += self.send_chat()
-
-
-def slow_tools(flood: Flood) -> Tools:
+def slow_tools(flood: ChatFlood) -> Tools:
     """The tools; the pool is filled while one runs. (The wind's only ever runs beside another.)"""
 
     def slowed(tool: Callable[..., str]) -> Callable[..., str]:
@@ -90,7 +68,7 @@ def test_flood_evicts_all_that_nothing_keeps(server: ServerUnderTest) -> None:
     asked = {"input_ids": list(range(100, 500)), "sampling_params": {"max_new_tokens": 1}}
     assert server.generate(**asked).json()["meta_info"]["cached_tokens"] == 0
     assert server.generate(**asked).json()["meta_info"]["cached_tokens"] > 300
-    Flood(server, "control").fill_pool()
+    ChatFlood(server.url, "control", POOL).fill_pool()
     assert server.generate(**asked).json()["meta_info"]["cached_tokens"] == 0
 
 
@@ -99,7 +77,7 @@ def test_turns_behind_tool_calls_outlast_a_flood(server: ServerUnderTest, names:
     """Two agents at a time."""
 
     def play(name: str) -> list[TurnUsage]:
-        return LOOPS[name](server.url, slow_tools(Flood(server, name)), f"Be brief. {name}", False)
+        return LOOPS[name](server.url, slow_tools(ChatFlood(server.url, name, POOL)), f"Be brief. {name}", False)
 
     with ThreadPoolExecutor(len(names)) as threads:
         played = list(threads.map(play, names))
