@@ -73,10 +73,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--policies",
         nargs="+",
         default=["all"],
-        metavar="POLICY[@TIME][+pin][+chat][+plain][+host]",
+        metavar="POLICY[@TIME][+pin][+chat][+plain][+bare][+host]",
         help="policies to compare; the first is the baseline, all stands for every policy. @TIME: time of the pins, in "
         "seconds or a rule of --pin-time; +pin: turns ask for a lease of --pin-ttl; +chat: turns are chats that name "
-        "their job; +plain: turns are chats that do not; +host: with a host tier",
+        "their job; +plain: turns are chats that do not; +bare: turns are prompts for /generate that name nothing; "
+        "+host: with a host tier",
     )
     compared.add_argument(
         "--pin-ttl", type=_positive, default=2.0, help="seconds of the lease that +pin asks for (retain_ttl)"

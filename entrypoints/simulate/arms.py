@@ -1,7 +1,7 @@
-"""The arms of a study, by name: POLICY[@TIME][+pin][+chat][+plain][+host].
+"""The arms of a study, by name: POLICY[@TIME][+pin][+chat][+plain][+bare][+host].
 
 POLICY is a policy of the server, or one that exists only here: handoff that knows the future, handoff without one of
-its parts, and `LMCACHE_LIKE`.
+its parts, other readings of Continuum, and `LMCACHE_LIKE`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ...scheduler.jobs.job import FinishedStep
 from ...scheduler.policies.base import BasePolicy
-from ...scheduler.policies.job_policies import Handoff
+from ...scheduler.policies.job_policies import MAX_PIN_S, Continuum, Handoff
 from ...scheduler.policies.policy import PinTime, PolicyTools, SchedulePolicy
 from ...scheduler.policies.registry import POLICIES
 from ...scheduler.request import Request
 
-Sender = Literal["generate", "chat", "plain"]
-"""How a job's turns are sent: by /generate with its job_id; as chats with its job_id; as plain chats, without one."""
+Sender = Literal["generate", "chat", "plain", "bare"]
+"""How a job's turns are sent: by /generate with its job_id; as chats with its job_id; as plain chats, without one; by
+/generate with nothing but the prompt."""
 
-EXTRAS = ("pin", "chat", "plain", "host")
+SENDERS: tuple[Sender, ...] = ("chat", "plain", "bare")
+"""Parts of an arm's name that choose its sender."""
+
+EXTRAS = ("pin", *SENDERS, "host")
 
 LMCACHE_LIKE = "lmcache-like"
 """fcfs with a host tier, as vLLM runs with LMCache: the name under which studies compare it."""
@@ -71,11 +75,41 @@ class NoRetire(Handoff):
     retires_jobs = False
 
 
-VARIANTS: dict[str, Callable[[PolicyTools, AwayTimes], SchedulePolicy]] = {
-    "oracle": Oracle,
-    "handoff-no-pins": lambda tools, away: NoPins(tools),
-    "handoff-no-order": lambda tools, away: NoOrder(tools),
-    "handoff-no-retire": lambda tools, away: NoRetire(tools),
+class ContinuumAlways(Continuum):
+    """Continuum that pins every step for the fixed time, tools that take longer included."""
+
+    def ttl(self, step: FinishedStep, now: float) -> float:
+        if step.calls is None or self._tools.pin_time not in ("auto", "fixed"):
+            return super().ttl(step, now)
+        return min(MAX_PIN_S, self._tools.pin_seconds)
+
+
+class ContinuumFreeing(Continuum):
+    """Continuum that evicts the KV of finished jobs first."""
+
+    retires_jobs = True
+
+
+class ContinuumAlwaysFreeing(ContinuumAlways):
+    """Both: every step is pinned, and the KV of finished jobs is evicted first."""
+
+    retires_jobs = True
+
+
+class Variant(NamedTuple):
+    policy: str
+    """The policy of the server that it varies."""
+    make: Callable[[PolicyTools, AwayTimes], SchedulePolicy]
+
+
+VARIANTS = {
+    "oracle": Variant("handoff", Oracle),
+    "handoff-no-pins": Variant("handoff", lambda tools, away: NoPins(tools)),
+    "handoff-no-order": Variant("handoff", lambda tools, away: NoOrder(tools)),
+    "handoff-no-retire": Variant("handoff", lambda tools, away: NoRetire(tools)),
+    "continuum-always": Variant("continuum", lambda tools, away: ContinuumAlways(tools)),
+    "continuum-freeing": Variant("continuum", lambda tools, away: ContinuumFreeing(tools)),
+    "continuum-always-freeing": Variant("continuum", lambda tools, away: ContinuumAlwaysFreeing(tools)),
 }
 
 
@@ -83,7 +117,7 @@ VARIANTS: dict[str, Callable[[PolicyTools, AwayTimes], SchedulePolicy]] = {
 
 
 class Arm(NamedTuple):
-    """One arm: a policy or a variant of handoff, and how it is used."""
+    """One arm: a policy or a variant of one, and how it is used."""
 
     policy: str
     variant: str
@@ -105,16 +139,17 @@ def arm_named(name: str) -> Arm:
     if policy not in names or set(extras) - set(EXTRAS):
         known, extra = ", ".join(names), "".join(f"[+{extra}]" for extra in EXTRAS)
         raise ValueError(f"{name!r} is not POLICY[@TIME]{extra} with a policy among {known}")
-    if {"chat", "plain"} <= set(extras):
-        raise ValueError(f"{name!r}: a chat either names its job (+chat) or does not (+plain)")
+    senders: list[Sender] = [extra for extra in SENDERS if extra in extras]
+    if len(senders) > 1:
+        raise ValueError(f"{name!r}: turns are sent in one way only; keep one of +{', +'.join(senders)}")
     variant = policy if policy in VARIANTS else ""
     return Arm(
-        policy="handoff" if variant else "fcfs" if policy == LMCACHE_LIKE else policy,
+        policy=VARIANTS[variant].policy if variant else "fcfs" if policy == LMCACHE_LIKE else policy,
         variant=variant,
         settings=_pin_time(name, time) if at else {},
         pins="pin" in extras,
         host="host" in extras or policy == LMCACHE_LIKE,
-        sender="chat" if "chat" in extras else "plain" if "plain" in extras else "generate",
+        sender=senders[0] if senders else "generate",
     )
 
 

@@ -25,7 +25,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a run depends on."""
 
     arm: str
-    """POLICY[@TIME][+pin][+chat][+plain][+host]; see arms.py."""
+    """POLICY[@TIME][+pin][+chat][+plain][+bare][+host]; see arms.py."""
     seed: int = 0
     rate: float = 1.0
     """Jobs per second; for a trace, the speed-up over the recording."""

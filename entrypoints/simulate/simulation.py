@@ -35,6 +35,10 @@ from .job_records import JobRecord, TurnRecord
 from .simulated_engine import build_engine
 from .work.job import Conversation, Job
 
+CHATS: tuple[Sender, ...] = ("chat", "plain")
+UNNAMED: tuple[Sender, ...] = ("plain", "bare")
+"""Senders that name neither their job nor its last step."""
+
 WAITING_BURST = 4
 """The most tokens of a burst while requests wait: as decoding proceeds, the scheduler reserves less for it, and may
 admit the next request."""
@@ -242,7 +246,7 @@ class Simulation:
         turn.found, turn.from_host = request.found.total, request.found.below_device
         turn.output, turn.retractions = request.num_output_tokens, request.retractions
         tool = playing.record.job.turns[playing.turn].tool
-        if playing.is_last_turn and self._conditions.sender == "plain":
+        if playing.is_last_turn and self._conditions.sender in UNNAMED:
             tool = ""  # the server reads its text like any other turn's
         if tool is not None and not request.spec.is_last_step:
             calls = (ToolCall(tool, tool),) if tool else ()
@@ -262,23 +266,24 @@ class Simulation:
     def _send(self, playing: _Playing, sent: float) -> None:
         """Send the next turn as the server gets it from a continued chat: the whole prompt, and its predecessor's rid.
         Plain chats name neither their job nor its end; the server names the job after its first turn
-        (entrypoints/chat/chats.py)."""
+        (entrypoints/chat/chats.py). A bare prompt names nothing at all, so it is for the scheduler to recognise."""
         job, turn = playing.record.job, playing.record.job.turns[playing.turn]
         prompt, playing.said = playing.talk.begin_turn(playing.turn)
         rid = _rid(job, playing.turn)
-        plain, is_chat = self._conditions.sender == "plain", self._conditions.sender != "generate"
-        pin_s = self._conditions.conversation_ttl_s if is_chat else 0.0
+        sender = self._conditions.sender
+        pin_s = self._conditions.conversation_ttl_s if sender in CHATS else 0.0
         if not playing.is_last_turn:
             pin_s = max(pin_s, self._conditions.pin_s)
+        job_ids: dict[Sender, str | None] = {"plain": f"chat-{_rid(job, 0)}", "bare": None}
         spec = RequestSpec(
             rid=rid,
             sampling=self._sampling,
             input_ids=pack_ids(prompt),
-            predecessor=Predecessor(playing.last_rid) if playing.last_rid and turn.kept else None,
+            predecessor=Predecessor(playing.last_rid) if sender != "bare" and playing.last_rid and turn.kept else None,
             retain_ttl=pin_s,
-            job_id=f"chat-{_rid(job, 0)}" if plain else job.name,
-            is_last_step=playing.is_last_turn and not plain,
-            unasked=plain,
+            job_id=job_ids.get(sender, job.name),
+            is_last_step=playing.is_last_turn and sender not in UNNAMED,
+            unasked=sender == "plain",
         )
         playing.last_rid = rid
         playing.record.turns.append(TurnRecord(sent, turn.prompt, turn.kept))
@@ -294,7 +299,7 @@ def _make_policy(variant: str, jobs: Sequence[Job], name: str, tools: PolicyTool
     if not variant:
         return make_policy(name, tools)
     away: AwayTimes = {_rid(job, number): turn.tool_s for job in jobs for number, turn in enumerate(job.turns)}
-    return VARIANTS[variant](tools, away)
+    return VARIANTS[variant].make(tools, away)
 
 
 def _rid(job: Job, turn: int) -> str:

@@ -43,6 +43,12 @@ class Tool:
     share: float
     """Share of the shape's calls."""
     draw: Draw
+    drift: float = 1.0
+    """Factor by which its times change from the first job of a run to the last, by equal factors in equal parts."""
+
+    def draw_call(self, progress: float, rng: np.random.Generator) -> float:
+        """Seconds of a call. progress: how much of the run's jobs have arrived, 0 to 1."""
+        return self.draw(rng) * self.drift**progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +57,13 @@ class ToolShape:
     once: Tool | None = None
     """Called in exactly one turn of each job, drawn at random."""
 
-    def draw_job(self, calls: int, rng: np.random.Generator) -> list[tuple[str, float]]:
-        """(tool, seconds) for each of ``calls`` calls."""
+    def draw_job(self, calls: int, rng: np.random.Generator, progress: float = 0.0) -> list[tuple[str, float]]:
+        """(tool, seconds) for each of ``calls`` calls. progress: as for `Tool.draw_call`."""
         shares = np.array([tool.share for tool in self.tools])
         chosen = [self.tools[i] for i in rng.choice(len(self.tools), size=calls, p=shares / shares.sum())]
         if self.once is not None and calls:
             chosen[int(rng.integers(calls))] = self.once
-        return [(tool.name, tool.draw(rng)) for tool in chosen]
+        return [(tool.name, tool.draw_call(progress, rng)) for tool in chosen]
 
 
 FAST = uniform(0.05, 0.2)
@@ -80,6 +86,23 @@ SHAPES = {
             Tool("make", 0.06, either(lognormal(6.0, 0.7), 0.3, pareto(100.0, 1.5, 900.0))),
             Tool("docker", 0.05, either(lognormal(10.0, 0.6), 0.1, pareto(100.0, 1.5, 900.0))),
             Tool("train", 0.03, pareto(100.0, 1.5, 900.0)),
+        )
+    ),
+    # Tools that change: a build gets thirty times slower, a query thirty times faster, in the course of a run.
+    "drifting": ToolShape(
+        (
+            Tool("ls", 0.30, FAST),
+            Tool("build", 0.40, lognormal(0.6, 0.6), drift=30.0),
+            Tool("query", 0.30, lognormal(18.0, 0.6), drift=1 / 30),
+        )
+    ),
+    # Tools that lie: one takes a second, but one call in twelve takes five minutes; a name that every table of commands
+    # counts among the fast ones takes half a minute (a search of a whole disk).
+    "lying": ToolShape(
+        (
+            Tool("cat", 0.45, FAST),
+            Tool("fetch", 0.35, either(lognormal(1.0, 0.3), 11 / 12, lognormal(300.0, 0.1))),
+            Tool("grep", 0.20, lognormal(30.0, 0.4)),
         )
     ),
     # No tool: a person reads the answer and writes again.

@@ -84,7 +84,7 @@ def make_jobs(
     for number in range(count):
         rng = np.random.default_rng((seed, 2, number))
         system = int(rng.integers(workload.systems))
-        turns = make_turns(workload, tools, int(lengths[system]), rng)
+        turns = make_turns(workload, tools, int(lengths[system]), rng, number / count)
         if one_shots and (drawn := np.random.default_rng((seed, 3, number))).random() < one_shots:
             new = int(drawn.integers(*workload.one_shot, endpoint=True))
             turns = (Turn(turns[0].kept, new, turns[0].output),)
@@ -92,10 +92,12 @@ def make_jobs(
     return numbered(jobs)
 
 
-def make_turns(workload: Workload, tools: ToolShape, system: int, rng: np.random.Generator) -> tuple[Turn, ...]:
-    """system: tokens of the system prompt."""
+def make_turns(
+    workload: Workload, tools: ToolShape, system: int, rng: np.random.Generator, progress: float = 0.0
+) -> tuple[Turn, ...]:
+    """system: tokens of the system prompt. progress: how much of the run's jobs have arrived, 0 to 1."""
     count = int(rng.integers(*workload.turns, endpoint=True))
-    calls = tools.draw_job(count - 1, rng)
+    calls = tools.draw_job(count - 1, rng, progress)
     is_compacted = count > 2 and rng.random() < workload.compacted
     compacted_at = int(rng.integers(count // 2, count)) if is_compacted else -1
     turns: list[Turn] = []

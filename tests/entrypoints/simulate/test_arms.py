@@ -3,9 +3,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton.entrypoints.simulate.arms import Arm, all_arms, arm_named
+from baton.entrypoints.simulate.arms import VARIANTS, Arm, all_arms, arm_named
 from baton.entrypoints.simulate.runs import Plan, make_simulation
 from baton.entrypoints.simulate.simulation import Simulation
+from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.policies.job_policies import MAX_PIN_S, Continuum
+from tests.doubles.job_scene import finished, tools
 
 
 def test_arm_names_are_policies_with_options() -> None:
@@ -26,7 +29,14 @@ def test_arm_name_sets_the_pin_time() -> None:
 
 
 def test_arm_name_sets_the_sender() -> None:
-    assert [arm_named(f"handoff{extra}").sender for extra in ("", "+chat", "+plain")] == ["generate", "chat", "plain"]
+    senders = [arm_named(f"handoff{extra}").sender for extra in ("", "+chat", "+plain", "+bare")]
+    assert senders == ["generate", "chat", "plain", "bare"]
+
+
+@pytest.mark.parametrize("wrong", ["fcfs+chat+plain", "handoff+bare+plain", "lpm+host+chat+bare"])
+def test_arm_with_two_senders_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"sent in one way only; keep one of \+"):
+        arm_named(wrong)
 
 
 def test_oracle_arm_is_a_handoff_variant() -> None:
@@ -43,6 +53,31 @@ def test_unknown_arm_is_refused(wrong: str) -> None:
 def test_invalid_pin_time_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"neither a number of seconds nor a rule among .*gittins"):
         arm_named(wrong)
+
+
+READINGS = ("continuum", "continuum-always", "continuum-freeing", "continuum-always-freeing")
+
+
+def test_readings_of_continuum_differ_in_slow_tools_and_in_finished_jobs() -> None:
+    """``crawl`` takes 60 s on average, so the plain reading does not pin it."""
+    known = tools(pin_seconds=3.0)
+    for _ in range(40):
+        known.times.record_duration((ToolCall("crawl"),), 60.0)
+    made = [Continuum(known), *(VARIANTS[name].make(known, {}) for name in READINGS[1:])]
+    assert [policy.ttl(finished("crawl"), 100.0) for policy in made] == [0.0, 3.0, 0.0, 3.0]
+    assert [policy.ttl(finished("new"), 100.0) for policy in made] == [3.0] * 4
+    assert [policy.retires_jobs for policy in made] == [False, False, True, True]
+    assert {arm_named(name).policy for name in READINGS} == {"continuum"}
+
+
+def test_continuum_always_heeds_the_time_of_its_arm() -> None:
+    forever, ruled = tools(pin_seconds=1e9), tools(pin_time="cdf")
+    for _ in range(40):
+        ruled.times.record_duration((ToolCall("crawl"),), 60.0)
+    make = VARIANTS["continuum-always"].make
+    assert make(forever, {}).ttl(finished("new"), 100.0) == MAX_PIN_S
+    assert make(ruled, {}).ttl(finished("crawl"), 100.0) == 0.0
+    assert make(tools(provisional_s=0.7), {}).ttl(finished(read=False), 100.0) == 0.7
 
 
 BUSY = Plan(arm="handoff", gpu="RTX6000", tools="heavy", pool=6000, rate=0.5, num_jobs=40, trim=0.0)
@@ -82,6 +117,10 @@ def test_each_ablation_changes_results_when_memory_is_short() -> None:
     """A part that is switched off changes what happens; by how much is for a study to say."""
     arms = ("handoff", "handoff-no-pins", "handoff-no-order", "handoff-no-retire")
     assert len({mean_service(played(arm)) for arm in arms}) == len(arms)
+
+
+def test_each_reading_of_continuum_changes_results_when_memory_is_short() -> None:
+    assert len({mean_service(played(arm)) for arm in READINGS}) == len(READINGS)
 
 
 def test_oracle_rarely_pins_with_a_host_tier() -> None:

@@ -59,7 +59,7 @@ def test_grid_has_every_combination_once() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--policies", "best"], "'best' is not POLICY[@TIME][+pin][+chat][+plain][+host]"),
+        (["--policies", "best"], "'best' is not POLICY[@TIME][+pin][+chat][+plain][+bare][+host]"),
         (["--policies", "fcfs+host"], "fcfs+host needs a host tier; give its size with --host-gb"),
         (["--trim", "0.5"], "--trim is 0.5"),
         (["--rate", "0"], "0 is not a number above 0"),
@@ -76,7 +76,7 @@ def test_grid_has_every_combination_once() -> None:
         (["trace.jsonl", "--minutes", "5"], "--minutes is for generated workloads"),
         (["trace.jsonl", "--one-shots", "0.5"], "--one-shots is for generated workloads"),
         (["--one-shots", "1.5"], "1.5 is not a share, 0 to 1"),
-        (["--policies", "fcfs+chat+plain"], "a chat either names its job (+chat) or does not"),
+        (["--policies", "fcfs+chat+plain"], "turns are sent in one way only; keep one of +chat, +plain"),
         (["--host-gb", "10", "--policies", "fcfs", "handoff"], "none of --policies has one; add +host"),
         (["--out", "/proc/nope"], "--out /proc/nope: No such file or directory"),
     ],

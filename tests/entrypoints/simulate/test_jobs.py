@@ -8,6 +8,8 @@ import pytest
 from baton.entrypoints.simulate.work.job import EOS, ID_LIMIT, SYSTEM_IDS, Conversation, Job, Turn, numbered
 from baton.entrypoints.simulate.work.tool_shapes import SHAPES
 from baton.entrypoints.simulate.work.workloads import CONTEXTS, WORKLOADS, make_jobs, workload_named
+from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.jobs.speed import Speed, by_rules
 
 
 def test_turn_prompt_extends_the_conversation() -> None:
@@ -99,6 +101,36 @@ def test_shell_tool_times() -> None:
         assert len(calls) == 7 and len(slow) == 1 and 2.0 <= slow[0] <= 5.0
         assert all(0.05 <= seconds <= 0.2 for tool, seconds in calls if tool != "pytest")
     assert SHAPES["shell"].draw_job(0, rng) == []
+
+
+def times_of(shape: str, tool: str, progress: float) -> np.ndarray:
+    """float64 [n]: seconds of this tool's calls at one time of a run."""
+    calls = SHAPES[shape].draw_job(5000, np.random.default_rng(1), progress)
+    return np.array([seconds for name, seconds in calls if name == tool])
+
+
+def test_drifting_tools_change_during_a_run() -> None:
+    build, query, ls = (
+        [np.median(times_of("drifting", tool, at)) for at in (0.0, 0.5, 1.0)] for tool in ("build", "query", "ls")
+    )
+    assert build == pytest.approx([0.6, 0.6 * 30**0.5, 18.0], rel=0.1)
+    assert query == pytest.approx([18.0, 18 / 30**0.5, 0.6], rel=0.1)
+    assert ls == pytest.approx([0.125] * 3, rel=0.1)
+
+
+def test_drift_of_generated_jobs_follows_their_number() -> None:
+    jobs = make_jobs(WORKLOADS["agents"], SHAPES["drifting"], rate=1.0, count=400, seed=0)
+    early, late = (
+        np.median([turn.tool_s for job in part for turn in job.turns if turn.tool == "build"])
+        for part in (jobs[:40], jobs[-40:])
+    )
+    assert early < 1.0 and late > 12.0
+
+
+def test_lying_tools_are_not_what_they_seem() -> None:
+    fetch, grep = times_of("lying", "fetch", 0.0), times_of("lying", "grep", 0.0)
+    assert np.median(fetch) == pytest.approx(1.0, rel=0.1) and 0.05 <= (fetch > 200).mean() <= 0.12
+    assert grep.min() > 5.0 and by_rules((ToolCall("grep", "grep"),)) is Speed.FAST
 
 
 def test_heavy_tool_times_have_a_long_tail() -> None:

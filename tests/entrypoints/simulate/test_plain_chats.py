@@ -61,6 +61,13 @@ def test_plain_chats_are_retained_like_on_a_server() -> None:
     }  # fmt: skip
 
 
+def test_bare_prompts_name_nothing() -> None:
+    """They are leased for no longer than others' prompts, and find what the tree still has of their last turn."""
+    done = played([conversation("a", 0.0, turns=3, away_s=1.0)], "bare", "fcfs")
+    assert done.scheduler.stats().leases_granted == 0
+    assert kept(done) == 1.0
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_continued_conversations_survive_a_flood_of_one_shots(policy: str, page_size: int) -> None:
