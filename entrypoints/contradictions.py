@@ -11,7 +11,8 @@ from ..runtime.config import ModelArgs, RecordingConfig, TierConfig
 from ..runtime.kv_events.endpoints import refusal
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.policies.registry import PINNING
-from .server_config import SECRETS, ServerArgs, ServerConfig, UsageError, flag_name, named_files
+from .chat.prefix_rules import PrefixRuleError, read_rules
+from .server_config import SECRETS, ChatConfig, ServerArgs, ServerConfig, UsageError, flag_name, named_files
 
 
 def refuse_contradictions(args: ServerArgs) -> None:
@@ -21,7 +22,7 @@ def refuse_contradictions(args: ServerArgs) -> None:
     _check_tiers(args.tiers, args.scheduler)
     refused = refusal(args.kv_events, args.scheduler.page_size, cached=not args.scheduler.disable_radix_cache)
     _need(refused is None, refused or "")
-    _at_least(args.chat, 0, ("conversation_ttl", "response_ttl", "max_stored_responses"))
+    _check_chat(args.chat)
     _check_recording(args.recording)
     _check_server(args.server)
 
@@ -35,6 +36,14 @@ def _at_least(part: Any, least: int, names: Iterable[str]) -> None:
     for name in names:
         value = getattr(part, name)
         _need(value >= least, f"{flag_name(name)} is {value}; use {least} or more")
+
+
+def _check_chat(chat: ChatConfig) -> None:
+    _at_least(chat, 0, ("conversation_ttl", "response_ttl", "max_stored_responses"))
+    try:
+        read_rules(chat.normalize_prefix)
+    except PrefixRuleError as error:
+        raise UsageError(f"--normalize-prefix {error}") from None
 
 
 def _check_model(model: ModelArgs) -> None:

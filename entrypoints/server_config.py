@@ -36,6 +36,11 @@ class ChatConfig:
         "template. none: reasoning is not separated.",
     )
     no_auto_continue: bool = flag(False, "Do not let a chat continue automatically from the KV of its last turn.")
+    normalize_prefix: str = flag(
+        "",
+        "Comma-separated rules that keep text which changes with each request out of the beginning of a chat's prompt: "
+        "claude-code-billing, claude-code-tokens-left, dates. See docs/harnesses.md. Empty: none.",
+    )
     conversation_ttl: float = flag(
         60.0, "Seconds for which a chat's KV stays leased for its next turn; 0: no lease, it is cached like any other."
     )

@@ -287,6 +287,14 @@ class ServerMetrics:
             "baton:num_errors", "Calls refused or failed, by HTTP status.", ["model_name", "status"],
             registry=self.registry,
         )  # fmt: skip
+        self._normalized = Counter(
+            "baton:normalized_prefix_tokens", "Prompt tokens that --normalize-prefix took, by rule.",
+            ["model_name", "rule"], registry=self.registry,
+        )  # fmt: skip
+        self._diverged = Counter(
+            "baton:conversation_divergences", "Chats that part from the last turn of their conversation, by kind.",
+            ["model_name", "kind"], registry=self.registry,
+        )  # fmt: skip
         self.time_to_first_token = histogram(
             "time_to_first_token_seconds", "From arrival to the first token; streamed requests.", _FIRST_TOKEN_BUCKETS
         )
@@ -311,6 +319,12 @@ class ServerMetrics:
 
     def call_refused(self, status: int) -> None:
         self._refused.labels(self._model_name, str(status)).inc()
+
+    def prefix_normalized(self, rule: str, tokens: int) -> None:
+        self._normalized.labels(self._model_name, rule).inc(tokens)
+
+    def conversation_diverged(self, kind: str) -> None:
+        self._diverged.labels(self._model_name, kind).inc()
 
     def worker_reported(self, stats: SchedulerStats) -> None:
         """Update the metrics from the worker's stats. Their totals only grow."""

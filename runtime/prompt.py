@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..scheduler.outcome import ContextOverflow, RequestRefused, context_exceeded
 from ..scheduler.request_spec import ContinuationSpec, RequestSpec
@@ -20,6 +22,7 @@ class Prompt:
     truncate_to: at most so many tokens are used, the last ones; -1: as many as leave room for the output. Not with a
     continuation: its beginning is there already.
     forced: text that the answer must begin with; it ends the prompt and is not part of the output.
+    details: JSON objects about how the prompt was made, by name; the answer reports them.
     """
 
     spec: RequestSpec
@@ -30,6 +33,7 @@ class Prompt:
     return_text_in_logprobs: bool = False
     truncate_to: int | None = None
     forced: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rid(self) -> str:

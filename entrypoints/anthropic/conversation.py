@@ -10,7 +10,6 @@ message of the assistant.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
@@ -33,7 +32,7 @@ def read_conversation(given: Any, system: Any, *, tools: list[dict] | None, vari
     if not isinstance(given, list) or not given:
         raise RequestRefused("messages takes a list with at least one message", param="messages")
     messages: list[Message] = []
-    if text := _system_text(_blocks(system, "system", ("text",)) if system is not None else []):
+    if text := _text(_blocks(system, "system", ("text",)) if system is not None else []):
         messages.append({"role": "system", "content": text})
     turns = _turns(given)
     for role, blocks in turns:
@@ -115,18 +114,6 @@ def _text(blocks: list[Block]) -> str:
 
 
 _WORDS = {"text": "text", "tool_reference": "tool_name"}
-
-_LABELS = re.compile(r"(?:x-anthropic-[\w-]+:[^\n]*(?:\n|$))+", re.ASCII)
-"""Lines that Claude Code puts first for the provider. They differ from session to session, in some versions from
-request to request, so that no prompt would begin as another did."""
-
-
-def _system_text(blocks: list[Block]) -> str:
-    """Without labels at the beginning of a block."""
-    texts = [block["text"] for block in blocks]
-    ends = [found.end() if (found := _LABELS.match(text)) else 0 for text in texts]
-    return "\n".join(text[end:] for text, end in zip(texts, ends, strict=True) if not end or text[end:])
-
 
 # -- the messages of one turn --------------------------------------------------------------------------------------
 

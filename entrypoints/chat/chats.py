@@ -1,11 +1,13 @@
 """Opens chats: renders them, continues a recorded turn, sends them, and records the answer.
 
-Renderer ─▶ Conversations.find_turn ─▶ tokenise the rest ─▶ manager.open_answer ─▶ ChatAnswer ─▶ Conversations.record
+last turn ─▶ prefix rules ─▶ Renderer ─▶ Conversations.find_turn ─▶ tokenise the rest ─▶ divergence ─▶
+manager.open_answer ─▶ ChatAnswer ─▶ Conversations.record
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -23,13 +25,18 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import ContextOverflow, RequestRefused, context_exceeded
 from ...scheduler.request_spec import Predecessor
 from ..reasoning_parsers.output_parser import OutputParser
-from ..tool_parsers.pieces import Piece
+from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text, joined
 from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
 from .conversations import Conversations, GoesOn, Turn
-from .messages import Conversation
+from .divergence import Divergence, Rendered, find_divergence
+from .message_digests import ChatDigests, answer_keys, answer_message, digest_chat, recognition_keys, said_digest
+from .messages import Conversation, has_answers
 from .named_jobs import NamedJobs, opening_of
+from .prefix_rules import PrefixRule, RuleHints, normalized
 from .rendering import Renderer, beside_others, size_of
+
+logger = logging.getLogger(__name__)
 
 _GENEROUS = 16
 """A token's longest text is so many times shorter than the JSON it may come from: escapes, and what templates drop."""
@@ -55,15 +62,18 @@ class Chats:
         parsers: AnswerParsers,
         conversations: Conversations,
         retain_ttl: float | None,
+        rules: tuple[PrefixRule, ...] = (),
     ) -> None:
         """retain_ttl: seconds for which an answer's KV is leased to the next turn, where the call says nothing; None
-        for what the server does with any request."""
+        for what the server does with any request. rules: of --normalize-prefix."""
         self.parsers = parsers
         self.renderer = renderer
         self._manager = manager
         self._conversations = conversations
         self._named_jobs = NamedJobs()
         self._retain_ttl = retain_ttl
+        self._rules = rules
+        self._hints = RuleHints(rules)
         tokenizer = manager.tokenizer
         self._tokens = _Tokens(
             tokenizer.token_bytes, {each: tokenizer.token_text(each) for each in tokenizer.special_ids}
@@ -72,12 +82,18 @@ class Chats:
     async def open_chat(self, client: Client, call: ChatCall) -> ChatAnswer:
         """Start a chat of a client. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
         size = self.check_size(call.conversation)
-        rendered, forced, make_parser = await self._rendered(call, size)
         scope = client.scope(call.prompt.spec.namespace)
+        seen = await beside_others(size, lambda: self._recognized(call, scope))
+        sent, call = call, dataclasses.replace(call, conversation=seen.conversation)
+        rendered, forced, make_parser = await self._rendered(call, size)
         known = await beside_others(size, lambda: self._known(call, rendered + forced, scope))
-        job_id = await self._job_of(call, known, scope, client.name, size)
+        job_id = await self._job_of(sent, known, scope, client.name, size)
         prompt = await self._prompt(call, rendered + forced, known, job_id, make_parser().keeps_special_tokens)
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
+        prompt = await self._with_details(prompt, seen.taken)
+        last = seen.last or self._conversations.last_turn(scope, job_id, ())
+        self._hints.log_seen(seen.conversation, len(prompt.input_ids or []))
+        diverged = await self._divergence(seen, last, known, rendered, forced, prompt.input_ids or [], size)
         answer = await self._manager.open_answer(client, [prompt], stream=call.stream)
 
         turn = _Asked(
@@ -87,14 +103,18 @@ class Chats:
             text=rendered + forced,
             prompt_chars=len(rendered),
             hides_special=known is not None and known.turn.hides_special,
+            digests=seen.digests,
+            conversation=sent.conversation,
         )
         record = partial(self._conversations.record, client=client.name)
-        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record)
+        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record, diverged)
 
     async def render(self, call: ChatCall, *, may_overflow: bool = False) -> list[int]:
         """The tokens of a chat's prompt, for callers that only count them. may_overflow: it may be longer than the
         context, up to `MAX_TOKENS_OF_CALL`. Raises RequestRefused where `open_chat` would."""
         size = self.check_size(call.conversation, may_overflow=may_overflow)
+        normal = await beside_others(size, lambda: normalized(call.conversation, self._rules, {}))
+        call = dataclasses.replace(call, conversation=normal.conversation)
         rendered, forced, _ = await self._rendered(call, size)
         (ids,) = await self._manager.tokenize(
             [rendered + forced], add_special_tokens=False, is_truncated=may_overflow, param="messages"
@@ -110,6 +130,62 @@ class Chats:
         """How many tokens each text has by itself. Raises RequestRefused where one has more than the context."""
         ids = await self._manager.tokenize(texts, add_special_tokens=False, is_truncated=True, param="messages")
         return [len(each) for each in ids]
+
+    def _recognized(self, call: ChatCall, scope: str) -> _Recognized:
+        """The conversation under the rules, and the last turn of it."""
+        sent, last, digests = call.conversation, None, None
+        if not self._conversations.keeps:
+            normal = normalized(sent, self._rules, {})
+        else:
+            keys = recognition_keys(sent)
+            last = self._conversations.last_turn(scope, call.prompt.spec.job_id, keys)
+            fixed: Mapping[str, str] = {}
+            if last is not None and last.digests is not None and has_answers(sent):
+                fixed = last.digests.fixed
+            normal = normalized(sent, self._rules, fixed)
+            digests = digest_chat(normal.conversation, keys, normal.fixed)
+        return _Recognized(normal.conversation, normal.taken, last, digests)
+
+    async def _with_details(self, prompt: Prompt, taken: Mapping[str, str]) -> Prompt:
+        """The prompt, with what rules took from it. taken: rule -> text."""
+        if not taken:
+            return prompt
+        ids = await self._manager.tokenize(list(taken.values()), add_special_tokens=False, param="messages")
+        counts = {rule: len(each) for rule, each in zip(taken, ids, strict=True)}
+        for rule, count in counts.items():
+            self._manager.metrics.prefix_normalized(rule, count)
+        return dataclasses.replace(prompt, details={**prompt.details, "normalized_prefix": counts})
+
+    async def _divergence(
+        self,
+        seen: _Recognized,
+        last: Turn | None,
+        known: GoesOn | None,
+        rendered: str,
+        forced: str,
+        ids: list[int],
+        size: int,
+    ) -> Divergence | None:
+        """Where the chat parts from the last turn of its conversation; None if it continues it, or if there is none.
+        known: the turn that it continues."""
+        digests = seen.digests
+        if last is None or last.digests is None or digests is None:
+            return None
+        if known is not None and known.turn.num_messages >= last.num_messages:
+            return None
+        old = Rendered(digests=last.digests, text=last.text, prompt_chars=last.prompt_chars, ids=last.ids)
+        new = Rendered(
+            digests=digests, text=rendered + forced, prompt_chars=len(rendered), ids=np.array(ids, dtype=np.int32)
+        )
+        found = await beside_others(size, lambda: find_divergence(old, new, seen.conversation.messages, last.rid))
+        if found is not None:
+            self._manager.metrics.conversation_diverged(found.kind)
+            logger.debug(
+                "chat diverges from %s at token %d (%s, message %s)", last.rid, found.token, found.kind, found.message
+            )
+            lost = len(last.ids) - found.token
+            self._hints.log_divergence(seen.conversation, found.message, found.char, lost)
+        return found
 
     async def _rendered(self, call: ChatCall, size: int) -> tuple[str, str, Callable[[], OutputParser]]:
         """The prompt, what the answer is made to begin with, and what makes its parser. size: of the conversation."""
@@ -191,9 +267,19 @@ class Chats:
         return rendered[len(before) :] if rendered.startswith(before) else ""
 
 
+class _Recognized(NamedTuple):
+    """conversation: under the rules, which took `taken`. last: the last turn of the same conversation, if any. digests:
+    None where turns are not recorded."""
+
+    conversation: Conversation
+    taken: Mapping[str, str]
+    last: Turn | None
+    digests: ChatDigests | None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """The prompt part of a `Turn`."""
+    """The prompt part of a `Turn`. conversation: as the client sent it."""
 
     prompt: Prompt
     scope: str
@@ -201,6 +287,8 @@ class _Asked:
     text: str
     prompt_chars: int
     hides_special: bool
+    digests: ChatDigests | None
+    conversation: Conversation
 
 
 class _Tokens(NamedTuple):
@@ -212,7 +300,8 @@ class _Tokens(NamedTuple):
 
 class ChatAnswer:
     """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well.
-    forced: what its text was made to begin with, which is no part of any output."""
+    forced: what its text was made to begin with, which is no part of any output. divergence: where the chat parts from
+    the last turn of its conversation, if it does."""
 
     def __init__(
         self,
@@ -223,9 +312,11 @@ class ChatAnswer:
         forced: str,
         tokens: _Tokens,
         record: Callable[[Turn], None],
+        divergence: Divergence | None,
     ) -> None:
         self.answer = answer
         self.forced = forced
+        self.divergence = divergence
         self.turns: list[Turn] = []
         self._call = call
         self._asked = asked
@@ -247,6 +338,7 @@ class ChatAnswer:
         pieces = sample.take_output(output)
         if not self._call.choice.parallel:
             pieces = first_call_only(pieces)
+        sample.pieces += pieces
         if output.finish is not None and output.finish.type != "abort":
             self.turns.append(self._turn(output, sample))
             self._record(self.turns[-1])
@@ -270,6 +362,7 @@ class ChatAnswer:
             text=asked.text + said,
             ids=np.array((asked.prompt.input_ids or []) + ids, dtype=np.int32),
             hides_special=asked.hides_special or spells_special(self._tokens.special, asked.text, said, ids),
+            digests=None if asked.digests is None else _with_answer(asked.digests, asked.conversation, sample.pieces),
         )
 
 
@@ -279,6 +372,8 @@ class _Sample:
     def __init__(self, parser: OutputParser, forced: str) -> None:
         self.ids: list[int] = []
         self.text = ""
+        self.pieces: list[Piece] = []
+        """As the client gets them."""
         self._parser = parser
         self._before = parser.push_text(forced) if forced else []
 
@@ -289,6 +384,24 @@ class _Sample:
             return []  # the model wrote nothing: the forced beginning is no answer
         pieces, self._before = self._before + self._parser.push_text(output.text), []
         return pieces + self._parser.finish() if output.finish is not None else pieces
+
+
+def _with_answer(asked: ChatDigests, conversation: Conversation, pieces: list[Piece]) -> ChatDigests:
+    """The digests of a turn. pieces: of the answer to the conversation."""
+    text = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+    calls: dict[int, tuple[str, str]] = {}
+    for piece in joined(pieces):
+        if isinstance(piece, CallBegins):
+            calls[piece.index] = piece.name, ""
+        elif isinstance(piece, CallArguments):
+            calls[piece.index] = calls[piece.index][0], piece.delta
+    answer = answer_message(text, calls.values())
+    return dataclasses.replace(
+        asked,
+        keys=answer_keys(conversation, answer) + asked.keys,
+        said=said_digest(answer),
+        thought=any(isinstance(piece, Reasoning) for piece in pieces),
+    )
 
 
 def kept_tokens(token_bytes: TokenBytes, ids: list[int], visible: str | None, skips: bool) -> tuple[list[int], str]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...scheduler.client_shares import ClientShares
+from .message_digests import ChatDigests
 from .messages import Conversation
 from .rendering import Renderer
 
@@ -68,6 +69,8 @@ class Turn:
     hides_special: bool = False
     """The model spelled a special token in letters somewhere in it. The same text in a prompt means the token, which
     ends a message; so only a request that names the turn continues it."""
+    digests: ChatDigests | None = None
+    """Of its messages; None where chats are not compared."""
 
     @property
     def said(self) -> str:
@@ -111,12 +114,21 @@ class Conversations:
         self._by_prompt: dict[Key, list[Turn]] = {}
         self._lengths: Counter[int] = Counter()
         """Bytes of the recorded prompts."""
+        self._by_job: dict[tuple[str, str], Turn] = {}
+        """(scope, job) -> its latest turn."""
+        self._by_message: dict[tuple[str, bytes], Turn] = {}
+        """(scope, key of a message) -> the latest turn with that message."""
         self._chars = 0
         self._lock = threading.Lock()
         """Guards all records; never held while a template is rendered or an answer parsed."""
 
     def __len__(self) -> int:
         return len(self._turns)
+
+    @property
+    def keeps(self) -> bool:
+        """False if no turn is recorded."""
+        return self._keeps
 
     def new_job(self, rid: str) -> str | None:
         """The job of a chat that continues no turn and names no job; None where turns are not recorded."""
@@ -133,6 +145,10 @@ class Conversations:
             self._turns[turn.name] = key, turn
             self._by_prompt.setdefault(key, []).append(turn)
             self._lengths[len(prompt)] += 1
+            if turn.job_id is not None:
+                self._by_job[turn.scope, turn.job_id] = turn
+            for message in turn.digests.keys if turn.digests is not None else ():
+                self._by_message[turn.scope, message] = turn
             self._chars += len(turn.text)
             self._shares.put_key(client, turn.name, len(turn.text))
             while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
@@ -153,6 +169,16 @@ class Conversations:
                 self._used(found.turn)
                 return found
         return None
+
+    def last_turn(self, scope: str, job_id: str | None, keys: tuple[bytes, ...]) -> Turn | None:
+        """The latest turn of the conversation that a chat belongs to, also where the chat does not continue it. job_id:
+        the one that the chat names; other jobs are then left out. keys: `recognition_keys` of the chat."""
+        with self._lock:
+            for key in keys:
+                turn = self._by_message.get((scope, key))
+                if turn is not None and (job_id is None or turn.job_id == job_id):
+                    return turn
+            return None if job_id is None else self._by_job.get((scope, job_id))
 
     def match_turn(self, turn: Turn, conversation: Conversation, text: str) -> GoesOn | None:
         """``text``, the conversation's prompt, as a continuation of this turn, recorded or not; None if it is none."""
@@ -227,3 +253,8 @@ class Conversations:
         turns.remove(turn)
         if not turns:
             del self._by_prompt[key]
+        if turn.job_id is not None and self._by_job.get((turn.scope, turn.job_id)) is turn:
+            del self._by_job[turn.scope, turn.job_id]
+        for message in turn.digests.keys if turn.digests is not None else ():
+            if self._by_message.get((turn.scope, message)) is turn:
+                del self._by_message[turn.scope, message]

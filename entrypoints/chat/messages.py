@@ -49,6 +49,11 @@ class Conversation:
         )
 
 
+def has_answers(conversation: Conversation) -> bool:
+    """False if it has just begun: no message is the assistant's."""
+    return any(message["role"] == "assistant" for message in conversation.messages)
+
+
 def split_thoughts(parts: list[Any], where: str) -> tuple[list[str], list[Any]]:
     """(thoughts, the other parts) of an assistant's content, where clients put thoughts among its parts."""
     thoughts: list[str] = []

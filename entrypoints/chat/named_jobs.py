@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from ...scheduler.client_shares import ClientShares
 from .messages import Conversation, Message
+from .prefix_rules import without_volatile_texts
 
 MAX_CONVERSATIONS = 4096
 """As many jobs as the scheduler keeps by default."""
@@ -47,8 +48,8 @@ class Opening:
 
 
 def opening_of(conversation: Conversation) -> Opening:
-    """System messages do not count: their first line may be a date, or a counter."""
-    messages = conversation.messages[: len(conversation.messages) - conversation.goes_on]
+    """System messages do not count: their first line may be a date, or a counter. Nor do such texts of the user."""
+    messages = without_volatile_texts(conversation.messages[: len(conversation.messages) - conversation.goes_on])
     start = next((number for number, each in enumerate(messages) if each["role"] == "user"), 0)
     counted = [each for each in messages[start:] if each["role"] != "system"][:MAX_MESSAGES]
     is_new = not any(each["role"] == "assistant" for each in messages)

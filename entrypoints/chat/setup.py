@@ -13,6 +13,7 @@ from ..step_calls.call_reader import CallReader
 from .answer_parsers import AnswerParsers
 from .chats import Chats
 from .conversations import Conversations
+from .prefix_rules import read_rules
 from .rendering import Renderer
 from .template_choice import choose_templates
 
@@ -28,6 +29,7 @@ class ChatSetup:
 
     def __init__(self, config: ChatConfig, tokenizer: Tokenizer) -> None:
         self._config = config
+        self._rules = read_rules(config.normalize_prefix)
         self.renderer = Renderer(choose_templates(tokenizer, _given_template(config.chat_template, tokenizer)))
         source, with_tools = self.renderer.source, self.renderer.source_with_tools
         try:
@@ -39,7 +41,9 @@ class ChatSetup:
         self.read_calls = CallReader(tools_name, self.parsers.reasoning_name).read_calls
 
     def log(self) -> None:
-        """Log the template and the parsers in use."""
+        """Log the template, the parsers and the rules in use."""
+        for rule in self._rules:
+            logger.info("--normalize-prefix %s: text such as '%s' is %s", rule.name, rule.example, rule.effect)
         if not self.renderer.source_with_tools:
             logger.info("no chat template: chats are refused")
             return
@@ -62,7 +66,7 @@ class ChatSetup:
         special_texts = map(tokenizer.token_text, tokenizer.special_ids)
         conversations = Conversations(self.renderer, self.parsers.says_the_same, special_texts, keeps=auto)
         retain_ttl = self._config.conversation_ttl if auto else None
-        return Chats(manager, self.renderer, self.parsers, conversations, retain_ttl)
+        return Chats(manager, self.renderer, self.parsers, conversations, retain_ttl, self._rules)
 
 
 def _given_template(file: str, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -8,7 +8,7 @@ import msgspec
 
 from ...runtime.answer import Output
 from ...scheduler.outcome import FoundTokens
-from ..description.json_schema import COUNT, Properties, answered, number, string, whole
+from ..description.json_schema import COUNT, Properties, answered, number, open_object, string, whole
 
 
 def cached_tokens(found: FoundTokens) -> dict[str, Any]:
@@ -43,8 +43,8 @@ def draft_counts(output: Output) -> dict[str, Any]:
 
 def stage_details(output: Output) -> dict[str, Any]:
     """``continuation``: what the request inherited from its parent. ``retained``: what is kept for the next stage, or
-    why nothing is. Each appears only if it was asked for."""
-    details: dict[str, Any] = {}
+    why nothing is. Each appears only if it was asked for. Also the details of the prompt (`Prompt.details`)."""
+    details = dict(output.prompt.details)
     if output.continuation is not None:
         details["continuation"] = msgspec.structs.asdict(output.continuation)
     if (retained := output.retained) is not None:
@@ -92,6 +92,7 @@ STAGE_DETAILS: Properties = {
         title="Retained",
         optional={"tokens": COUNT, "ttl": number("Seconds.", 0), "refused": string(), "tier": string()},
     ),
+    "normalized_prefix": open_object("Rule of --normalize-prefix -> tokens that it dropped, moved or replaced."),
 }
 
 RID_AND_INDEX: Properties = {"rid": string(), "index": whole("Which of the n samples.", 0)}

@@ -141,6 +141,7 @@ def server(model: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     flags = [
         *("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--max-total-tokens", "262144"),
         *("--served-model-name", "small", "--serve-any-model-name", "--record-requests", str(log)),
+        *("--normalize-prefix", "claude-code-billing,dates"),
     ]
     environment = {"BATON_SCRIPT": json.dumps(SCRIPT)}
     folder, launcher = tmp_path_factory.mktemp("server"), "scripted_server.py"

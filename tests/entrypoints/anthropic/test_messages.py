@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.anthropic.messages import MessagesRequest, check_thinking, parse_messages
+from baton.entrypoints.chat.prefix_rules import normalized, read_rules
 from baton.entrypoints.chat.tools import Choice
 from baton.entrypoints.fields.ignored import Ignored
 from baton.entrypoints.http_statuses import status_of
@@ -411,11 +412,15 @@ LABEL = "x-anthropic-billing-header: cc_version=2.1.197.%s; cc_entrypoint=cli; c
         (LABEL % ("1", "2") + "\nx-anthropic-other: y\nBe brief.", "Be brief."),
         ("Send x-anthropic-version: 1.\nx-anthropic-beta: 2", "Send x-anthropic-version: 1.\nx-anthropic-beta: 2"),
         ([text("Be brief."), text("x-anthropic: no label")], "Be brief.\nx-anthropic: no label"),
+        (LABEL % (1, 2), ""),
     ],
 )
-def test_provider_labels_are_stripped_from_the_system_prompt(system: Any, read: str) -> None:
-    assert parse(system=system).call.conversation.messages == [{"role": "system", "content": read}, *HI]
-    assert parse(system=LABEL % (1, 2)).call.conversation.messages == HI
+def test_only_a_rule_drops_provider_labels_from_the_system_prompt(system: Any, read: str) -> None:
+    whole = system if isinstance(system, str) else "\n".join(block["text"] for block in system)
+    sent = parse(system=system).call.conversation
+    assert sent.messages == [{"role": "system", "content": whole}, *HI]
+    dropped = normalized(sent, read_rules("claude-code-billing"), {}).conversation.messages
+    assert dropped == [*([{"role": "system", "content": read}] if read else []), *HI]
 
 
 def test_extra_keys_of_messages_and_blocks_are_ignored() -> None:

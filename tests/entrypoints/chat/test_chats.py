@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,15 +13,19 @@ from typing import Any, cast
 
 import pytest
 
+from baton.entrypoints.chat import conversations
 from baton.entrypoints.chat.chats import ChatAnswer, Chats, ChatUpdate
 from baton.entrypoints.chat.conversations import Turn
+from baton.entrypoints.chat.divergence import Divergence
 from baton.entrypoints.chat.setup import ChatSetup
 from baton.entrypoints.fields.conversation_names import read_names
+from baton.entrypoints.fields.output_details import stage_details
 from baton.entrypoints.openai.chat import parse_chat
 from baton.entrypoints.server_config import ChatConfig
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Reasoning, Text
 from baton.runtime.answer import Output
 from baton.runtime.clients import SOLE_CLIENT, Client
+from baton.runtime.metrics import ServerMetrics
 from baton.runtime.prompt import ModelLimits, Prompt
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
@@ -38,6 +43,7 @@ class Manager:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.limits = ModelLimits(context_length=4096, vocab_size=257)
+        self.metrics = ServerMetrics("m")
         self.prompts: list[Prompt] = []
         self.says: list[tuple[int, str, list[int], FinishReason | None]] = []
 
@@ -66,6 +72,8 @@ class Scene:
     def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
         self.manager = Manager(tokenizer)
         settings: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"} | config
+        self.divergence: Divergence | None = None
+        """Of the latest chat."""
         self.chats: Chats = ChatSetup(ChatConfig(**settings), tokenizer).chats(cast(Any, self.manager))
 
     def chat(self, *messages: dict, says: str = "Ho", stream: bool = False, **fields: Any) -> list[ChatUpdate]:
@@ -78,6 +86,7 @@ class Scene:
             answer: ChatAnswer = await self.chats.open_chat(
                 SOLE_CLIENT, parse_chat({"messages": list(messages)} | fields, names=read_names(fields, {})).call
             )
+            self.divergence = answer.divergence
             return [update async for update in answer.updates()] if stream else await answer.outputs()
 
         return asyncio.run(ask())
@@ -436,3 +445,137 @@ def test_chat_is_retained_for_its_next_turn_with_or_without_job_id(
     spec = scene.manager.prompts[-1].spec
     assert (spec.retain_ttl, spec.unasked) == (retain_ttl, unasked)
     assert spec.job_id == fields.get("job_id", f"chat-{spec.rid}")
+
+
+# -- prefixes that change, and the last turn of a conversation ---------------------------------------------------------
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197.2a7; cch=%s;"
+LEFT = "<total_tokens>%d tokens left</total_tokens>"
+
+
+def system(words: str) -> dict[str, str]:
+    return {"role": "system", "content": words}
+
+
+def test_dropped_line_costs_nothing_and_is_reported(tokenizer: Tokenizer) -> None:
+    scene, plain = Scene(tokenizer, normalize_prefix="claude-code-billing"), Scene(tokenizer)
+    plain.chat(system("Be brief."), HI)
+    (update,) = scene.chat(system(BILLING % 1 + "\nBe brief."), HI)
+    assert scene.sent.input_ids == plain.sent.input_ids, "the same chat without the line"
+    count = len(BILLING % 1)
+    assert stage_details(update.output)["normalized_prefix"] == {"claude-code-billing": count}
+    assert f'rule="claude-code-billing"}} {float(count)}' in scene.manager.metrics.render().decode()
+    (other,) = scene.chat(HI)
+    assert "normalized_prefix" not in stage_details(other.output)
+    scene.chat(system(BILLING % 2 + "\nBe brief."), HI, said("Ho"), {"role": "user", "content": "And?"})
+    assert scene.sent.spec.predecessor is not None and scene.divergence is None
+
+
+def test_moved_line_is_behind_all_that_the_first_turn_had(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, normalize_prefix="claude-code-tokens-left")
+    scene.chat(system(f"Be brief.\n{LEFT % 900}"), HI)
+    first = scene.sent.input_ids or []
+    scene.chat(system(f"Be brief.\n{LEFT % 700}"), HI, said("Ho"), {"role": "user", "content": "And?"})
+    second = scene.sent.input_ids or []
+    by_hand = Scene(tokenizer)
+    by_hand.chat(system("Be brief.\n"), HI, said("Ho"), {"role": "user", "content": f"And?\n{LEFT % 700}"})
+    assert second == by_hand.sent.input_ids
+    stable = next(n for n, (a, b) in enumerate(zip(first, second)) if a != b)
+    assert tokenizer.decode(first[stable:], False) == f"\n{LEFT % 900}<eos>\n[assistant]"
+
+
+def test_fixed_date_keeps_the_conversation_and_no_other(tokenizer: Tokenizer) -> None:
+    def told(day: int) -> dict[str, str]:
+        return system(f"<env>\n  Today's date: Tue Nov {day} 2026\n</env>")
+
+    scene = Scene(tokenizer, normalize_prefix="dates")
+    scene.chat(told(24), HI)
+    scene.chat(told(25), HI, said("Ho"), {"role": "user", "content": "And?"})
+    assert "Nov 24" in scene.text and "Nov 25" not in scene.text and scene.sent.spec.predecessor is not None
+    scene.chat(told(26), HI, said("Ho"), {"role": "user", "content": "And?"}, said("Ho"), HI)
+    assert "Nov 24" in scene.text
+    scene.chat(told(25), HI)
+    assert "Nov 25" in scene.text, "a new conversation"
+    scene.chat(told(27), HI, job_id="j")
+    scene.chat(told(28), HI, said("Ho"), HI, job_id="j")
+    assert "Nov 27" in scene.text
+    scene.chat(told(29), HI, said("Ho"), HI, cache_salt="s")
+    assert "Nov 29" in scene.text, "another namespace's conversation is none of its own"
+
+
+def test_fixed_date_is_found_in_the_first_message_of_the_user(tokenizer: Tokenizer) -> None:
+    def told(day: int) -> dict[str, str]:
+        return {"role": "user", "content": f"# currentDate\nToday's date is 2026-11-{day}.\n\nHi"}
+
+    scene = Scene(tokenizer, normalize_prefix="dates")
+    scene.chat(told(24))
+    scene.chat(told(25), said("Ho"), HI)
+    assert "2026-11-24" in scene.text and scene.sent.spec.predecessor is not None
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_changed_first_line_is_located_with_no_rule_on(
+    tokenizer: Tokenizer, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    scene = Scene(tokenizer)
+    job: dict[str, Any] = {"job_id": "j"} if named else {}
+    scene.chat(system(BILLING % "a1" + "\nBe brief."), HI, **job)
+    assert scene.divergence is None
+    first = scene.sent.input_ids or []
+    scene.chat(system(BILLING % "b2" + "\nBe brief."), HI, said("Ho"), {"role": "user", "content": "And?"}, **job)
+    found, second = scene.divergence, scene.sent.input_ids or []
+    assert found is not None and (found.kind, found.message, found.role) == ("system", 0, "system")
+    assert found.char == BILLING.index("%s") and (found.removed_chars, found.inserted_chars) == (2, 2)
+    assert "cch=a1" in found.was and "cch=b2" in found.now
+    assert found.token == next(n for n, (a, b) in enumerate(zip(first, second)) if a != b)
+    assert "claude-code-billing" in caplog.text and "cch=" not in caplog.text.replace("cch=…", "")
+    assert 'kind="system",model_name="m"} 1.0' in scene.manager.metrics.render().decode()
+
+
+def test_divergence_is_for_the_owner_of_the_conversation(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer)
+    scene.chat(system("One."), HI, job_id="j")
+    scene.chat(system("Two."), HI, said("Ho"), HI, job_id="j", cache_salt="other")
+    assert scene.divergence is None
+    scene.chat(system("Two."), HI, said("Ho"), HI, job_id="other")
+    assert scene.divergence is None, "another job"
+    scene.chat(system("Two."), HI, said("Ho"), HI, job_id="j")
+    assert scene.divergence is not None
+
+
+def test_nothing_is_compared_without_recorded_turns(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer, no_auto_continue=True, normalize_prefix="dates,claude-code-billing")
+    scene.chat(system("One."), HI)
+    scene.chat(system(BILLING % 1 + "\nTwo."), HI, said("Ho"), HI)
+    assert scene.divergence is None and "x-anthropic" not in scene.text
+
+
+def test_branches_of_a_conversation_are_compared_with_the_latest(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer)
+    ask = {"role": "user", "content": "And?"}
+    scene.chat(HI)
+    scene.chat(HI, said("Ho"), ask)
+    assert scene.divergence is None
+    scene.chat(HI, said("Ho"), ask)
+    found = scene.divergence
+    assert found is not None and found.kind == "regenerated" and scene.sent.spec.predecessor is not None
+    scene.chat(HI, said("Ho"), {"role": "user", "content": "But?"})
+    found = scene.divergence
+    assert found is not None and (found.kind, found.message, found.char) == ("messages", 2, 0)
+    scene.chat(HI, said("Ho"), ask, said("Ho"), HI)
+    assert scene.divergence is None, "back to the first branch"
+
+
+def test_forgotten_turns_are_not_compared(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "MAX_TURNS", 2)
+    scene = Scene(tokenizer)
+    scene.chat(system("One."), HI)
+    for number in range(2):
+        scene.chat({"role": "user", "content": f"{number}"})
+    scene.chat(system("Two."), HI, said("Ho"), HI)
+    assert scene.divergence is None
+    kept = scene.chats._conversations
+    assert {turn.rid for turn in kept._by_message.values()} | {turn.rid for turn in kept._by_job.values()} <= {
+        name[1] for name in kept._turns
+    }
