@@ -2,13 +2,15 @@
 tokenised, looked up, computed and cached as always, and every token is sampled, out of one that is allowed.
 
 BATON_SCRIPT: JSON, [[needle, answer], ...]. The prompt is answered with what belongs to the needle that stands last in
-it, of several at one place the longest.
+it, of several at one place the longest. With [needle, answer, pattern], FOUND in the answer is the last match of that
+pattern's group in the prompt: an id that only the client knew.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +76,10 @@ class ScriptState:
         return int(tokens[min(self.position, len(tokens) - 1)])
 
 
+def filled_in(prompt: str, answer: str, pattern: str = "") -> str:
+    return answer.replace("FOUND", re.findall(pattern, prompt)[-1]) if pattern else answer
+
+
 def scripted_scheduler(tokenizer: Tokenizer, script: list[list[str]]) -> type[Scheduler]:
     class ScriptedScheduler(Scheduler):
         def add_request(
@@ -86,9 +92,9 @@ def scripted_scheduler(tokenizer: Tokenizer, script: list[list[str]]) -> type[Sc
         ) -> list[Request]:
             ids = spec.token_ids if own_ids is None else own_ids
             text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-            found = [(text.rfind(needle), len(needle), answer) for needle, answer in script if needle in text]
+            found = [(text.rfind(needle), len(needle), rest) for needle, *rest in script if needle in text]
             if found:
-                answer = tokenizer.encode(max(found)[2], False)
+                answer = tokenizer.encode(filled_in(text, *max(found)[2]), False)
                 constraint = Script(np.array([*answer, tokenizer.token_to_id("<|im_end|>")], dtype=np.int32))
             return super().add_request(spec, now, own_ids=own_ids, constraint=constraint)
 

@@ -1,6 +1,6 @@
 """Claude Code, Codex and opencode, as npm has them, against a server: each runs a tool that the scripted model calls,
-and continues its session. Every request is answered with 200, and all but the first of a session find what came before
-in the cache.
+and continues its session; and each passes tasks on to subagents. Every request is answered with 200, and each later one
+of an agent computes its own new tokens only.
 
 `make test-harnesses` installs the programs and says where, in BATON_HARNESSES. They get an empty HOME, a dummy key, and
 nothing but the loopback address to talk to.
@@ -8,9 +8,9 @@ nothing but the loopback address to talk to.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,14 +31,17 @@ pytestmark = [
 ]
 
 MODEL_NAME = "some-model"
-SHARE_CACHED = 0.9
 SECONDS = 120
+SIDE_TASK = 2000
+"""Requests with fewer tokens, such as for a session's title, are no turns of an agent."""
 
 
 @dataclass(frozen=True)
 class Harness:
     """write_config: (HOME, the server's URL) -> variables of the environment. begin, go_on: the command, with the words
-    of the user left out. tool, argument: what runs a command. more: other arguments."""
+    of the user left out. tool, argument: what runs a command. more: other arguments. delegate: a call that passes a
+    task on to a subagent. nests: its subagents have subagents. job: its main agent's job, and subagent_job, as regular
+    expressions of /jobs."""
 
     name: str
     write_config: Callable[[Path, str], dict[str, str]]
@@ -46,11 +49,18 @@ class Harness:
     go_on: list[str]
     tool: str
     argument: str
+    delegate: Callable[[str], str]
+    job: str
+    subagent_job: str
     more: dict[str, Any] = field(default_factory=dict)
+    nests: bool = False
 
     def call(self, command: str) -> str:
-        arguments = {self.argument: command, **self.more}
-        return f"<tool_call>\n{json.dumps({'name': self.tool, 'arguments': arguments})}\n</tool_call>"
+        return tool_call(self.tool, **{self.argument: command, **self.more})
+
+
+def tool_call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def _claude_config(home: Path, url: str) -> dict[str, str]:
@@ -95,14 +105,46 @@ _CLAUDE = ["claude", "--print", "--allowedTools", "Bash", "--model", MODEL_NAME,
 _CODEX = ["codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
 _OPENCODE = ["opencode", "run", "--format", "json"]
 
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
 HARNESSES = [
     Harness(
-        "Claude Code", _claude_config, _CLAUDE, [*_CLAUDE, "--continue"], "Bash", "command", {"description": "Greets"}
+        "Claude Code",
+        _claude_config,
+        _CLAUDE,
+        [*_CLAUDE, "--continue"],
+        tool="Bash",
+        argument="command",
+        delegate=lambda task: tool_call("Agent", description="Greets", prompt=task, subagent_type="general-purpose"),
+        job=f"claude-code:{_UUID}",
+        subagent_job=f"claude-code:{_UUID}/[0-9a-f]+",
+        more={"description": "Greets"},
+        nests=True,
     ),
-    Harness("Codex", _codex_config, _CODEX, [*_CODEX, "resume", "--last"], "exec_command", "cmd"),
-    Harness("opencode", _opencode_config, _OPENCODE, [*_OPENCODE, "--continue"], "bash", "command",
-            {"description": "Greets"}),
-]  # fmt: skip
+    Harness(
+        "Codex",
+        _codex_config,
+        _CODEX,
+        [*_CODEX, "resume", "--last"],
+        tool="exec_command",
+        argument="cmd",
+        delegate=lambda task: tool_call("multi_agent_v1__spawn_agent", message=task),
+        job=f"codex:{_UUID}",
+        subagent_job=f"codex:{_UUID}",
+    ),
+    Harness(
+        "opencode",
+        _opencode_config,
+        _OPENCODE,
+        [*_OPENCODE, "--continue"],
+        tool="bash",
+        argument="command",
+        delegate=lambda task: tool_call("task", description="Greets", prompt=task, subagent_type="general"),
+        job="session:ses_[0-9A-Za-z]+",
+        subagent_job="session:ses_[0-9A-Za-z]+",
+        more={"description": "Greets"},
+    ),
+]
 
 
 def words(harness: Harness, number: int) -> str:
@@ -123,6 +165,34 @@ SCRIPT = [
 IN_NAMESPACE = "Close the agent that is not there"
 CLOSE = '<tool_call>\n{"name": "multi_agent_v1__close_agent", "arguments": {"target": "nobody"}}\n</tool_call>'
 SCRIPT += [[IN_NAMESPACE, CLOSE], ["nobody", "There is none."]]
+
+# Codex goes on at once, and has to wait for its agent, which it names.
+SCRIPT += [['"nickname"', tool_call("multi_agent_v1__wait_agent", targets=["FOUND"]), '"agent_id":"([0-9a-f-]+)"']]
+
+
+def delegated(harness: Harness) -> Iterator[list[str]]:
+    """The script of a task in parts, one after the other, each by a subagent that runs a tool. With subagents of
+    subagents the last part is passed on by the one that has the second."""
+
+    def task(part: str) -> str:
+        return f"Do part {part} for {harness.name}"
+
+    def end(part: str) -> str:
+        return f"Part {part} is done by {harness.tool}"
+
+    said = {"one": f"{end('one')}.", "two": f"{end('two')}."}
+    if harness.nests:
+        said |= {"two": harness.delegate(task("three")), "three": f"{end('three')}."}
+        yield [end("three"), f"{end('two')}."]
+    for part, answer in said.items():
+        yield [task(part), harness.call(f"echo {part}-$((41+1))-{harness.tool}")]
+        yield [f"{part}-42-{harness.tool}", answer]
+    yield [f"Delegate it, {harness.name}", harness.delegate(task("one"))]
+    yield [end("one"), harness.delegate(task("two"))]
+    yield [end("two"), f"All is done by {harness.tool}."]
+
+
+SCRIPT += [entry for harness in HARNESSES for entry in delegated(harness)]
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +243,30 @@ def recorded(log: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "input_tokens" in line]
 
 
+def turns_of_agents(log: Path, start: int) -> list[dict[str, Any]]:
+    """The requests behind the first ``start`` that are no side tasks."""
+    return [request for request in recorded(log)[start:] if request["input_tokens"] > SIDE_TASK]
+
+
+def computed_twice(requests: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The requests that extend an earlier one, as (number, the tokens they computed beyond their new ones and the last
+    of the answer before: that was sampled and never computed)."""
+    found: list[tuple[int, int]] = []
+    for number, request in enumerate(requests):
+        ids = request["input_ids"]
+        begun = [each for each in requests[:number] if ids[: each["input_tokens"]] == each["input_ids"]]
+        if before := max(begun, key=lambda each: each["input_tokens"], default=None):
+            new = len(ids) - before["input_tokens"] - before["output_tokens"]
+            computed = len(ids) - request["cached_tokens"]
+            print(f"{len(ids)} tokens, {new} new, {computed} computed")
+            found.append((number, max(0, computed - new - 1)))
+    return found
+
+
+def jobs(server: ServerUnderTest) -> list[str]:
+    return [job["job_id"] for job in server.client.get("/jobs").json()["jobs"]]
+
+
 def refusals(server: ServerUnderTest) -> list[str]:
     return [
         line for line in server.client.get("/metrics").text.splitlines() if line.startswith("baton:num_errors_total")
@@ -185,19 +279,42 @@ def test_harness_session_calls_a_tool_and_continues(
     harness: Harness, server: ServerUnderTest, log: Path, tmp_path: Path
 ) -> None:
     variables = harness.write_config(tmp_path, server.url)
-    before, refused = len(recorded(log)), refusals(server)
+    before, refused, known = len(recorded(log)), refusals(server), set(jobs(server))
     for number, command in ((1, harness.begin), (2, harness.go_on)):
         printed = run(harness, command, words(harness, number), tmp_path, variables)
         assert f"I have greeted {number}." in printed, printed
         assert refusals(server) == refused, server.log
     server.wait_until(lambda: server.running() == 0, "the end of all requests")
-    requests = [request for request in recorded(log)[before:] if request["input_tokens"] > 2000]
-    for request in requests:
-        print({name: request[name] for name in ("input_tokens", "cached_tokens", "output_tokens")})
+    requests = turns_of_agents(log, before)
     assert len(requests) == 4, "a call and an answer, twice"
-    for earlier, later in itertools.pairwise(requests):
-        assert later["input_tokens"] > earlier["input_tokens"]
-        assert later["cached_tokens"] > SHARE_CACHED * earlier["input_tokens"], (earlier, later)
+    assert computed_twice(requests) == [(1, 0), (2, 0), (3, 0)]
+    (job,) = set(jobs(server)) - known
+    assert re.fullmatch(harness.job, job)
+
+
+@pytest.mark.timeout(4 * SECONDS)
+@pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
+def test_subagents_compute_only_their_new_tokens(
+    harness: Harness, server: ServerUnderTest, log: Path, tmp_path: Path
+) -> None:
+    variables = harness.write_config(tmp_path, server.url)
+    before, refused, known = len(recorded(log)), refusals(server), set(jobs(server))
+    printed = run(harness, harness.begin, f"Delegate it, {harness.name}", tmp_path, variables)
+    assert f"All is done by {harness.tool}." in printed, printed
+    server.wait_until(lambda: server.running() == 0, "the end of all requests")
+    assert refusals(server) == refused, server.log
+    subagents = 3 if harness.nests else 2
+    requests = turns_of_agents(log, before)
+    later = computed_twice(requests)
+    assert len(requests) - len(later) == 1 + subagents, "first turns, of the main agent and of each subagent"
+    assert len(later) >= 2 + subagents, "turns behind results, of the main agent and of each subagent"
+    assert not any(tokens for _, tokens in later), later
+
+    new = set(jobs(server)) - known
+    print(sorted(new))
+    assert len(new) == 1 + subagents
+    assert sum(bool(re.fullmatch(harness.job, job)) for job in new) >= 1
+    assert sum(bool(re.fullmatch(harness.subagent_job, job)) for job in new) >= subagents
 
 
 @pytest.mark.timeout(2 * SECONDS)
