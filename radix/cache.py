@@ -20,7 +20,7 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from .eviction.order import EvictionOrder, Lanes, OneLane
 from .eviction.ranks import lru
-from .kv_sequence import KVSequence
+from .kv_sequence import NUM_ENDS, KVSequence, SequenceEnd
 from .node import ID_BYTES, NO_SLOTS, TreeNode
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
@@ -86,6 +86,8 @@ class RadixCache:
             self.watchers.add_watcher(lanes.watcher)
         self.tick = 0
         """Counts accesses; the clock of the eviction orders."""
+        self._ends = 0
+        """Counts ends of sequences, and of their KV's reuse."""
 
     @property
     def total_nodes(self) -> int:
@@ -172,16 +174,18 @@ class RadixCache:
 
     # -- the life of a sequence --------------------------------------------------------------------------------------
 
-    def open_sequence(self, namespace: str, match: MatchResult, row: int, priority: int = 0) -> KVSequence:
+    def open_sequence(
+        self, namespace: str, match: MatchResult, row: int, priority: int = 0, client: str = ""
+    ) -> KVSequence:
         """Start a sequence on a match: lock it and write its slots into ``row``, which the sequence now owns.
-        priority: of its request, for an order of eviction that goes by it."""
+        priority: of its request, for an order of eviction that goes by it. client: of its request."""
         node = match.handle
         self.lock(node)
         self.note_use(node, priority)
         if match.device_len:
             slots = np.concatenate(self.tree.path_values(node, self.tree.root))
             self.req_to_token.write(row, 0, slots)
-        return KVSequence(namespace, row, node, match.device_len, match.device_len, node.turn + 1, priority)
+        return KVSequence(namespace, row, node, match.device_len, match.device_len, node.turn + 1, priority, client)
 
     def cache_unfinished_req(self, seq: KVSequence, token_ids: np.ndarray) -> None:
         """Put a running sequence's committed tokens into the tree, for others to share; the sequence stays open.
@@ -191,7 +195,10 @@ class RadixCache:
         """
         node = seq.open_node(len(token_ids))
         end = self._whole_pages(len(token_ids))
-        if self.disabled or end <= seq.tree_len:
+        if self.disabled:
+            return
+        if end <= seq.tree_len:
+            self._report_tail(seq, node, token_ids, seq.tree_len)
             return
         last, existing = self._insert(seq, node, token_ids, end)
         start = seq.tree_len
@@ -204,6 +211,7 @@ class RadixCache:
         self.unlock(node)
         seq.node = last
         seq.tree_len = end
+        self._report_tail(seq, last, token_ids, end)
 
     def cache_finished_req(self, seq: KVSequence, token_ids: np.ndarray, *, fence: int | None = None) -> None:
         """End a sequence: its committed whole pages go to the tree, all else is freed, the row too.
@@ -216,17 +224,22 @@ class RadixCache:
         row = self.req_to_token.rows[seq.row]
         tree_end = existing = seq.tree_len
         whole = self._whole_pages(len(token_ids))
+        last = node
         if whole > tree_end and not self.disabled:
-            _, existing = self._insert(seq, node, token_ids, whole)
+            last, existing = self._insert(seq, node, token_ids, whole)
             tree_end = whole
+        if not self.disabled:
+            self._report_tail(seq, last, token_ids, tree_end)
+        self.mark_end(last, SequenceEnd.FINISHED)
         in_flight = fence is not None and seq.length > len(token_ids)
         split = max(whole, tree_end) if in_flight else seq.length
         freed = (row[seq.tree_len : existing], row[tree_end:split])
         self._close(seq, node, freed, row[split : seq.length], fence)
 
-    def release(self, seq: KVSequence, *, fence: int | None = None) -> None:
+    def release(self, seq: KVSequence, *, fence: int | None = None, how: SequenceEnd = SequenceEnd.FINISHED) -> None:
         """End a sequence and keep none of its KV. With a ``fence`` all its private pages are quarantined."""
         node = seq.open_node()
+        self.mark_end(node, how)
         private = self.req_to_token.rows[seq.row, seq.tree_len : seq.length]
         split = len(private) if fence is None else 0
         self._close(seq, node, (private[:split],), private[split:], fence)
@@ -244,6 +257,16 @@ class RadixCache:
             self.allocator.quarantine(in_flight, [fence])
         self.unlock(node)
         seq.node, seq.row, seq.tree_len, seq.length = None, -1, 0, 0
+
+    def mark_end(self, node: TreeNode, how: SequenceEnd) -> None:
+        """Note on a node that a sequence which held the path down to it has ended, or that its reuse has."""
+        self._ends += 1
+        node.last_end = self._ends * NUM_ENDS + how
+
+    def _report_tail(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> None:
+        """Report the computed tokens from position ``end`` on, where ``node`` ends; there are fewer than a page."""
+        if end < len(token_ids):
+            self.watchers.tail_computed(node, seq.namespace, _id_bytes(token_ids, end), seq.client)
 
     def _whole_pages(self, length: int) -> int:
         return length - length % self.page_size
@@ -271,7 +294,7 @@ class RadixCache:
         if (start := last.prefix_len) < end:
             new_ids = data[(start - seq.tree_len) * ID_BYTES :]
             last = self.tree.add_leaf(last, seq.namespace, new_ids, row[start:end].copy(), self.tick)
-            last.turn, last.priority = seq.turn, seq.priority
+            last.turn, last.priority, last.client = seq.turn, seq.priority, seq.client
             self.evictable_tokens += end - start
             self.residency.node_inserted(last)
             self.watchers.node_stored(last)

@@ -50,13 +50,13 @@ def fork_sequence(
     cache.lock(node)
     cache.req_to_token.write(row, 0, rows[seq.row, : seq.tree_len])
     cache.req_to_token.write(row, seq.tree_len, target)
-    fork = KVSequence(seq.namespace, row, node, seq.tree_len, length, seq.turn, seq.priority)
+    fork = KVSequence(seq.namespace, row, node, seq.tree_len, length, seq.turn, seq.priority, seq.client)
     return fork, source, target
 
 
-def take_over(cache: RadixCache, seq: KVSequence, priority: int) -> None:
-    """Continue a sequence that another request left, for a request of this priority."""
+def take_over(cache: RadixCache, seq: KVSequence, priority: int, client: str = "") -> None:
+    """Continue a sequence that another request left, for a request of this priority and client."""
     node = seq.open_node()
-    seq.turn, seq.priority = seq.turn + 1, priority
+    seq.turn, seq.priority, seq.client = seq.turn + 1, priority, client
     cache.touch(node)
     cache.note_use(node, priority)

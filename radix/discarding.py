@@ -7,15 +7,24 @@ cannot learn that from accesses, so clients say it: with the last step of a job,
 from __future__ import annotations
 
 from .cache import RadixCache
+from .kv_sequence import SequenceEnd
 from .node import TreeNode
 
 
-def retire(cache: RadixCache, node: TreeNode, kept: int = 0, *, leased: bool = False) -> int:
+def retire(
+    cache: RadixCache,
+    node: TreeNode,
+    kept: int = 0,
+    *,
+    leased: bool = False,
+    how: SequenceEnd = SequenceEnd.RELEASED,
+) -> int:
     """Have the path to ``node`` evicted before all else: the tokens after its first ``kept``, up to a locked node, or
     to one that ever branched, as other sessions may use it again. A later access to it counts again. Returns the number
     of tokens retired.
 
-    leased: ignore the locks of leases; what they keep is evicted first once they have ended.
+    leased: ignore the locks of leases; what they keep is evicted first once they have ended. how: the reason, for the
+    history of the cache.
     """
     tokens, below, page = 0, None, cache.page_size
     while node.parent is not None and node.prefix_len > kept:
@@ -29,6 +38,7 @@ def retire(cache: RadixCache, node: TreeNode, kept: int = 0, *, leased: bool = F
                 break
             cache.tree.split(node, count)  # the object stays the lower part
         node.last_access = 0
+        cache.mark_end(node, how)
         tokens += len(node)
         is_leaf = not (node.device_children or node.lock_ref)
         if node.on_device and (is_leaf or node.entry is not None):
@@ -45,6 +55,9 @@ def drop_path(cache: RadixCache, node: TreeNode, kept: int = 0) -> int:
         return 0
     above, top = cache.tree.hide(node, kept)
     nodes = list(cache.tree.nodes(top))[::-1]
+    for hidden in nodes:  # children before parents
+        if hidden.parent is not None and hidden.last_end > hidden.parent.last_end:
+            hidden.parent.last_end = hidden.last_end
     cache.watchers.nodes_hidden(nodes)
     cache.residency.drop_copies(nodes)
     unlocked = [found for found in nodes if not found.lock_ref]

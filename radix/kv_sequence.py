@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from .node import TreeNode
+
+
+class SequenceEnd(IntEnum):
+    """How a sequence ended that held KV."""
+
+    FINISHED = 0
+    """Its request ended or was retracted, or its lease broke because the memory was needed."""
+    EXPIRED = 1
+    """It was under a lease, which ran out."""
+    RELEASED = 2
+    """It was given up: its lease was released, or its KV was marked as not reusable (discarding.py)."""
+
+
+NUM_ENDS = len(SequenceEnd)
 
 
 @dataclass(slots=True)
@@ -25,6 +40,8 @@ class KVSequence:
     """How many requests one after the other led to what it computes; see `TreeNode.turn`."""
     priority: int = field(default=0, compare=False)
     """The priority of its request; nodes that it inserts into the tree get at least this."""
+    client: str = field(default="", compare=False)
+    """The client of its request; "" if it is unknown."""
 
     def open_node(self, num_committed: int | None = None) -> TreeNode:
         """The node. Raises ValueError if the sequence is closed, or so many tokens cannot be committed."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .cache import RadixCache
-from .kv_sequence import KVSequence
+from .kv_sequence import KVSequence, SequenceEnd
 from .lazy_heap import LazyHeap
 from .lease_budget import LeaseBudget
 
@@ -34,6 +34,9 @@ class LeaseState(Enum):
     EXPIRED = "expired"
     BROKEN = "broken"
     RELEASED = "released"
+
+
+_ENDS = {LeaseState.EXPIRED: SequenceEnd.EXPIRED, LeaseState.RELEASED: SequenceEnd.RELEASED}
 
 
 @dataclass(slots=True, frozen=True)
@@ -321,7 +324,7 @@ class LeaseTable:
         fence = lease.written_by
         if fence is not None and not self._cache.allocator.fences.is_open(fence):
             fence = None
-        self._cache.release(self._end(lease, state), fence=fence)
+        self._cache.release(self._end(lease, state), fence=fence, how=_ENDS.get(state, SequenceEnd.FINISHED))
 
     def _end(self, lease: Lease, state: LeaseState) -> KVSequence:
         kv = lease.kv

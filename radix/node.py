@@ -1,13 +1,15 @@
 """One node of the radix tree: plain data.
 
-tree.py changes its place and contents, cache.py lock_ref, last_access, used, uses, turn and priority, lease.py
-lease_ref, eviction/order.py entry and, when it chooses a victim, on_device and what its parent inherits,
-host_tier.py what a node has on the host.
+tree.py changes its place and contents, cache.py lock_ref, last_access, last_end, used, uses, turn, priority and client,
+lease.py lease_ref, eviction/order.py entry and, when it chooses a victim, on_device and what its parent inherits,
+host_tier.py what a node has on the host, history.py past.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from .past_node import PastNode
 
 ID_BYTES = 4
 """Bytes of a token id; keys are raw int32 memory."""
@@ -29,6 +31,7 @@ class TreeNode:
         "branched",
         "child_key",
         "children",
+        "client",
         "demoted",
         "device_children",
         "entry",
@@ -37,12 +40,14 @@ class TreeNode:
         "host_children",
         "key",
         "last_access",
+        "last_end",
         "lease_ref",
         "loading",
         "lock_ref",
         "note",
         "on_device",
         "parent",
+        "past",
         "prefix_len",
         "priority",
         "serial",
@@ -107,6 +112,12 @@ class TreeNode:
         """The highest of the requests that computed it or began with it, or with children that have gone."""
         self.note: object = None
         """Notes of the learned order of eviction (see eviction/learned.py)."""
+        self.client = ""
+        """The client of the request that computed it last; "" if it is unknown."""
+        self.last_end = 0
+        """The last end of a sequence that held it, or children that have gone: order × `NUM_ENDS` + `SequenceEnd`."""
+        self.past: PastNode | None = None
+        """Its tokens in the history, where the path down to it is part of one; None if it does not count there."""
         self.entry: tuple[int, int, TreeNode] | None = None
         """The one in the eviction order that counts: (rank, serial, this node); None while there is none."""
 

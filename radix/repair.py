@@ -71,7 +71,9 @@ def _drop_homeless(cache: RadixCache) -> None:
     for node in reversed(list(cache.tree.nodes())):
         if node.on_device:
             continue
-        node.value = NO_SLOTS
+        if len(node.value):
+            cache.watchers.nodes_removed([node])
+            node.value = NO_SLOTS
         if node.host is None:
             if node.children:
                 raise InvariantError(f"{node} is on no tier, and its children are")

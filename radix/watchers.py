@@ -49,18 +49,31 @@ class TierWatcher(Protocol):
         ...
 
 
+class SequenceWatcher(Protocol):
+    """Receives what the nodes do not show of sequences. The same rules hold."""
+
+    def tail_computed(self, node: TreeNode, namespace: str, ids: bytes, client: str) -> None:
+        """A sequence of this client has computed KV of ``ids`` (int32) after the path down to ``node``, which stays its
+        own because it does not fill a page. It may be reported more than once."""
+        ...
+
+
 class Watchers:
     """All watchers of a cache, called in the order in which they were added."""
 
     def __init__(self) -> None:
         self._of_device: list[CacheWatcher] = []
         self._of_tiers: list[TierWatcher] = []
+        self._of_sequences: list[SequenceWatcher] = []
 
     def add_watcher(self, watcher: CacheWatcher) -> None:
         self._of_device.append(watcher)
 
     def add_tier_watcher(self, watcher: TierWatcher) -> None:
         self._of_tiers.append(watcher)
+
+    def add_sequence_watcher(self, watcher: SequenceWatcher) -> None:
+        self._of_sequences.append(watcher)
 
     def __iter__(self) -> Iterator[CacheWatcher]:
         return iter(self._of_device)
@@ -92,3 +105,7 @@ class Watchers:
     def nodes_hidden(self, nodes: Sequence[TreeNode]) -> None:
         for watcher in self._of_tiers:
             watcher.nodes_hidden(nodes)
+
+    def tail_computed(self, node: TreeNode, namespace: str, ids: bytes, client: str) -> None:
+        for watcher in self._of_sequences:
+            watcher.tail_computed(node, namespace, ids, client)

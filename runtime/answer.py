@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ..scheduler.outcome import NO_DRAFTS, DraftCounts, FinishReason, FoundTokens, RequestRefused
+from ..scheduler.outcome import NO_DRAFTS, CacheReport, DraftCounts, FinishReason, FoundTokens, RequestRefused
 from .messages import BeamOutput, ContinuationOutput, LogprobChunk, RetainedOutput, TextOutput
 from .prompt import Prompt
 
@@ -107,7 +107,8 @@ class Output(msgspec.Struct):
 
     position: among the call's outputs. sample: among those of its prompt. prompt_ids: packed int32, with the first
     update of an output with ``returns_prompt`` in its spec. e2e_latency: seconds from the call's arrival. It comes with
-    ``finish``, as do ``beam``, ``drafts``, ``continuation`` and ``retained``; the last two only if asked for.
+    ``finish``, as do ``beam``, ``drafts``, ``cache_report``, ``continuation`` and ``retained``; the last two only if
+    asked for.
     """
 
     prompt: Prompt
@@ -127,6 +128,7 @@ class Output(msgspec.Struct):
     continuation: ContinuationOutput | None = None
     retained: RetainedOutput | None = None
     drafts: DraftCounts = NO_DRAFTS
+    cache_report: CacheReport | None = None
 
     @property
     def prompt_token_ids(self) -> memoryview:
@@ -143,6 +145,7 @@ class Output(msgspec.Struct):
         self.completion_tokens = newer.completion_tokens
         self.finish, self.e2e_latency, self.beam = newer.finish, newer.e2e_latency, newer.beam
         self.continuation, self.retained, self.drafts = newer.continuation, newer.retained, newer.drafts
+        self.cache_report = newer.cache_report
 
 
 class Answer:
@@ -255,7 +258,7 @@ def _output(
         news.output_logprobs = Logprobs([output.output_logprobs], token_text, named)
     if output.finish is not None:
         news.finish, news.beam, news.continuation = output.finish, output.beam, output.continuation
-        news.drafts = output.drafts
+        news.drafts, news.cache_report = output.drafts, output.cache_report
         retained = output.retained
         # Without a ttl it was leased only for children already waiting; the caller did not ask for it.
         if retained is not None and (retained.refused is not None or retained.ttl > 0):

@@ -14,7 +14,7 @@ import msgspec
 
 from ..scheduler.jobs.calls import ToolCall
 from ..scheduler.live_view.reports import JobNow, LeaseNow, Life, LoadNow, RunningNow, WaitingNow
-from ..scheduler.outcome import NO_DRAFTS, ContextOverflow, DraftCounts, FinishReason, FoundTokens
+from ..scheduler.outcome import NO_DRAFTS, CacheReport, ContextOverflow, DraftCounts, FinishReason, FoundTokens
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.stats import SchedulerStats
 
@@ -193,6 +193,8 @@ class TokenOutput(Message, frozen=True):
     retained: RetainedOutput | None = None
     drafts: DraftCounts = NO_DRAFTS
     """Sent with the last output, too."""
+    cache_report: CacheReport | None = None
+    """Likewise. Names in it are the worker's."""
     beam: BeamOutput | None = None
 
 

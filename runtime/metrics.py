@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from ..radix.kv_lives import SECONDS
 from ..scheduler.cache_stats import DEPTHS, NOT_COUNTED, Buckets, CacheStats, HitTokens
-from ..scheduler.outcome import FoundTokens
+from ..scheduler.outcome import CacheReport, FoundTokens
 from ..scheduler.stats import CopyStats, SchedulerStats, TierStats
 from .messages import TokenOutput
 from .prompt import Prompt
@@ -283,6 +283,15 @@ class ServerMetrics:
             registry=self.registry,
         )  # fmt: skip
         self._finished_by_reason: dict[str, Counter] = {}
+        labels = ["model_name", "reason"]
+        self._missed_tokens = Counter(
+            "baton:cache_missed_tokens", "Prompt tokens of finished outputs that were computed, by reason.", labels,
+            registry=self.registry,
+        )  # fmt: skip
+        self._missed_requests = Counter(
+            "baton:cache_missed_requests", "Finished outputs with such tokens, by reason.", labels,
+            registry=self.registry,
+        )  # fmt: skip
         self._refused = Counter(
             "baton:num_errors", "Calls refused or failed, by HTTP status.", ["model_name", "status"],
             registry=self.registry,
@@ -316,6 +325,15 @@ class ServerMetrics:
         if reason not in self._finished_by_reason:
             self._finished_by_reason[reason] = self._finished.labels(self._model_name, reason)
         self._finished_by_reason[reason].inc()
+
+    def count_misses(self, report: CacheReport | None) -> None:
+        """Count why the prompt of a finished output was not found; None: it has no report."""
+        by_reason: dict[str, int] = {}
+        for span in report.missed if report is not None else ():
+            by_reason[span.reason] = by_reason.get(span.reason, 0) + span.tokens
+        for reason, tokens in by_reason.items():
+            self._missed_tokens.labels(self._model_name, reason).inc(tokens)
+            self._missed_requests.labels(self._model_name, reason).inc()
 
     def call_refused(self, status: int) -> None:
         self._refused.labels(self._model_name, str(status)).inc()
@@ -375,6 +393,7 @@ class RequestMeter:
         # All results of a search count as one.
         if output.index == 0 or not self._is_search:
             metrics.cached_tokens.inc(output.found.total)
+            metrics.count_misses(output.cache_report)
             if self._is_continuation and output.index == 0:
                 metrics.prompt_tokens.inc(output.prompt_tokens)  # the parent's length is known only now
             if self._started is not None:

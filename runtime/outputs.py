@@ -118,6 +118,7 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
         continuation=_continuation(request.inheritance) if ended and request.inheritance is not None else None,
         retained=_retained(request.retained, now) if ended and request.retained is not None else None,
         drafts=request.drafts if ended else NO_DRAFTS,
+        cache_report=request.cache_report if ended else None,
     )
     pending.params = None
     pending.ids, pending.input_logprobs, pending.output_logprobs = [], [], []
@@ -136,6 +137,7 @@ def _search_outputs(request: Request, finish: FinishReason, pending: _Pending, n
         prompt_ids=_prompt_ids(request, pending),
         input_logprobs=_chunk(pending.input_logprobs),
         continuation=_continuation(request.inheritance) if request.inheritance is not None else None,
+        cache_report=request.cache_report,
     )
     if finish.type == "abort":
         return [msgspec.structs.replace(common, index=index) for index in range(request.sampling.n)]

@@ -316,7 +316,7 @@ class TokenizerManager:
             if request.answer is not None:
                 request.answer.leave_empty(missing)
         if request.answer is not None:
-            request.answer.feed(request.first + output.index, update, now)
+            request.answer.feed(request.first + output.index, _stripped(update, request.client), now)
         if output.finish is not None:
             request.unfinished -= 1
             if request.unfinished == 0:
@@ -342,6 +342,19 @@ class TokenizerManager:
             self._recorder.forget_request(rid)
         if not self._open:
             self._emptied.set()
+
+
+def _stripped(update: TextOutput, client: Client) -> TextOutput:
+    """An update with the names in its cache report as the client gave them."""
+    report = update.output.cache_report
+    if report is None or not client.name:
+        return update
+    missed = tuple(
+        msgspec.structs.replace(span, by=client.stripped(span.by)) if span.by is not None else span
+        for span in report.missed
+    )
+    output = msgspec.structs.replace(update.output, cache_report=msgspec.structs.replace(report, missed=missed))
+    return msgspec.structs.replace(update, output=output)
 
 
 def _qualified(client: Client, prompt: Prompt) -> Prompt:

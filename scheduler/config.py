@@ -77,6 +77,11 @@ class SchedulerConfig:
         "Alert threshold, 0 to 1: if the prefix cache has less than this fraction of the prompt tokens over five"
         " minutes, the log and the metric baton:hit_rate_alert report it. 0: never.",
     )
+    cache_history: float = flag(
+        4.0,
+        "Tokens that the server remembers after they have left the prefix cache, as a multiple of the KV pool, to "
+        "report why a prompt was not found (cache_report). A token takes about 4 bytes. 0: it remembers none.",
+    )
     disable_radix_cache: bool = flag(
         False,
         "Turn the prefix cache off: requests match and share nothing. Continuations still inherit their parent's KV.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -39,6 +39,70 @@ class FoundTokens(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return FoundTokens(
             self.device + other.device, self.host + other.host, self.disk + other.disk, self.remote + other.remote
         )
+
+
+MissReason = Literal[
+    "unseen",
+    "diverged",
+    "evicted",
+    "expired",
+    "released",
+    "dropped",
+    "cleared",
+    "namespace",
+    "page",
+    "required",
+    "not_loaded",
+    "not_looked_up",
+    "disabled",
+]
+"""Why prompt tokens were computed.
+
+unseen: this namespace never had them, or so long ago that it is forgotten.
+diverged: never had either, and the prompt is no longer that of the step of its job, or of the turn, with which it has
+  most in common: it has left that before here.
+evicted: other requests needed the memory.
+expired: evicted likewise, but what had kept them was a lease that ran out, and no request has used them since.
+released: evicted likewise, but they had been given up: their job was over, their lease was released, or a request said
+  that they would not be used again.
+dropped: they had left the device, and the tier that kept them gave them up.
+cleared: the cache was flushed, or a failure left it untrusted.
+namespace: the same client has computed them in another namespace, which shares nothing with this one.
+page: they are in the cache or were computed, but do not fill a page that the prompt has too.
+required: a request always computes its last token, and those for which it wants logprobs.
+not_loaded: a tier below the device has them, but to load them would have taken longer, or there was no room.
+not_looked_up: the cache has them, but the request took over its parent's KV, which ends before.
+disabled: the server runs without a prefix cache.
+"""
+
+MISS_REASONS: tuple[MissReason, ...] = get_args(MissReason)
+
+ANOTHER_CLIENT = "another client"
+RUNNING_REQUESTS = "running requests"
+
+
+class MissedSpan(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Consecutive prompt tokens that were computed for one reason."""
+
+    reason: MissReason
+    start: int
+    """Position of the first token in the prompt."""
+    tokens: int
+    seconds_ago: float | None = None
+    """How long ago the last of them left the cache, where they did."""
+    by: str | None = None
+    """The rid of the request that needed their memory; `RUNNING_REQUESTS` for several, for their next tokens;
+    `ANOTHER_CLIENT` for a request of one; None if it is unknown."""
+
+
+class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why the tokens of a prompt that were not found in the cache were not: spans without gaps from the first token
+    that was not found to the end of the prompt."""
+
+    missed: tuple[MissedSpan, ...] = ()
+    diverged_at: int | None = None
+    """Where the prompt leaves the step of its job, or the turn, with which it has most in common; None if it continues
+    one, or none is known."""
 
 
 class DraftCounts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -16,6 +16,7 @@ import numpy as np
 
 from .batch import ForwardMode
 from .batch_builder import PlannedStep, TokenRows, plan_step
+from .cache_report import CacheReporter
 from .config import SchedulerConfig
 from .decode import DecodeScheduler
 from .memory.kv_memory import KVMemory, NotYet
@@ -82,11 +83,17 @@ class PrefillScheduler:
     """Forms extend batches. Owns the one request with a partly computed prompt (``prefilling``)."""
 
     def __init__(
-        self, memory: KVMemory, policy: SchedulePolicy, reserve: DecodeReserve, config: SchedulerConfig
+        self,
+        memory: KVMemory,
+        policy: SchedulePolicy,
+        reserve: DecodeReserve,
+        reporter: CacheReporter,
+        config: SchedulerConfig,
     ) -> None:
         self._memory = memory
         self._policy = policy
         self._reserve = reserve
+        self._reporter = reporter
         self._chunk_size = config.step_tokens
         self._max_running = config.max_running_requests
         self._mixes = config.enable_mixed_chunk
@@ -213,6 +220,7 @@ class PrefillScheduler:
             if lease is None or not (alone or self._policy.may_break_for(request, lease, now)):
                 return False
             self._memory.break_lease(lease)
+        self._reporter.report_request(request, now)
         return True
 
     def _better_later(self, request: Request, shared: SharedPrefixes) -> bool:

@@ -32,7 +32,7 @@ from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
 from .jobs.job import Job
 from .jobs.kept_turn import KeptTurn, Worth
-from .outcome import NO_DRAFTS, FinishReason, FoundTokens, RequestRefused, Retained
+from .outcome import NO_DRAFTS, CacheReport, FinishReason, FoundTokens, RequestRefused, Retained
 from .request_spec import RequestSpec
 from .token_buffer import TokenBuffer
 
@@ -108,9 +108,11 @@ class Request:
         "arrival",
         "beam_kv",
         "beams",
+        "cache_report",
         "committed_len",
         "constraint",
         "constraint_state",
+        "diverged_at",
         "drafts",
         "expected_until",
         "finish",
@@ -195,6 +197,9 @@ class Request:
         """A node that its tokens match whole, found while it waits; the next look-up starts there."""
         self.found = FoundTokens()
         """Cached tokens that the first admission found, by tier."""
+        self.cache_report: CacheReport | None = None
+        """Why the rest of the prompt was not found; set with ``found``."""
+        self.diverged_at: int | None = None  # see `CacheReport`; set with the prompt
         self.loading = Loading()
         self.queried = False  # True once what was found is counted; a retracted request is not counted again
         self.beams: BeamGroup | None = None

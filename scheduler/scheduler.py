@@ -20,6 +20,7 @@ import numpy as np
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..radix.cache import RadixCache
+from ..radix.history import CacheHistory
 from ..radix.lease import Lease, LeaseCounts, LeaseTable
 from ..radix.snapshot import TreeWalk
 from ..radix.tiers.block_orders import BlockOrder
@@ -27,6 +28,7 @@ from ..radix.tiers.block_tier import BlockTier
 from ..radix.tiers.host_tier import HostTier, TierCopy
 from .batch import ScheduleBatch, StepResult, StopMatch
 from .batch_builder import PlannedStep
+from .cache_report import CacheReporter
 from .cache_stats import CacheStats
 from .cache_stats_collector import CacheStatsCollector
 from .config import SchedulerConfig
@@ -125,10 +127,13 @@ class Scheduler:
         self._policy = make_policy(config.schedule_policy, tools)
         self._leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
         host_rates = TransferRates(self._fill_time)
-        self._memory = KVMemory(req_to_token, allocator, cache, self._leases, tier, host_rates)
+        self._history = CacheHistory(cache, int(config.cache_history * allocator.total_tokens))
+        self._memory = KVMemory(req_to_token, allocator, cache, self._leases, tier, host_rates, self._history)
         self._beams = BeamMemory(self._memory)
         self._reserve = DecodeReserve(allocator.page_size)
-        self._prefill = PrefillScheduler(self._memory, self._policy, self._reserve, config)
+        self._prefill = PrefillScheduler(
+            self._memory, self._policy, self._reserve, CacheReporter(cache, self._history), config
+        )
         self._stopping_criteria = StoppingCriteria(eos_token_ids)
         self._speculation = Speculation(config, self._memory, self._stopping_criteria)
         if make_decode is None:
@@ -203,6 +208,8 @@ class Scheduler:
     def _inherit(self, children: list[Request], handover: Handover, now: float) -> None:
         """Give the sequences of one rid their prompt and their inheritance. Raises RequestRefused."""
         self._factory.set_prompt(children, handover.prompt)
+        for child in children:
+            child.diverged_at = handover.diverged_at
         self._continuations.hand_over(children, handover, now)
 
     def _wake_children(
@@ -377,7 +384,7 @@ class Scheduler:
 
     def _form_step(self, now: float) -> PlannedStep | None:
         """Form a step. An exception halfway discards the step, and recovery.py undoes its changes to requests."""
-        self._cache_statistics.set_time(now)
+        self._advance_time(now)
         self._leases.expire(now)
         try:
             self._pins.settle_pins(now)
@@ -445,7 +452,7 @@ class Scheduler:
         assert self._processing is not None
         batch, done, first = step.batch, self._processing[1], len(self._events)
         try:
-            self._cache_statistics.set_time(now)
+            self._advance_time(now)
             self._fill_time.record_step(step.num_prompt_tokens, step.formed, now)
             self._speculation.record_step(step, now)
         except Exception:
@@ -715,7 +722,12 @@ class Scheduler:
 
     def advance_statistics(self, now: float) -> None:
         """Advance the windows of the cache's statistics. Call it once a turn, before the cache changes."""
+        self._advance_time(now)
+
+    def _advance_time(self, now: float) -> None:
+        """Set the time of all later changes of the cache."""
         self._cache_statistics.set_time(now)
+        self._history.set_time(now)
 
     @property
     def hit_rate_alert(self) -> float:

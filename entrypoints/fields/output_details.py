@@ -7,13 +7,36 @@ from typing import Any
 import msgspec
 
 from ...runtime.answer import Output
-from ...scheduler.outcome import FoundTokens
-from ..description.json_schema import COUNT, Properties, answered, number, open_object, string, whole
+from ...scheduler.outcome import MISS_REASONS, FoundTokens
+from ..description.json_schema import (
+    COUNT,
+    Properties,
+    answered,
+    enum,
+    list_of,
+    number,
+    open_object,
+    string,
+    whole,
+)
 
 
 def cached_tokens(found: FoundTokens) -> dict[str, Any]:
     """``cached_tokens`` and, as in SGLang, ``cached_tokens_details``: in which tier they were."""
     return {"cached_tokens": found.total, "cached_tokens_details": msgspec.structs.asdict(found)}
+
+
+def cache_report(output: Output) -> dict[str, Any]:
+    """``cache_report``: where the prompt was found, and why the rest of it was not. Empty for an output that has not
+    ended, or has no report."""
+    report = output.cache_report
+    if report is None:
+        return {}
+    told: dict[str, Any] = {"found": msgspec.structs.asdict(output.found)}
+    told["missed"] = [msgspec.to_builtins(span) for span in report.missed]
+    if report.diverged_at is not None:
+        told["diverged_at"] = report.diverged_at
+    return {"cache_report": told}
 
 
 def beam_scores(output: Output) -> dict[str, Any]:
@@ -60,6 +83,29 @@ def stage_details(output: Output) -> dict[str, Any]:
 _TIERS = answered(dict.fromkeys(("device", "host", "disk", "remote"), COUNT), title="CachedTokensDetails")
 
 CACHED_TOKENS: Properties = {"cached_tokens": COUNT, "cached_tokens_details": _TIERS}
+
+_MISSED = answered(
+    {
+        "reason": enum(*MISS_REASONS),
+        "start": whole("Position of the first token in the prompt.", 0),
+        "tokens": COUNT,
+    },
+    "Consecutive prompt tokens that were computed for one reason.",
+    title="MissedSpan",
+    optional={
+        "seconds_ago": number("How long ago the last of them left the cache.", 0),
+        "by": string("The request that needed their memory: its rid, 'another client', or 'running requests'."),
+    },
+)
+
+CACHE_REPORT: Properties = {
+    "cache_report": answered(
+        {"found": _TIERS, "missed": list_of(_MISSED)},
+        "Where the prompt's tokens were found in the cache, and why the others were not.",
+        title="CacheReport",
+        optional={"diverged_at": whole("Where the prompt leaves the step that it should continue.", 0)},
+    )
+}
 
 BEAM_SCORES: Properties = {
     "cumulative_logprob": number(),

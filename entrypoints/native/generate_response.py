@@ -25,10 +25,12 @@ from ..description.json_schema import (
 )
 from ..fields.output_details import (
     BEAM_SCORES,
+    CACHE_REPORT,
     CACHED_TOKENS,
     DRAFT_COUNTS,
     STAGE_DETAILS,
     beam_scores,
+    cache_report,
     cached_tokens,
     draft_counts,
     stage_details,
@@ -74,7 +76,7 @@ def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str,
     if finish is not None:
         meta["finish_reason"] = _finish_reason(finish, output.completion_tokens)
         meta["e2e_latency"] = output.e2e_latency
-        meta |= beam_scores(output) | draft_counts(output) | stage_details(output)
+        meta |= cache_report(output) | beam_scores(output) | draft_counts(output) | stage_details(output)
     if (logprobs := prompt.spec.logprobs) is not None:
         meta["input_token_logprobs"] = rows(map(_row, output.input_logprobs.without_top()))
         meta["output_token_logprobs"] = rows(map(_row, output.output_logprobs.without_top()))
@@ -166,6 +168,7 @@ _META_INFO = answered(
     title="MetaInfo",
     optional={
         "e2e_latency": number("Seconds, at the end.", 0),
+        **CACHE_REPORT,
         **BEAM_SCORES,
         **DRAFT_COUNTS,
         **STAGE_DETAILS,

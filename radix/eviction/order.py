@@ -111,6 +111,8 @@ class EvictionOrder:
         if victim.uses:
             parent.uses += victim.uses
             victim.uses = 0  # it may be back, from another tier
+        if victim.last_end > parent.last_end:
+            parent.last_end = victim.last_end
         if victim.priority > parent.priority:
             parent.priority = victim.priority
         if 0 < parent.turn < victim.turn and not parent.branched:

@@ -50,6 +50,8 @@ class Handover:
     """For a fork: the running parent; its KV is copied."""
     parent: tuple[str, int] | None = None
     """Rid and index of the parent; None if there is none or its name is forgotten."""
+    diverged_at: int | None = None
+    """See `CacheReport`."""
 
 
 class Continuations:
@@ -98,7 +100,12 @@ class Continuations:
             sample = max(begun, key=lambda sample: sample.length)
             return _handover(sample, first.own_ids[sample.length :])
         leased = [known[key] for key in earlier if key in known and known[key].is_leased]
-        return _branch(leased[0], first) if len(leased) == 1 else Handover(first.token_ids)
+        handover = _branch(leased[0], first) if len(leased) == 1 else Handover(first.token_ids)
+        left = [sample.leaves_at(first.own_ids) for sample in known.values()]
+        places = [place for place in left if place is not None]
+        if places and len(places) == len(left):  # otherwise the prompt is the beginning of a step
+            handover.diverged_at = max(places)
+        return handover
 
     def _find_parent(self, children: list[Request], siblings: Sequence[Request]) -> Handover | None:
         """siblings: the live sequences of the parent's rid, if any."""

@@ -58,6 +58,15 @@ class SampleRecord:
         differing = np.flatnonzero(ids != prompt[: len(ids)])
         return int(differing[0]) if len(differing) else len(ids)
 
+    def leaves_at(self, prompt: np.ndarray) -> int | None:
+        """Where ``prompt``, int32 [n], leaves these tokens; None if one of the two begins with the other."""
+        shared = self.shared_with(prompt)
+        if shared == len(self.ids) and len(self.result):
+            result, rest = self.result, prompt[shared:]
+            differing = np.flatnonzero(result[: len(rest)] != rest[: len(result)])
+            shared += int(differing[0]) if len(differing) else min(len(result), len(rest))
+        return shared if shared < min(self.length, len(prompt)) else None
+
     def begins(self, prompt: np.ndarray) -> bool:
         """True if ``prompt``, int32 [n], begins with these tokens."""
         middle = len(self.ids)

@@ -22,8 +22,10 @@ from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import MatchResult, RadixCache
 from ...radix.cuts import fork_sequence, take_over, truncate
 from ...radix.discarding import retire
-from ...radix.kv_sequence import KVSequence
+from ...radix.history import CacheHistory
+from ...radix.kv_sequence import KVSequence, SequenceEnd
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
+from ...radix.past_node import Pressure
 from ...radix.tiers.host_tier import HostTier, TierCopy
 from ..jobs.kept_turn import KeptTurn, Worth
 from ..request import Request
@@ -33,6 +35,9 @@ from .transfer_rates import TransferRates
 MAX_SLACK = 512
 """Least number of tokens to evict at a time, or 1/256 of the pool if that is less: a full pool then does not evict anew
 for every few tokens."""
+
+
+_RUNNING = Pressure("", None)
 
 
 class NotYet(Exception):
@@ -50,9 +55,11 @@ class KVMemory:
         leases: LeaseTable,
         tier: HostTier | None = None,
         host_rates: TransferRates | None = None,
+        history: CacheHistory | None = None,
     ) -> None:
         """tier: keeps KV on the host; None without a host tier. host_rates: decides whether loading from it is faster
-        than computing again; None: it always is."""
+        than computing again; None: it always is. history: is told for which request memory is found; None: none is
+        kept."""
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.cache = cache
@@ -60,6 +67,7 @@ class KVMemory:
         self.tier = tier
         self.copies = PendingCopies(req_to_token)
         self._host_rates = host_rates
+        self._history = history or CacheHistory(cache, 0)
         self._loads: list[TierCopy] = []
         """Loads that were ordered since the last `take_tier_copies`."""
         self._least_eviction = min(MAX_SLACK, allocator.total_tokens // 256)
@@ -92,10 +100,14 @@ class KVMemory:
         lease; else changes nothing. Raises NotYet if that has to wait for copies.
         """
         on_host, takes_over = 0, request.has_claim
-        if takes_over:
-            opened = self._open_lease(request, reserve, now)
-        else:
-            opened, on_host = self._open_match(request, reserve)
+        self._history.pressure = Pressure(request.spec.client, request.rid)
+        try:
+            if takes_over:
+                opened = self._open_lease(request, reserve, now)
+            else:
+                opened, on_host = self._open_match(request, reserve)
+        finally:
+            self._history.pressure = None
         if opened is None:
             return False
         request.kv = opened
@@ -107,7 +119,7 @@ class KVMemory:
 
     def _open_match(self, request: Request, reserve: int) -> tuple[KVSequence | None, int]:
         """Returns the sequence, None if it does not fit, and the number of its tokens to load from the host."""
-        ids = request.token_ids.view(0, request.prefix_limit)
+        ids, spec = request.token_ids.view(0, request.prefix_limit), request.spec
         match = self.cache.match_prefix(request.namespace, ids, after=request.prefix_node)
         request.prefix_node = None
         self.cache.lock(match.handle)  # what is locked no longer counts as evictable
@@ -118,7 +130,7 @@ class KVMemory:
             return None, 0
         try:
             whole = self._bring_back(match)
-            opened = self.cache.open_sequence(request.namespace, whole, row, request.spec.priority)
+            opened = self.cache.open_sequence(request.namespace, whole, row, spec.priority, spec.client)
             return opened, whole.device_len - match.device_len
         except NotYet:
             self.req_to_token.free(row)
@@ -168,7 +180,7 @@ class KVMemory:
             inheritance.copied = lease
         inheritance.lease = None
         self._cut(kv, length)
-        take_over(self.cache, kv, request.spec.priority)
+        take_over(self.cache, kv, request.spec.priority, request.spec.client)
         return kv
 
     def _cut(self, kv: KVSequence, length: int) -> None:
@@ -222,7 +234,11 @@ class KVMemory:
         old_lens, new_lens = np.array([old_len], dtype=np.int32), np.array([new_len], dtype=np.int32)
         last = max(old_len - 1, 0)
         last_slots = self.req_to_token.rows[kv.row, last : last + 1]
-        self.reclaim(self.allocator.tokens_needed(old_lens, new_lens), now)
+        self._history.pressure = Pressure(request.spec.client, request.rid)
+        try:
+            self.reclaim(self.allocator.tokens_needed(old_lens, new_lens), now)
+        finally:
+            self._history.pressure = None
         slots = self.allocator.alloc_extend(old_lens, new_lens, last_slots)
         if slots is not None:
             self.req_to_token.write(kv.row, old_len, slots)
@@ -257,13 +273,20 @@ class KVMemory:
         node, kept = lease.kv.node, lease.owner
         self.leases.break_lease(lease)
         if isinstance(kept, KeptTurn) and kept.worth is Worth.FIRST_TURN:
-            retire(self.cache, node, (kept.job.shared_tokens or 0) if kept.job is not None else 0)
+            shared = kept.job.shared_tokens if kept.job is not None else None
+            retire(self.cache, node, shared or 0, how=SequenceEnd.FINISHED)
 
     def _evict_for(self, needed: int) -> None:
         """Evict until ``needed`` tokens are free, or nothing is left to evict."""
         short = needed - self.allocator.free_tokens
-        if short > 0:
+        if short <= 0:
+            return
+        history, one = self._history, self._history.pressure
+        history.pressure = one or _RUNNING
+        try:
             self.cache.evict(max(short, self._least_eviction))
+        finally:
+            history.pressure = one
 
     # -- copies between tiers ----------------------------------------------------------------------------------------
 

@@ -57,18 +57,21 @@ class Simulation:
         jobs: bool = False,
         new_jobs: float = 0.0,
         unwanted: float = 0.0,
+        clients: bool = False,
         **options,
     ) -> None:
         """jobs: half of the requests are steps of jobs, whose ids are few, so that they are used again. new_jobs: share
         of these that bring a new id, in place of the oldest.
         faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of the
         pool; 0: none. guesses: a step brings up to so many tokens more for a request. unwanted: share of the requests
-        that say from where their KV is of no further use."""
+        that say from where their KV is of no further use. clients: the requests come from two, or from one that is not
+        known."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
         self.jobs = random.Random(seed + 4) if jobs else None
         self.unwanted, self.unwanted_share = random.Random(seed + 5), unwanted
+        self.clients = random.Random(seed + 6) if clients else None
         self.job_names = deque([f"job{number}" for number in range(6)], maxlen=6)
         self.new_jobs, self.num_jobs = new_jobs, 6
         self.steps_run = 0
@@ -206,6 +209,8 @@ class Simulation:
         params = SamplingParams(temperature=0.0, max_new_tokens=new, **common) if search else None
         common |= {"retain_ttl": ttl, "trie": trie}
         common |= self.job(self.jobs) if self.jobs is not None else {}
+        if self.clients is not None:
+            common["client"] = self.clients.choice(["", "alice", "bob"])
         if self.unwanted.random() < self.unwanted_share:
             common["no_reuse_from"] = self.unwanted.choice([0, 30, 200])
         if self.sent and rng.random() < 0.5:

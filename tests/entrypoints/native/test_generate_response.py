@@ -19,7 +19,7 @@ from baton.runtime.messages import (
     TokenOutput,
 )
 from baton.runtime.prompt import Prompt
-from baton.scheduler.outcome import FinishReason, FoundTokens
+from baton.scheduler.outcome import CacheReport, FinishReason, FoundTokens, MissedSpan
 from baton.scheduler.token_buffer import pack_ids
 from tests.doubles.packed_logprobs import packed
 from tests.doubles.prompts import make_prompt
@@ -155,3 +155,16 @@ def test_response_is_a_list_for_a_list_of_prompts(text: Any, is_list: bool) -> N
         assert (got["text"], got["meta_info"]["e2e_latency"]) == ("abc", 1.5)
 
     asyncio.run(run())
+
+
+def test_finished_output_has_its_cache_report() -> None:
+    report = CacheReport((MissedSpan("evicted", 3, 5, 1.5, "r0"), MissedSpan("required", 8, 1)), 3)
+    assert "cache_report" not in dressed(output(cache_report=report))["meta_info"], "before the end"
+    assert dressed(output(LENGTH, cache_report=report))["meta_info"]["cache_report"] == {
+        "found": {"device": 2, "host": 1, "disk": 0, "remote": 0},
+        "missed": [
+            {"reason": "evicted", "start": 3, "tokens": 5, "seconds_ago": 1.5, "by": "r0"},
+            {"reason": "required", "start": 8, "tokens": 1},
+        ],
+        "diverged_at": 3,
+    }
