@@ -1,8 +1,12 @@
-"""Chats of other clients that take the whole KV pool: all different, each sent once and never continued."""
+"""Chats of other clients that take the whole KV pool: all different, each sent once and never continued.
+
+python chat_flood.py URL POOL [WORDS]     for a tool of another program; WORDS: of each chat
+"""
 
 from __future__ import annotations
 
 import random
+import sys
 
 import httpx
 
@@ -11,11 +15,12 @@ FLOOD = "flood"
 
 
 class ChatFlood:
-    """pool: the server's, in tokens."""
+    """pool: the server's, in tokens. words: of each chat, four to six tokens each."""
 
-    def __init__(self, url: str, seed: str, pool: int) -> None:
+    def __init__(self, url: str, seed: str, pool: int, words: int = 70) -> None:
         self._url = url
         self._pool = pool
+        self._words = words
         self._rng = random.Random(seed)
 
     def fill_pool(self) -> None:
@@ -23,8 +28,12 @@ class ChatFlood:
         tokens = 0
         with httpx.Client(timeout=60) as client:
             while tokens < self._pool:
-                words = " ".join(str(self._rng.randrange(10**6)) for _ in range(70))
+                words = " ".join(str(self._rng.randrange(10**6)) for _ in range(self._words))
                 body = {"model": "any", "messages": [{"role": "user", "content": f"{words} {FLOOD}"}]}
                 answer = client.post(f"{self._url}/v1/chat/completions", json=body)
                 assert answer.status_code == 200, answer.text
                 tokens += answer.json()["usage"]["prompt_tokens"]
+
+
+if __name__ == "__main__":
+    ChatFlood(sys.argv[1], "program", int(sys.argv[2]), *map(int, sys.argv[3:])).fill_pool()

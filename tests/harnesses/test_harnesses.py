@@ -12,6 +12,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any
 import pytest
 
 from baton.runtime.text.tokenizer import Tokenizer
-from tests.doubles.server_under_test import ServerUnderTest
+from tests.doubles.chat_flood import FLOOD
+from tests.doubles.server_under_test import ServerUnderTest, free_port
 from tests.doubles.small_model import write_small_model
 
 PROGRAMS = os.environ.get("BATON_HARNESSES", "")
@@ -33,7 +35,13 @@ pytestmark = [
 MODEL_NAME = "some-model"
 SECONDS = 120
 SIDE_TASK = 2000
-"""Requests with fewer tokens, such as for a session's title, are no turns of an agent."""
+"""Requests with fewer tokens, such as for a session's title or in a flood, are no turns of an agent."""
+POOL = 65536
+FLOOD_WORDS = 350
+BREAK_EVEN_S = 600.0
+"""The time after which keeping KV costs more than computing it again, so that every tool takes less."""
+SHARE = 0.9
+"""Of the later requests in a flood, those that must compute their own new tokens only."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,11 @@ class Harness:
     subagent_job: str
     more: dict[str, Any] = field(default_factory=dict)
     nests: bool = False
+
+    @property
+    def subagents(self) -> int:
+        """Of a delegated task."""
+        return 3 if self.nests else 2
 
     def call(self, command: str) -> str:
         return tool_call(self.tool, **{self.argument: command, **self.more})
@@ -128,6 +141,7 @@ HARNESSES = [
         [*_CODEX, "resume", "--last"],
         tool="exec_command",
         argument="cmd",
+        more={"yield_time_ms": 1000 * SECONDS},
         delegate=lambda task: tool_call("multi_agent_v1__spawn_agent", message=task),
         job=f"codex:{_UUID}",
         subagent_job=f"codex:{_UUID}",
@@ -167,12 +181,12 @@ CLOSE = '<tool_call>\n{"name": "multi_agent_v1__close_agent", "arguments": {"tar
 SCRIPT += [[IN_NAMESPACE, CLOSE], ["nobody", "There is none."]]
 
 # Codex goes on at once, and has to wait for its agent, which it names.
-SCRIPT += [['"nickname"', tool_call("multi_agent_v1__wait_agent", targets=["FOUND"]), '"agent_id":"([0-9a-f-]+)"']]
+NAMED_AGENT = ['"nickname"', tool_call("multi_agent_v1__wait_agent", targets=["FOUND"]), '"agent_id":"([0-9a-f-]+)"']
 
 
-def delegated(harness: Harness) -> Iterator[list[str]]:
+def delegated(harness: Harness, first: str = "") -> Iterator[list[str]]:
     """The script of a task in parts, one after the other, each by a subagent that runs a tool. With subagents of
-    subagents the last part is passed on by the one that has the second."""
+    subagents the last part is passed on by the one that has the second. first: a command that the tool runs first."""
 
     def task(part: str) -> str:
         return f"Do part {part} for {harness.name}"
@@ -185,14 +199,14 @@ def delegated(harness: Harness) -> Iterator[list[str]]:
         said |= {"two": harness.delegate(task("three")), "three": f"{end('three')}."}
         yield [end("three"), f"{end('two')}."]
     for part, answer in said.items():
-        yield [task(part), harness.call(f"echo {part}-$((41+1))-{harness.tool}")]
+        yield [task(part), harness.call(f"{first}echo {part}-$((41+1))-{harness.tool}")]
         yield [f"{part}-42-{harness.tool}", answer]
     yield [f"Delegate it, {harness.name}", harness.delegate(task("one"))]
     yield [end("one"), harness.delegate(task("two"))]
     yield [end("two"), f"All is done by {harness.tool}."]
 
 
-SCRIPT += [entry for harness in HARNESSES for entry in delegated(harness)]
+DELEGATED = [entry for harness in HARNESSES for entry in delegated(harness)]
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +227,7 @@ def server(model: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         *("--served-model-name", "small", "--serve-any-model-name", "--record-requests", str(log)),
         *("--normalize-prefix", "claude-code-billing,dates"),
     ]
-    environment = {"BATON_SCRIPT": json.dumps(SCRIPT)}
+    environment = {"BATON_SCRIPT": json.dumps([*SCRIPT, NAMED_AGENT, *DELEGATED])}
     folder, launcher = tmp_path_factory.mktemp("server"), "scripted_server.py"
     with ServerUnderTest(model, folder, *flags, behaviour={}, launcher=launcher, environment=environment) as running:
         yield running.wait_ready()
@@ -292,29 +306,60 @@ def test_harness_session_calls_a_tool_and_continues(
     assert re.fullmatch(harness.job, job)
 
 
+def delegate(harness: Harness, server: ServerUnderTest, log: Path, home: Path) -> list[int]:
+    """By later request, what it computed twice (see `computed_twice`)."""
+    variables = harness.write_config(home, server.url)
+    before, refused = len(recorded(log)), refusals(server)
+    printed = run(harness, harness.begin, f"Delegate it, {harness.name}", home, variables)
+    assert f"All is done by {harness.tool}." in printed, printed
+    server.wait_until(lambda: server.running() == 0, "the end of all requests")
+    assert refusals(server) == refused, server.log
+    requests = turns_of_agents(log, before)
+    later = computed_twice(requests)
+    assert len(requests) - len(later) == 1 + harness.subagents, "first turns, of the main agent and each subagent"
+    assert len(later) >= 2 + harness.subagents, "turns behind results, of the main agent and each subagent"
+    return [tokens for _, tokens in later]
+
+
 @pytest.mark.timeout(4 * SECONDS)
 @pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
 def test_subagents_compute_only_their_new_tokens(
     harness: Harness, server: ServerUnderTest, log: Path, tmp_path: Path
 ) -> None:
-    variables = harness.write_config(tmp_path, server.url)
-    before, refused, known = len(recorded(log)), refusals(server), set(jobs(server))
-    printed = run(harness, harness.begin, f"Delegate it, {harness.name}", tmp_path, variables)
-    assert f"All is done by {harness.tool}." in printed, printed
-    server.wait_until(lambda: server.running() == 0, "the end of all requests")
-    assert refusals(server) == refused, server.log
-    subagents = 3 if harness.nests else 2
-    requests = turns_of_agents(log, before)
-    later = computed_twice(requests)
-    assert len(requests) - len(later) == 1 + subagents, "first turns, of the main agent and of each subagent"
-    assert len(later) >= 2 + subagents, "turns behind results, of the main agent and of each subagent"
-    assert not any(tokens for _, tokens in later), later
-
+    known = set(jobs(server))
+    more = delegate(harness, server, log, tmp_path)
+    assert not any(more), more
     new = set(jobs(server)) - known
     print(sorted(new))
-    assert len(new) == 1 + subagents
+    assert len(new) == 1 + harness.subagents
     assert sum(bool(re.fullmatch(harness.job, job)) for job in new) >= 1
-    assert sum(bool(re.fullmatch(harness.subagent_job, job)) for job in new) >= subagents
+    assert sum(bool(re.fullmatch(harness.subagent_job, job)) for job in new) >= harness.subagents
+
+
+@pytest.mark.timeout(6 * SECONDS)
+@pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
+def test_subagents_keep_their_kv_in_a_flood(
+    harness: Harness, model: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Each tool of a subagent sends more chats than the pool holds, so that all is evicted that nothing keeps."""
+    log, port = tmp_path_factory.mktemp("log") / "requests.jsonl", free_port()
+    flood = Path(__file__).parents[1] / "doubles" / "chat_flood.py"
+    first = f"{sys.executable} {flood} http://127.0.0.1:{port} {POOL} {FLOOD_WORDS} && "
+    script = [[FLOOD, "Yes."], NAMED_AGENT, *delegated(harness, first)]
+    flags = [
+        *("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--max-total-tokens", str(POOL)),
+        *("--served-model-name", "small", "--serve-any-model-name", "--record-requests", str(log)),
+        *("--schedule-policy", "handoff", "--max-leased-ratio", "0.9", "--max-client-leased-ratio", "1"),
+        *("--lease-protection", str(BREAK_EVEN_S), "--pin-seconds", str(BREAK_EVEN_S)),
+    ]
+    folder, launcher = tmp_path_factory.mktemp("server"), "scripted_server.py"
+    environment = {"BATON_SCRIPT": json.dumps(script)}
+    with ServerUnderTest(
+        model, folder, *flags, behaviour={}, port=port, launcher=launcher, environment=environment
+    ) as server:
+        more = delegate(harness, server.wait_ready(), log, tmp_path)
+    print(more)
+    assert sum(not tokens for tokens in more) >= SHARE * len(more), more
 
 
 @pytest.mark.timeout(2 * SECONDS)
