@@ -108,7 +108,7 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
     sizes = ("max_running_requests", "speculative_num_draft_tokens")
     _at_least(scheduler, 1, (*sizes, "decode_interval", "max_jobs"))
     counts = ("max_queued_requests", "max_leased_requests", "max_leases_per_client", "max_logprobs")
-    records = ("max_finished_requests", "max_finished_tokens")
+    records = ("max_finished_requests", "max_finished_tokens", "max_recognized_turns")
     times = ("request_timeout", "pin_seconds", "provisional_ttl", "lease_protection")
     _at_least(scheduler, 0, (*counts, *records, *times, "default_retain_ttl", "max_retain_ttl"))
     _need(

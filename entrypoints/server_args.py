@@ -56,6 +56,8 @@ def compose(settings: Mapping[str, Any]) -> ServerArgs:
     grouped = _by_part(settings)
     args = ServerArgs(**{part: cls(**grouped[part]) for part, cls in _PARTS.items()}, notes=notes)
     refuse_contradictions(args)
+    if args.chat.no_auto_continue and "max_recognized_turns" not in settings:
+        args = dataclasses.replace(args, scheduler=dataclasses.replace(args.scheduler, max_recognized_turns=0))
     return args
 
 

@@ -35,7 +35,11 @@ class ChatConfig:
         "Format of the model's reasoning, such as deepseek-r1, qwen3 or gpt-oss. auto: derived from the chat "
         "template. none: reasoning is not separated.",
     )
-    no_auto_continue: bool = flag(False, "Do not let a chat continue automatically from the KV of its last turn.")
+    no_auto_continue: bool = flag(
+        False,
+        "Do not let a chat continue automatically from the KV of its last turn, nor any other request from one that it "
+        "extends (--max-recognized-turns 0, unless that is set).",
+    )
     normalize_prefix: str = flag(
         "",
         "Comma-separated rules that keep text which changes with each request out of the beginning of a chat's prompt: "

@@ -196,6 +196,8 @@ class TokenOutput(Message, frozen=True):
     cache_report: CacheReport | None = None
     """Likewise. Names in it are the worker's."""
     beam: BeamOutput | None = None
+    is_job_step: bool = False
+    """Sent with the last output: it is a step of a job, whether or not its spec names one."""
 
 
 class TokenOutputs(Message, frozen=True):

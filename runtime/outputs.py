@@ -102,6 +102,8 @@ class OutputBuilder:
 def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
     request = event.request
     ended = event.finish is not None
+    # Where the server found the job of a request that asked for nothing, its client is not told what is kept for it.
+    asked = request.job_id == request.spec.job_id or request.asked_ttl > 0
     _add_first_token(request, pending)
     message = TokenOutput(
         rid=request.rid,
@@ -116,9 +118,10 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
         input_logprobs=_chunk(pending.input_logprobs),
         output_logprobs=_chunk(pending.output_logprobs),
         continuation=_continuation(request.inheritance) if ended and request.inheritance is not None else None,
-        retained=_retained(request.retained, now) if ended and request.retained is not None else None,
+        retained=_retained(request.retained, now) if ended and request.retained is not None and asked else None,
         drafts=request.drafts if ended else NO_DRAFTS,
         cache_report=request.cache_report if ended else None,
+        is_job_step=ended and request.job is not None,
     )
     pending.params = None
     pending.ids, pending.input_logprobs, pending.output_logprobs = [], [], []

@@ -17,7 +17,7 @@ ReadCalls = Callable[[str], tuple[ToolCall, ...]]
 
 
 class StepReader:
-    """Holds the text of the open steps of jobs, by rid and index."""
+    """Holds the text of open requests, by rid and index."""
 
     def __init__(self, sender: Sender, read: ReadCalls | None) -> None:
         """read: None without a tool-call parser; then nothing is sent, and a step's KV stays pinned only briefly."""
@@ -26,15 +26,18 @@ class StepReader:
         self._texts: dict[str, dict[int, list[str]]] = {}
 
     def add_output(self, prompt: Prompt, update: TextOutput) -> None:
-        """Add an update of an output. Requests without a job, last steps and beam searches are ignored."""
+        """Add an update of an output. Last steps and beam searches are ignored, and so are requests that belong to no
+        job, as the worker says at their end: it finds the jobs of requests that name none."""
         spec, output = prompt.spec, update.output
-        if self._read is None or spec.job_id is None or spec.is_last_step or prompt.sampling.beam_width is not None:
+        if self._read is None or spec.is_last_step or prompt.sampling.beam_width is not None:
             return
         texts = self._texts.setdefault(spec.rid, {})
         texts.setdefault(output.index, [prompt.forced] if prompt.forced else []).append(update.text)
-        if output.finish is not None and output.finish.type != "abort":
-            calls = self._read("".join(texts.pop(output.index)))
-            self._sender.send(StepCalls(rid=spec.rid, index=output.index, calls=calls))
+        if output.finish is None:
+            return
+        text = "".join(texts.pop(output.index))
+        if output.is_job_step and output.finish.type != "abort":
+            self._sender.send(StepCalls(rid=spec.rid, index=output.index, calls=self._read(text)))
 
     def forget_request(self, rid: str) -> None:
         """Drop the texts of a request that has ended."""

@@ -139,6 +139,11 @@ class SchedulerConfig:
     max_jobs: int = flag(
         4096, "Maximum number of jobs (job_id) that are remembered between their steps. Idle jobs are forgotten first."
     )
+    max_recognized_turns: int = flag(
+        4096,
+        "Maximum number of finished requests that a later one is recognized to extend, by a digest of their token ids, "
+        "so that it continues their job without a job_id. 0: none is recognized.",
+    )
     max_logprobs: int = flag(
         20, "Maximum number of likeliest tokens per position that a request may ask for (top_logprobs_num)."
     )

@@ -1,6 +1,7 @@
 """Keeps the KV of a job's finished step until the job's next step, and no longer: a pin.
 
-    request arrives ──▶ the time since the job's last step is how long its tool took; the request may use its lease
+    request arrives ──▶ it names its job, or its ids extend a finished turn of one; otherwise it may begin a job
+                        the time since the job's last step is how long its tool took; the request may use its lease
     request ends    ──▶ pinned: leased for a moment (the policy's `ttl` without calls), until its text has been parsed
     calls are known ──▶ the policy's `ttl` for this tool extends the lease or lets it go
     last step, or `end_job` ──▶ all leases of the job are given up
@@ -19,9 +20,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from ..radix.discarding import retire
 from ..radix.lease import Lease, LeaseState, LeaseTable
+from .continuation.records import SampleRecord
 from .jobs.calls import ToolCall
+from .jobs.finished_turns import FinishedTurn, FinishedTurns
 from .jobs.job import FinishedStep, Job, describe_job
 from .jobs.job_table import JobTable
 from .jobs.kept_turn import KeptTurn
@@ -30,6 +35,7 @@ from .policies.policy import PolicyTools, SchedulePolicy
 from .request import Request
 from .request_spec import RequestSpec
 from .stats import JobStats
+from .token_buffer import unpack_ids
 
 COPIED = 0.9
 """Share of a step's KV that a tier must hold, or have promised, to count as having a copy of it."""
@@ -48,12 +54,16 @@ _ENDS = {
 class PinManager:
     """Called by the scheduler as requests arrive and end, and once a turn."""
 
-    def __init__(self, tools: PolicyTools, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int) -> None:
+    def __init__(
+        self, tools: PolicyTools, leases: LeaseTable, policy: SchedulePolicy, max_jobs: int, max_turns: int
+    ) -> None:
+        """max_jobs, max_turns: the most jobs, and finished turns for `find_job`, on record."""
         self._cache = tools.cache
         self.times = tools.times
         self._leases = leases
         self._policy = policy
         self._table = JobTable(max_jobs)
+        self._turns = FinishedTurns(max_turns)
         self._pins: dict[Lease, FinishedStep] = {}
         """The pinned step of each lease, until the lease's end has been counted."""
         self._pinned_at_arrival: dict[Request, int] = {}
@@ -67,18 +77,52 @@ class PinManager:
 
     # -- requests arrive ----------------------------------------------------------------------------------------------
 
-    def steps_of(self, spec: RequestSpec, now: float) -> list[tuple[str, int]]:
-        """The steps that a new request may continue: rid and index of its job's last steps, the latest first."""
-        job = self._table.find_active(spec.namespace, spec.job_id, now) if spec.job_id is not None else None
-        return [(step.rid, step.index) for step in reversed(job.steps)] if job is not None else []
+    def find_job(self, requests: Sequence[Request], now: float) -> list[tuple[str, int]]:
+        """Find the job of a new request that names none: that of the finished turn which its ids extend, of its parent,
+        or one of its own. Returns the steps that it may continue: rid and index of the extended turn and of its job's
+        last steps, the latest first."""
+        first, spec, steps = requests[0], requests[0].spec, []
+        if spec.job_id is None:
+            job_id, turn = self._known_job(spec, first.own_ids)
+            if turn is not None:
+                steps = [turn.name]
+            if job_id is None or self._table.find_active(spec.namespace, job_id, now) is None:
+                job_id = f"{spec.rid}:{first.serial}" if self._may_return(first) else None
+            for request in requests:
+                request.job_id = job_id
+        job = self._table.find_active(spec.namespace, first.job_id, now) if first.job_id is not None else None
+        steps += [(step.rid, step.index) for step in reversed(job.steps)] if job is not None else []
+        return list(dict.fromkeys(steps))
+
+    def _known_job(self, spec: RequestSpec, ids: np.ndarray) -> tuple[str | None, FinishedTurn | None]:
+        """The job of a request that names none, and the finished turn that it extends. ids: int32 [n], its own."""
+        if spec.continuation is not None:
+            job = self._table.job_of_rid(spec.continuation.parent_rid)
+            if job is not None and job.namespace == spec.namespace:
+                return job.id, None
+            if spec.continuation.fallback_ids is None:
+                return None, None
+            ids = unpack_ids(spec.continuation.fallback_ids)
+        elif spec.predecessor is not None:
+            return None, None  # its sender knows better what it extends
+        turn = self._turns.find_turn(spec.client, spec.namespace, ids)
+        return (turn.job_id, turn) if turn is not None else (None, None)
+
+    def _may_return(self, request: Request) -> bool:
+        """Does a request that belongs to no job begin one? Only where its KV may be pinned and another turn may be
+        recognized: not where its client takes the best of several answers, or none."""
+        spec, sampling = request.spec, request.sampling
+        pins = self._policy.pins_steps and self._turns.max_turns > 0
+        alone = sampling.n == 1 and not request.is_search and sampling.max_new_tokens != 0
+        return pins and alone and not spec.is_last_step and spec.no_reuse_from is None
 
     def record_arrival(self, requests: Sequence[Request], now: float) -> None:
         """Record the sequences of a new request."""
         first, spec = requests[0], requests[0].spec
-        if spec.job_id is None:
+        if first.job_id is None:
             self._table.forget_steps_of(spec.rid)
             return
-        job, forgotten = self._table.open_job(spec.namespace, spec.job_id, now, first.serial, spec.client)
+        job, forgotten = self._table.open_job(spec.namespace, first.job_id, now, first.serial, spec.client)
         for old in forgotten:
             self._let_go(old)
         if job.ended is not None and not job.open_rids:
@@ -107,9 +151,11 @@ class PinManager:
         request.retain_ttl = max(request.retain_ttl, ttl)
         self._ending[request] = step
 
-    def record_end(self, request: Request, leases: dict[int, Lease | None], now: float) -> None:
-        """Record the end of a sequence. leases: those on its results, by sample; empty if it did not end well."""
+    def record_end(self, request: Request, samples: dict[int, SampleRecord], now: float) -> None:
+        """Record the end of a sequence. samples: its results; empty if it did not end well."""
         job, step = request.job, self._ending.pop(request, None)
+        if not request.spec.is_last_step and (job is None or not job.is_over):
+            self._record_turns(request, samples)
         if job is None:
             return
         self._table.close_sequence(job, request.rid)
@@ -129,7 +175,8 @@ class PinManager:
             if not request.spec.is_last_step:
                 self._table.mark_away(job, now)
         self.trace.record_departure(job, request, now)
-        for index, lease in leases.items():
+        for index, sample in samples.items():
+            lease = sample.lease
             ended = step or FinishedStep(job, request.rid, index, now, 0, asked_until=now + request.retain_ttl)
             self._keep(ended, request, lease, now)
         if request.spec.is_last_step:
@@ -138,6 +185,16 @@ class PinManager:
             if self._policy.retires_jobs:
                 node, _, _ = self._cache.find_prefix(request.namespace, request.token_ids.view())
                 retire(self._cache, node, job.shared_tokens or 0)
+
+    def _record_turns(self, request: Request, samples: dict[int, SampleRecord]) -> None:
+        """Put what a sequence has said on record, so that a later request that extends it finds its job and its lease;
+        nothing where it has neither."""
+        job_id = request.job.id if request.job is not None else None
+        for sample in samples.values():
+            if job_id is not None or sample.lease is not None:
+                prompt = sample.ids.view(0, request.prompt_len)
+                output = sample.result if request.is_search else sample.ids.view(request.prompt_len)
+                self._turns.record_turn(request.spec.client, request.namespace, sample.name, job_id, prompt, output)
 
     def discard_request(self, request: Request, siblings: Sequence[Request]) -> None:
         """Forget a failed sequence. siblings: the sequences of its rid that are still live."""

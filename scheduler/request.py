@@ -106,6 +106,7 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "asked_ttl",
         "beam_kv",
         "beams",
         "cache_report",
@@ -121,6 +122,7 @@ class Request:
         "inheritance",
         "is_open",
         "job",
+        "job_id",
         "kv",
         "last_step",
         "loading",
@@ -172,7 +174,11 @@ class Request:
         """Order of arrival among all requests, which breaks ties of ``arrival``; names the sequence in steps."""
         self.logprobs = spec.logprobs
         self.retain_ttl = min(max_retain_ttl, default_retain_ttl if spec.retain_ttl is None else spec.retain_ttl)
-        self.job: Job | None = None  # that the spec names; set once the request has been taken in
+        self.asked_ttl = self.retain_ttl
+        """``retain_ttl`` before a policy extends it: what its client or the server's default asked for."""
+        self.job_id = spec.job_id
+        """The job that it is a step of: the one that the spec names, or that `PinManager.find_job` found."""
+        self.job: Job | None = None  # of ``job_id``; set once the request has been taken in
         self.expected_until = -math.inf  # set at its end; see `KeptTurn`
         self.own_ids = spec.token_ids if own_ids is None else own_ids
         """int32: the prompt, or what follows the parent's tokens."""
@@ -327,7 +333,12 @@ class Request:
         """How likely it is to be continued once it has ended."""
         if self.inheritance is not None or (self.job is not None and self.job.returns):
             return Worth.RETURNED
-        return Worth.FIRST_TURN if self.spec.unasked else Worth.ASKED_FOR
+        return Worth.FIRST_TURN if self.is_unasked else Worth.ASKED_FOR
+
+    @property
+    def is_unasked(self) -> bool:
+        """True if its client named no job and asked for no lease: where it has them, they are the server's doing."""
+        return self.spec.unasked or (self.job_id is not None and self.spec.job_id is None and not self.asked_ttl)
 
     @property
     def num_rows(self) -> int:

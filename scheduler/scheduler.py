@@ -142,7 +142,7 @@ class Scheduler:
             self._decode = make_decode(self._memory, self._beams, self._reserve)
         self._factory = RequestFactory(config, allocator, self._stopping_criteria)
         self._continuations = Continuations(config, self._memory, self._beams, self._leases)
-        self._pins = PinManager(tools, self._leases, self._policy, config.max_jobs)
+        self._pins = PinManager(tools, self._leases, self._policy, config.max_jobs, config.max_recognized_turns)
         self._waiting, self._live = WaitingQueue(), LiveRequests()
         self._nonfinite_guard = NonFiniteGuard(self._memory, self._live)
         self._offload = OffloadScheduler(self._memory, self._live, self._waiting, self._fill_time, host_rates, stores)
@@ -188,7 +188,7 @@ class Scheduler:
                 raise duplicate_rid(spec.rid)
             check_queue(spec, self._offload.num_waiting + self._continuations.num_parked, self._config)
             requests = self._factory.make_requests(spec, now, own_ids, constraint)
-            handover = self._continuations.find_prompt(requests, self._live, self._pins.steps_of(spec, now))
+            handover = self._continuations.find_prompt(requests, self._live, self._pins.find_job(requests, now))
             if handover is not None:
                 self._inherit(requests, handover, now)
                 self._offload.queue_requests(requests, now)
@@ -328,7 +328,7 @@ class Scheduler:
                 self._close(request, fence)
             retire_unwanted(self._memory.cache, request)
             request.status = RequestStatus.FINISHED
-            self._pins.record_end(request, {index: sample.lease for index, sample in samples.items()}, now)
+            self._pins.record_end(request, samples, now)
             if request.is_open:
                 self._closed.append(request.serial)
             self._live.remove_request(request)

@@ -42,7 +42,7 @@ class _Recorded:
 
     def __init__(self, request: Request, began: float) -> None:
         self.life = Life(request.rid, request.index, request.arrival - began, request.prompt_len, 0, 0, [])
-        self.life.job_id = request.spec.job_id
+        self.life.job_id = request.job_id
         self.key = request.key
         self.request = request
         self.status = request.status

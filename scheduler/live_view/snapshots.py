@@ -65,12 +65,12 @@ def _running(request: Request) -> RunningNow:
         phase = "decode" if request.beams is None else "beam"
     computed = request.committed_len if request.beam_kv is None else request.beam_kv.length
     total = request.prompt_len + output
-    return RunningNow(request.rid, phase, computed, total, output, request.spec.job_id)
+    return RunningNow(request.rid, phase, computed, total, output, request.job_id)
 
 
 def _waiting(request: Request, now: float) -> WaitingNow:
     total, waited = request.prompt_len + num_output(request), max(0.0, now - request.arrival)
-    return WaitingNow(request.rid, _WAITS[request.status], total, waited, request.spec.job_id)  # type: ignore[arg-type]
+    return WaitingNow(request.rid, _WAITS[request.status], total, waited, request.job_id)  # type: ignore[arg-type]
 
 
 def num_output(request: Request) -> int:

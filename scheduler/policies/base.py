@@ -28,6 +28,7 @@ class BasePolicy(ABC):
 
     min_shared_tokens = 32
     max_deferred = 256
+    pins_steps = False
     retires_jobs = False
     max_passes = 32
     """How often children with a lease may pass the head of the queue before its turn comes."""

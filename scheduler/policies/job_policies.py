@@ -36,6 +36,7 @@ class JobOrder(BasePolicy):
     Requests of no job count as jobs of one step. Requests with a live pin go first, within the bounds of
     `BasePolicy`."""
 
+    pins_steps = True
     pin_time: PinTime = "fixed"
     """Rule for the length of a pin, unless ``--pin-time`` names another."""
 

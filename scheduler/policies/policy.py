@@ -46,6 +46,9 @@ class SchedulePolicy(Protocol):
     max_deferred: int
     """At most this many requests of a turn may wait like that and be overtaken; then admission stops."""
 
+    pins_steps: bool
+    """`ttl` may be more than 0. Then every request that may be continued is a step of a job, named or not."""
+
     retires_jobs: bool
     """Once a job is over, KV that only this job used is evicted first."""
 

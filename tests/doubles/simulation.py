@@ -58,6 +58,7 @@ class Simulation:
         new_jobs: float = 0.0,
         unwanted: float = 0.0,
         clients: bool = False,
+        next_turns: float = 0.4,
         **options,
     ) -> None:
         """jobs: half of the requests are steps of jobs, whose ids are few, so that they are used again. new_jobs: share
@@ -65,13 +66,19 @@ class Simulation:
         faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of the
         pool; 0: none. guesses: a step brings up to so many tokens more for a request. unwanted: share of the requests
         that say from where their KV is of no further use. clients: the requests come from two, or from one that is not
-        known."""
+        known. next_turns: share of whole prompts that go on from what an earlier request said; half of them do not name
+        it."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
         self.jobs = random.Random(seed + 4) if jobs else None
         self.unwanted, self.unwanted_share = random.Random(seed + 5), unwanted
         self.clients = random.Random(seed + 6) if clients else None
+        self.next_turns = next_turns
+        self.unnamed = random.Random(seed + 7)
+        """Decides which turns name no predecessor, so that the scheduler must find it."""
+        self.recognized = 0
+        """Requests that the scheduler has found to extend a finished turn."""
         self.job_names = deque([f"job{number}" for number in range(6)], maxlen=6)
         self.new_jobs, self.num_jobs = new_jobs, 6
         self.steps_run = 0
@@ -231,8 +238,9 @@ class Simulation:
         else:
             namespace = rng.choice(["", "", "salt"])
             prompt, predecessor = random_prompt(rng, self.stems, 200), None
-            if self.sent and self.turns.random() < 0.4:
+            if self.sent and self.turns.random() < self.next_turns:
                 namespace, prompt, predecessor = self.next_turn()
+                predecessor = None if self.unnamed.random() < 0.5 else predecessor
             try:
                 self.harness.add(rid, prompt, new, namespace=namespace, predecessor=predecessor, **common)
             except RequestRefused as refusal:
@@ -271,6 +279,7 @@ class Simulation:
         if sent.parent is None:
             if request is not None and request.inheritance is not None:
                 self.paths.add(f"{request.inheritance.path} of the turn before")
+                self.recognized += request.spec.predecessor is None and request.spec.job_id is None
             return sent.prompt
         assert request is not None and request.inheritance is not None
         self.paths.add(request.inheritance.path)

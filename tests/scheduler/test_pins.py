@@ -49,8 +49,8 @@ def test_next_step_of_job_takes_over_its_pin(page_size):
     assert (stats.pins, stats.hits, stats.broken, stats.expired) == (2, 2, 0, 0)
 
 
-def test_request_without_job_id_opens_no_job():
-    scene = harness()
+def test_request_without_job_id_opens_no_job_where_nothing_is_pinned():
+    scene = harness(policy="fcfs")
     scene.add("a", PROMPT, 4)
     scene.run()
     assert len(scene.scheduler._leases) == 0 and scene.scheduler.stats().jobs.jobs == 0
@@ -249,6 +249,7 @@ def test_kv_of_finished_job_is_evicted_first() -> None:
         scene.run()
         scene.add("stranger", [9] * 60, 1)
         scene.run()
+        scene.now += 10.0  # their pins expire
         said = turn(scene, "a", [*PROMPT, *[30] * 40])
         said = turn(scene, "b", [*said, *[31] * 40], is_last_step=True)
         scene.cache.evict(80)

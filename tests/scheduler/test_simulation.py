@@ -56,6 +56,15 @@ def test_simulation_of_jobs(policy: str, page_size: int, faults: bool) -> None:
     assert simulation.harness.scheduler.stats().jobs.jobs > 3
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "handoff"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_simulation_of_unnamed_jobs(policy: str, page_size: int) -> None:
+    """Turns name neither their job nor the turn that they extend."""
+    options: dict[str, Any] = {"page_size": page_size, "policy": policy, "max_recognized_turns": 40}
+    simulation = simulate(SEED + 900, steps=400, next_turns=0.95, **options)
+    assert simulation.recognized > 0
+
+
 @pytest.mark.parametrize("host_ratio", [0.0, 2.0], ids=["device", "host"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_simulation_of_no_reuse_requests(page_size: int, host_ratio: float) -> None:
