@@ -41,9 +41,15 @@ def _at_least(part: Any, least: int, names: Iterable[str]) -> None:
 def _check_chat(chat: ChatConfig) -> None:
     _at_least(chat, 0, ("conversation_ttl", "response_ttl", "max_stored_responses"))
     try:
-        read_rules(chat.normalize_prefix)
+        rules = read_rules(chat.normalize_prefix)
     except PrefixRuleError as error:
         raise UsageError(f"--normalize-prefix {error}") from None
+    fixed = [rule.name for rule in rules if rule.effect == "fixed"]
+    _need(
+        not (fixed and chat.no_auto_continue),
+        f"--normalize-prefix {', '.join(fixed)} keeps a value of a conversation's first turn; leave it out, or leave "
+        "out --no-auto-continue",
+    )
 
 
 def _check_model(model: ModelArgs) -> None:

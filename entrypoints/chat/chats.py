@@ -177,6 +177,7 @@ class Chats:
         new = Rendered(
             digests=digests, text=rendered + forced, prompt_chars=len(rendered), ids=np.array(ids, dtype=np.int32)
         )
+        size = max(size, len(last.text))
         found = await beside_others(size, lambda: find_divergence(old, new, seen.conversation.messages, last.rid))
         if found is not None:
             self._manager.metrics.conversation_diverged(found.kind)

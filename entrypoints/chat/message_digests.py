@@ -1,8 +1,9 @@
 """Digests of a chat. By them a later chat of the same conversation is recognised although a part of it has changed, and
 the first message that changed is found.
 
-    keys       of the last messages, each with the one before it: the system's messages and the texts that change
-               (`prefix_rules`) are left out, and an assistant's message counts by what it says and calls
+    keys       of the last messages that are the assistant's or stand beside one, each with the one before it: the texts
+               that change (`prefix_rules`) are left out, and an assistant's message counts by what it says and calls;
+               of a chat that has no answer yet, one key of all messages
     messages   one digest for each message, as the template gets it
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from .messages import Conversation, Message, read_arguments
+from .messages import Conversation, Message, has_answers, read_arguments
 from .prefix_rules import without_volatile_texts
 
 MAX_KEYED_MESSAGES = 64
@@ -58,6 +59,11 @@ def digest_chat(conversation: Conversation, keys: tuple[bytes, ...], fixed: Mapp
 
 
 def recognition_keys(conversation: Conversation) -> tuple[bytes, ...]:
+    """A chat has one of these keys in common with a turn only if it repeats an answer of that conversation, or all of
+    its messages. So clients that the server cannot tell apart do not see each other's texts because both say hello."""
+    if not has_answers(conversation):
+        stable = without_volatile_texts(conversation.messages)
+        return (_digest([(message["role"], _words(message)) for message in stable]),)
     messages = _told_apart(conversation)
     keys: list[bytes] = []
     for number in range(len(messages) - 1, max(-1, len(messages) - 1 - MAX_KEYED_MESSAGES), -1):
@@ -90,6 +96,8 @@ def _told_apart(conversation: Conversation) -> list[Message]:
 
 def _keys(message: Message, before: Message | None) -> list[bytes]:
     known = _key(message)
+    if "assistant" not in (message["role"], before["role"] if before is not None else ""):
+        return []
     keys = [hashlib.blake2b((_key(before) if before is not None else b"") + known, digest_size=8).digest()]
     if message["role"] == "assistant" and len(_words(message)) >= _TELLING_CHARS:
         keys.append(known)

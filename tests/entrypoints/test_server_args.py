@@ -123,6 +123,11 @@ def test_worker_config_holds_what_the_worker_needs() -> None:
         ([*MODEL, "--context-length", "-1"], "--context-length is -1"),
         ([*MODEL, "--watchdog-timeout", "1"], "the worker reports once a second"),
         ([*MODEL, "--ready-timeout", "nan"], "--ready-timeout is nan"),
+        ([*MODEL, "--normalize-prefix", "dates,x"], "--normalize-prefix x: no such rule; use claude-code-billing"),
+        (
+            [*MODEL, "--normalize-prefix", "dates", "--no-auto-continue"],
+            "leave it out, or leave out --no-auto-continue",
+        ),
         ([*MODEL, "--drain-timeout", "-1"], "--drain-timeout is -1.0; use 0 or more"),
         ([*MODEL, "--decode-interval", "0"], "--decode-interval is 0; use 1 or more"),
         ([*MODEL, "--max-queued-requests", "-1"], "--max-queued-requests is -1; use 0 or more"),

@@ -533,6 +533,31 @@ def test_changed_first_line_is_located_with_no_rule_on(
     assert 'kind="system",model_name="m"} 1.0' in scene.manager.metrics.render().decode()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_conversation_is_recognised_by_the_calls_of_its_answer(
+    tokenizer: Tokenizer, stream: bool, parallel: bool
+) -> None:
+    scene, fields = Scene(tokenizer), {"tools": [LS], "parallel_tool_calls": parallel}
+    calls = '<tool_call>\n{"name": "ls", "arguments": {"a": "é"}}\n</tool_call>' * 2
+    scene.chat(system("One."), HI, says=f"<think>Hm.</think>So: {calls}", stream=stream, **fields)
+    sent = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": '{"a":"\\u00e9"}'}}
+    answer = {"role": "assistant", "content": "So:", "tool_calls": [sent] * (1 + parallel)}
+    result = {"role": "tool", "tool_call_id": "1", "content": "a"}
+    scene.chat(system("Two."), HI, answer, result, **fields)
+    found = scene.divergence
+    assert found is not None and (found.kind, found.message, found.char) == ("system", 0, 0)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_each_sample_of_an_answer_is_recognised(tokenizer: Tokenizer, number: int) -> None:
+    scene = Scene(tokenizer)
+    says = [(n, f"answer {n}", [*f"answer {n}".encode(), EOS_ID], STOP) for n in range(3)]
+    scene.run(system("One."), HI, says=says, n=3)
+    scene.chat(system("Two."), HI, said(f"answer {number}"), HI)
+    assert scene.divergence is not None and scene.divergence.kind == "system"
+
+
 def test_divergence_is_for_the_owner_of_the_conversation(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer)
     scene.chat(system("One."), HI, job_id="j")

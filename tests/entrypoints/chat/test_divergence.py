@@ -230,6 +230,16 @@ def test_conversation_is_recognised_by_what_is_left_of_it():
     assert not set(keys(SYSTEM, message("user", "Hallo"))) & set(turn)
 
 
+def test_equal_first_words_are_no_proof_of_a_conversation():
+    """Without keys, all users of a server are one client."""
+    secret = message("system", "The password is swordfish.")
+    turn = keys(secret, LIST) + answer_keys(Conversation(messages=[secret, LIST]), FILES)
+    assert set(keys(secret, LIST)) & set(turn), "the same chat again"
+    assert not set(keys(SYSTEM, LIST)) & set(turn)
+    assert not set(keys(SYSTEM, LIST, message("assistant", "Which?"), READ)) & set(turn)
+    assert set(keys(SYSTEM, LIST, FILES, READ)) & set(turn), "it knows the answer"
+
+
 def test_answer_has_the_keys_that_it_has_when_it_comes_back():
     call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": {"path": "/"}}}
     sent = message("assistant", "So:", tool_calls=[call], reasoning_content="Hm.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from baton.entrypoints.chat.prefix_rules import (
     read_rules,
     without_volatile_texts,
 )
+from baton.entrypoints.server_config import ChatConfig
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.2a7; cc_entrypoint=cli; cch=%s;"
 LEFT = "<total_tokens>%s tokens left</total_tokens>"
@@ -41,6 +45,14 @@ def test_names_are_read_in_any_order_and_unknown_ones_refused():
     assert [rule.name for rule in read_rules("dates, claude-code-billing")] == [DROP, DATES]
     with pytest.raises(PrefixRuleError, match=r"first-line, x: no such rule; use claude-code-billing, .*dates"):
         read_rules("x,dates,first-line")
+
+
+def test_flag_and_documentation_name_every_rule():
+    about = next(each for each in dataclasses.fields(ChatConfig) if each.name == "normalize_prefix").metadata["help"]
+    page = (Path(__file__).parents[3] / "docs" / "harnesses.md").read_text()
+    for rule in RULES.values():
+        assert rule.name in about and re.search(rf"^\| `{rule.name}` \|.*\| {rule.effect}\b", page, re.M)
+        assert rule.example.partition(";")[0] in page
 
 
 def test_no_rule_leaves_the_conversation_alone():
