@@ -304,15 +304,16 @@ class RadixCache:
 
     # -- eviction ----------------------------------------------------------------------------------------------------
 
-    def evict(self, num_tokens: int) -> int:
-        """Free at least ``num_tokens`` tokens, in the order of eviction; not many more, see `EvictionOrder`.
+    def evict(self, num_tokens: int, latest: int | None = None) -> int:
+        """Free at least ``num_tokens`` tokens, in the order of eviction; not many more, see `EvictionOrder`. latest:
+        only KV that was not accessed after this tick.
 
         Returns the tokens freed: less than asked if the rest is locked, or must be copied first. Evicting 0 is always
         safe.
         """
         residency, freed = self.residency, 0
         while (short := num_tokens - freed - residency.leaving_tokens) > 0:
-            victims, kept = self.order.choose_victims(self.tree, short, residency.keeps)
+            victims, kept = self.order.choose_victims(self.tree, short, residency.keeps, latest)
             freed += self._evicted(victims)
             homeless = residency.copy_leaving(kept) if kept else ()
             for node in homeless:
@@ -345,9 +346,10 @@ class RadixCache:
             node.value = NO_SLOTS
         return len(slots)
 
-    def reset(self) -> bool:
+    def reset(self, fence: int = 0) -> bool:
         """Forget everything. Refuses, and returns False, while a sequence is open or a node is locked. Copies between
-        tiers do not prevent it: their slots wait in quarantine."""
+        tiers do not prevent it: their slots wait in quarantine. fence: that of a step in flight that may still read the
+        slots; 0 for none."""
         holders = self.residency.holders()
         for node in holders:
             self.unlock(node)
@@ -356,7 +358,7 @@ class RadixCache:
                 self.lock(node)
             return False
         for node in list(self.tree.nodes()):
-            self.allocator.quarantine(node.value, [node.storing, node.loading])
+            self.allocator.quarantine(node.value, [node.storing, node.loading, fence])
             node.parent = None  # old handles must fail, not lock a node that is not there
         self.residency.detach_copies()
         self._start_afresh()

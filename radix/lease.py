@@ -206,6 +206,28 @@ class LeaseTable:
         self._changed(lease)
         return True
 
+    def exchange(self, lease: Lease, kv: KVSequence) -> bool:
+        """Have a granted lease keep ``kv`` in place of its sequence, on the same terms, and release that. False, and
+        the caller keeps ``kv``, if the lease is claimed or has ended, or if a budget would be exceeded: no other lease
+        gives way."""
+        old, budget = lease.kv, self.budget
+        if old is None or lease.state is not LeaseState.GRANTED:
+            return False
+        budget.remove_lease(lease.client, lease.serial, lease.own_tokens)
+        budget.unhold(old)
+        added = budget.hold(kv)
+        fits = not budget.never_holds(lease.client, added) and budget.exceeded_by(lease.client, added) is None
+        if not fits:
+            budget.unhold(kv)
+            added = budget.hold(old)
+        budget.add_lease(lease.client, lease.serial, added)
+        lease.own_tokens = added
+        if fits:
+            fence, lease.kv, lease.written_by = self._open_fence_of(lease), kv, None
+            self._cache.release(old, fence=fence, how=SequenceEnd.RELEASED)
+            self._changed(lease)
+        return fits
+
     def hand_off(self, lease: Lease) -> KVSequence:
         """End the lease and give its sequence, lock and all, to the caller. Costs the same for any length."""
         kv = self._end(lease, LeaseState.HANDED_OFF)
@@ -321,10 +343,13 @@ class LeaseTable:
         """End a lease and give back all it holds. Unless its owner released it, its KV is demoted."""
         if lease.kv is not None and lease.kv.node is not None and state is not LeaseState.RELEASED:
             self._cache.residency.path_demoted(lease.kv.node)
-        fence = lease.written_by
-        if fence is not None and not self._cache.allocator.fences.is_open(fence):
-            fence = None
+        fence = self._open_fence_of(lease)
         self._cache.release(self._end(lease, state), fence=fence, how=_ENDS.get(state, SequenceEnd.FINISHED))
+
+    def _open_fence_of(self, lease: Lease) -> int | None:
+        """``written_by``, if that step is still in flight."""
+        fence = lease.written_by
+        return fence if fence is not None and self._cache.allocator.fences.is_open(fence) else None
 
     def _end(self, lease: Lease, state: LeaseState) -> KVSequence:
         kv = lease.kv

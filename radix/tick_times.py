@@ -56,6 +56,11 @@ class TickTimes:
         index = np.searchsorted(np.frombuffer(self._ticks, dtype=np.int64), ticks, side="left") - 1
         return np.frombuffer(self._seconds, dtype=np.float64)[np.maximum(index, 0)]
 
+    def tick_by(self, seconds: float) -> int:
+        """The latest tick that is known to have happened by this time; 0 if none is."""
+        index = int(np.searchsorted(np.frombuffer(self._seconds, dtype=np.float64), seconds, side="right")) - 1
+        return self._ticks[index] if index >= 0 else 0
+
     def _thin(self, now: float) -> None:
         ages = now - np.frombuffer(self._seconds, dtype=np.float64)
         steps = np.log(ages + FINEST_S) // STEP

@@ -49,6 +49,8 @@ class PlannedStep:
     """Time at which it was formed, on the scheduler's clock."""
     fence: int = 0
     """A fence that is open until the step has ended, see memory_pool/fences.py."""
+    is_preparation: bool = False
+    """Its only row is a chunk of a preparation (preparations.py)."""
     longest_gap: int = 0
     """Steps from the last one that served a running request of this step, for the one that has waited longest; 1 if
     that was the step before."""

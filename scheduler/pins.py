@@ -237,10 +237,10 @@ class PinManager:
     def record_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
         """Record the tools that a finished step called, as parsed from its text. Unknown steps are ignored: their job
         is over, or they belong to none."""
-        job = self._table.job_of_rid(rid)
-        step = next((s for s in job.steps if (s.rid, s.index) == (rid, index)), None) if job is not None else None
-        if job is None or step is None or step.calls is not None:
+        step = self.find_step(rid, index)
+        if step is None or step.calls is not None:
             return
+        job = step.job
         step.calls = calls
         self._table.touch_job(job, now)
         self.trace.record_calls(step, now)
@@ -252,6 +252,11 @@ class PinManager:
         self._expect(step.lease, until if calls else -math.inf)
         # At ``now`` it expires with the next step.
         self._leases.extend_lease(step.lease, max(until, step.asked_until, now))
+
+    def find_step(self, rid: str, index: int) -> FinishedStep | None:
+        """A finished step of a job that is still kept."""
+        job = self._table.job_of_rid(rid)
+        return next((s for s in job.steps if (s.rid, s.index) == (rid, index)), None) if job is not None else None
 
     def _note_duration(self, job: Job, seconds: float) -> None:
         """Record that the tools of the job's last step took this many seconds, or longer."""

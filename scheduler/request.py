@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -101,6 +101,17 @@ class Loading:
     """Tokens that came to the host, by store."""
 
 
+class PreparedSpan(NamedTuple):
+    """Tokens of a request's prompt that a preparation has computed (scheduler/preparations.py)."""
+
+    start: int
+    stop: int
+    prepared: int
+    """Tokens that were prepared in all; the prompt may share only the first of them."""
+    scope: tuple[str, str]
+    """Client and namespace, by which the benefit is learned."""
+
+
 class Request:
     """One sequence. ``index`` numbers the samples of a request with n > 1."""
 
@@ -134,6 +145,8 @@ class Request:
         "num_output_placeholders",
         "own_ids",
         "prefix_node",
+        "prepared",
+        "prepared_tokens",
         "prompt_len",
         "queried",
         "retain_ttl",
@@ -217,6 +230,10 @@ class Request:
         """State of the constraint after the generated tokens; a beam search keeps one for each of its beams instead."""
         self.retractions = self.last_step = 0  # last_step: that computed tokens of it
         self.finish: FinishReason | None = None
+        self.prepared: PreparedSpan | None = None
+        """Set from its arrival to its first admission, if its job's next prompt was prepared."""
+        self.prepared_tokens = 0
+        """Tokens among those found that a preparation had computed."""
 
     def set_prompt(self, prompt: TokenBuffer, max_new_tokens: int) -> None:
         """Set the prompt, now that it is known, and wait for admission."""
@@ -309,6 +326,11 @@ class Request:
     def is_search(self) -> bool:
         """A beam search: one sequence here, up to n results."""
         return self.sampling.beam_width is not None
+
+    @property
+    def is_preparation(self) -> bool:
+        """A chunk of a preparation, which is no request of a client."""
+        return self.spec.prepares is not None
 
     @property
     def ends_at_eos(self) -> bool:

@@ -82,6 +82,9 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     no_reuse_from: once it has ended, no later request reuses more than this many of its tokens, prompt and output;
     None if that is not known.
     clamps_output: ``sampling.max_new_tokens`` is a default, lowered where the context leaves less.
+    prepares: set by the scheduler alone, on the chunks of a preparation (preparations.py): the finished request whose
+    next turn it computes the beginning of. Such a request has the lowest class of all: it runs only when no other
+    request is open, breaks no lease, retracts nothing, has no events and no job, and counts in no request's statistics.
     """
 
     rid: str
@@ -103,6 +106,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     unasked: bool = False
     no_reuse_from: int | None = None
     clamps_output: bool = False
+    prepares: Predecessor | None = None
 
     @property
     def token_ids(self) -> np.ndarray:

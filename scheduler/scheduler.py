@@ -63,6 +63,7 @@ from .policies.fill_time import FillTime
 from .policies.policy import PolicyTools, SchedulePolicy
 from .policies.registry import make_policy
 from .prefill import DecodeReserve, PrefillScheduler
+from .preparations import Preparations
 from .queues import LiveRequests, WaitingQueue
 from .recovery import Recovery, request_failed
 from .request import Request, RequestEvent, RequestFault, RequestStatus
@@ -144,6 +145,15 @@ class Scheduler:
         self._continuations = Continuations(config, self._memory, self._beams, self._leases)
         self._pins = PinManager(tools, self._leases, self._policy, config.max_jobs, config.max_recognized_turns)
         self._waiting, self._live = WaitingQueue(), LiveRequests()
+        self._preparations = Preparations(
+            self._memory,
+            self._leases,
+            self._continuations,
+            self._live,
+            self._factory,
+            lambda now: self._cache_statistics.tick_times.tick_by(now - self._fill_time.seconds),
+            config.step_tokens,
+        )
         self._nonfinite_guard = NonFiniteGuard(self._memory, self._live)
         self._offload = OffloadScheduler(self._memory, self._live, self._waiting, self._fill_time, host_rates, stores)
         self._recovery = Recovery(
@@ -193,6 +203,7 @@ class Scheduler:
                 self._inherit(requests, handover, now)
                 self._offload.queue_requests(requests, now)
             self._pins.record_arrival(requests, now)
+            self._preparations.record_arrival(requests)
             self._continuations.forget_record(spec.rid)
             self._live.add_siblings(spec.rid, requests)
         except RequestRefused:
@@ -239,6 +250,7 @@ class Scheduler:
         return self._abort_and_take(self._live.siblings_of(rid), now, message)
 
     def abort_all_requests(self, now: float, message: str) -> list[RequestEvent]:
+        self._preparations.clear()
         return self._abort_and_take(self.live_requests, now, message)
 
     def time_out(self, now: float) -> list[RequestEvent]:
@@ -288,12 +300,15 @@ class Scheduler:
 
     def _recover(self, error: BaseException | None, at_fault: Sequence[Request], now: float) -> None:
         """Recover from an exception that left state half changed: end the requests at fault, repair the rest."""
-        rids = ", ".join(sorted({request.rid for request in at_fault}))[:200] or "no request in particular"
-        logger.error("an exception while %s was handled; it is contained", rids, exc_info=error)
-        shown = error if isinstance(error, Exception) else RuntimeError()
         steps = [(step, set[Request]()) for step in self._in_flight]
         if self._processing is not None:
             steps.insert(0, self._processing)
+        chunk = self._preparations.request_in_flight
+        if chunk is not None and not any(chunk in step.requests for step, _ in steps):
+            at_fault = [*at_fault, chunk]  # its step was not formed, and it waits in no queue
+        rids = ", ".join(sorted({request.rid for request in at_fault}))[:200] or "no request in particular"
+        logger.error("an exception while %s was handled; it is contained", rids, exc_info=error)
+        shown = error if isinstance(error, Exception) else RuntimeError()
         failure = request_failed(shown)
         events: list[RequestEvent] = []
         try:
@@ -301,6 +316,8 @@ class Scheduler:
         except Exception:
             logger.exception("the recovery failed; every request ends, and the KV cache starts afresh")
             self._recovery.end_all(failure, self._closed, events)
+        self._preparations.drop_failed()
+        events = [event for event in events if not event.request.is_preparation]
         self._counters.failed_requests += len({event.request.rid for event in events if event.refusal is failure})
         self._events += events
 
@@ -319,7 +336,9 @@ class Scheduler:
             self._leave(request, now)
             self._speculation.keep_output(request)
             samples: dict[int, SampleRecord] = {}
-            if reason.type != "abort":
+            if request.is_preparation:
+                self._preparations.end_chunk(request, reason)
+            elif reason.type != "abort":
                 self._pins.extend_retention(request, now)
                 samples = self._continuations.record_end(request, kept_tokens, now, fence)
             elif current.refusal is None:
@@ -332,7 +351,8 @@ class Scheduler:
             if request.is_open:
                 self._closed.append(request.serial)
             self._live.remove_request(request)
-            self._events.append(current)
+            if not request.is_preparation:
+                self._events.append(current)
             for child, refusal in self._wake_children(request, samples, now):
                 gone = FinishReason(type="abort", message=refusal.message)
                 ended.append(RequestEvent(child, finish=gone, refusal=refusal))
@@ -377,7 +397,10 @@ class Scheduler:
         if step is None:
             return None
         try:
-            self._cache_statistics.count_admissions(self._counters.count_step(step))
+            admitted = self._counters.count_step(step)
+            for request in admitted:
+                self._preparations.record_admission(request)
+            self._cache_statistics.count_admissions(admitted)
         except Exception:
             logger.exception("a step could not be counted")
         return step.batch
@@ -398,8 +421,12 @@ class Scheduler:
             )
         if step is None and self._decode.running:
             step = self._next_decode_step(now)
+        if step is None and not self._live and not self._in_flight:
+            step = self._form_preparation(now)
         if step is None:
             return None
+        if not step.is_preparation:
+            self._preparations.note_step()
         step.formed, step.fence = now, self._memory.allocator.fences.open_fence()
         self._memory.copies.confirm_taken()
         # From here on nothing can fail.
@@ -407,7 +434,14 @@ class Scheduler:
         for request in step.opened:
             request.is_open = True
         self._in_flight.append(step)
-        self._extends_in_a_row = 0 if step.serves_running else self._extends_in_a_row + 1
+        if not step.is_preparation:
+            self._extends_in_a_row = 0 if step.serves_running else self._extends_in_a_row + 1
+        return step
+
+    def _form_preparation(self, now: float) -> PlannedStep | None:
+        step = self._preparations.form_step(self._counters.steps, now)
+        if step is not None:
+            self._decode.add_running(step.requests[0])  # until its step has ended, as any request without output
         return step
 
     def _decode_is_due(self) -> bool:
@@ -498,6 +532,8 @@ class Scheduler:
                 except Exception as error:
                     self._recover(error, [search], now)
         try:
+            if not step.is_preparation:
+                self._preparations.note_success()
             if len(batch) > step.num_prompts:
                 self._reserve.lower_ratio()
             self._counters.count_outputs(self._events[first:], step.searches)
@@ -535,6 +571,8 @@ class Scheduler:
         self._processing = step, set()
         self._closed += batch.closed  # it may not have got as far as the step runner; to close twice does no harm
         try:
+            if step.is_preparation:
+                self._preparations.note_failure()
             self._memory.req_to_token.put_back(batch.row_updates)
             failed = [request for request in step.requests if request.finish is None]
             if len(batch.copies):
@@ -618,6 +656,11 @@ class Scheduler:
         are not known are ignored."""
         self._pins.record_calls(rid, index, calls, now)
 
+    def prepare_turn(self, rid: str, index: int, ids: np.ndarray) -> None:
+        """The next prompt of a finished step's job will begin with ``ids``, int32 [n]: compute them while nothing else
+        is to be done; see preparations.py. Steps that are not known are ignored."""
+        self._preparations.add_preparation(self._pins.find_step(rid, index), ids)
+
     def end_job(self, namespace: str, job_id: str, now: float) -> EndedJob | None:
         """Give up all that is kept for a job, and end its open requests. None if it is not known."""
         ended = self._pins.end_job(namespace, job_id)
@@ -658,7 +701,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """True when no request is live and no step is in flight."""
+        """True when no request is live and no step is in flight. Preparations that wait do not count."""
         return not self._live and not self._in_flight
 
     @property
@@ -696,24 +739,33 @@ class Scheduler:
         check_invariants(self._memory, self._beams, self.live_requests)
 
     def flush_cache(self) -> bool:
-        """Forget all cached prefixes, leased ones too, and the past outputs. False, and no change, unless idle."""
-        if not self.is_idle:
+        """Forget all cached prefixes, leased ones too, and the past outputs. False, and no change, if a request is
+        open; the chunk of a preparation ends for it."""
+        chunk = self._preparations.request_in_flight
+        if any(request is not chunk for request in self._live) or any(not s.is_preparation for s in self._in_flight):
             return False
+        self._preparations.clear()
+        if chunk is not None:
+            self._end(
+                RequestEvent(chunk, finish=FinishReason(type="abort", message="the cache was flushed")), chunk.arrival
+            )
         self._leases.break_all()
         self._speculation.forget_outputs()
-        return self._memory.cache.reset()
+        return self._memory.cache.reset(self._in_flight[-1].fence if self._in_flight else 0)
 
     def stats(self) -> SchedulerStats:
         return take_stats(
             self._counters,
             self._cache,
             self._leases,
-            num_running=len(self._decode.running) + (self._prefill.prefilling is not None),
+            num_running=sum(not request.is_preparation for request in self._decode.running)
+            + (self._prefill.prefilling is not None),
             num_waiting=self.num_waiting,
             prefill_tokens_per_s=self._fill_time.tokens_per_s,
             bytes_per_token=self._bytes_per_token,
             tiers=self._offload.stats(),
             jobs=self._pins.stats(),
+            preparations=self._preparations.stats(),
             drafts=self._speculation.counts,
             cache_stats=self._cache_statistics.since_start(),
         )

@@ -34,7 +34,8 @@ class SchedulerCounters:
         """Count a step, and what its prompts found in the cache. Returns the requests that were admitted with it: each
         once, whatever becomes of it later."""
         self.steps += 1
-        self.computed_prompt_tokens += step.num_prompt_tokens
+        if not step.is_preparation:
+            self.computed_prompt_tokens += step.num_prompt_tokens
         self.longest_gap = max(self.longest_gap, step.longest_gap)
         admitted = [request for request in step.requests[: step.num_prompts] if not request.queried]
         for request in admitted:
@@ -112,6 +113,21 @@ class JobStats:
     """Returned tokens that the step found in the cache; fewer where a template drops the model's reasoning."""
 
 
+@dataclass(slots=True, frozen=True)
+class PreparationStats:
+    """Next turns prepared in idle time (preparations.py), since start."""
+
+    pending: int = 0
+    """Preparations that wait or are under way now."""
+    steps: int = 0
+    completed: int = 0
+    computed_tokens: int = 0
+    used_tokens: int = 0
+    """Prepared tokens that the next turns found."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Preparations that ended early, by reason; see `preparations.Drop`."""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A snapshot; token counts exclude the padding page, counters run since start.
 
@@ -152,6 +168,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tiers: tuple[TierStats, ...] = ()
     """The tiers below the device."""
     jobs: JobStats = JobStats()
+    preparations: PreparationStats = PreparationStats()
     drafts: DraftCounts = NO_DRAFTS
     computed_prompt_tokens: int = 0
     """Computed tokens of prompts, and of retracted requests."""
@@ -171,6 +188,7 @@ def take_stats(
     bytes_per_token: int,
     tiers: tuple[TierStats, ...],
     jobs: JobStats,
+    preparations: PreparationStats,
     drafts: DraftCounts,
     cache_stats: CacheStats,
 ) -> SchedulerStats:
@@ -206,6 +224,7 @@ def take_stats(
         bytes_per_token=bytes_per_token,
         tiers=tiers,
         jobs=jobs,
+        preparations=preparations,
         drafts=drafts,
         computed_prompt_tokens=counters.computed_prompt_tokens,
         output_tokens=counters.output_tokens,

@@ -72,20 +72,24 @@ class EvictionOrder:
             lane.forget_removed()
 
     def choose_victims(
-        self, tree: RadixTree, num_tokens: int, keeps: Callable[[TreeNode], bool]
+        self, tree: RadixTree, num_tokens: int, keeps: Callable[[TreeNode], bool], latest: int | None = None
     ) -> tuple[list[TreeNode], list[TreeNode]]:
         """Take leaves off the device until they hold ``num_tokens`` tokens, or until all that remain are locked; the
         lowest rank first. Once its last child is chosen, a parent is a leaf too. Only as many pages of the last leaf
         are taken as are needed, from its end: the rest of it is the next victim.
 
         Returns (victims, kept): ``kept`` are leaves that were next but must stay for now, because keeps(node) is true.
-        They count as taken, and have no entry any more.
+        They count as taken, and have no entry any more. latest: end at the first leaf that was accessed after this
+        tick.
         """
         victims: list[TreeNode] = []
         kept: list[TreeNode] = []
         while num_tokens > 0:
             victim = self.pop()
             if victim is None:
+                break
+            if latest is not None and victim.last_access > latest:
+                self.push_leaf(victim)
                 break
             rest = len(victim.value) - num_tokens
             if rest >= self._least_rest:

@@ -94,14 +94,14 @@ class Continuations:
             return Handover(first.token_ids)
         named = [(predecessor.rid, predecessor.index)] if predecessor is not None else []
         found = {key: self._records.look_up(*key, first.namespace) for key in (*named, *earlier)}
-        known = {key: sample for key, sample in found.items() if sample is not None}
-        begun = [sample for sample in known.values() if sample.begins(first.own_ids)]
+        known = {key: sample.alternatives() for key, sample in found.items() if sample is not None}
+        begun = [sample for samples in known.values() for sample in samples if sample.begins(first.own_ids)]
         if begun:
             sample = max(begun, key=lambda sample: sample.length)
             return _handover(sample, first.own_ids[sample.length :])
-        leased = [known[key] for key in earlier if key in known and known[key].is_leased]
+        leased = [sample for key in earlier for sample in known.get(key, ()) if sample.is_leased]
         handover = _branch(leased[0], first) if len(leased) == 1 else Handover(first.token_ids)
-        left = [sample.leaves_at(first.own_ids) for sample in known.values()]
+        left = [sample.leaves_at(first.own_ids) for samples in known.values() for sample in samples]
         places = [place for place in left if place is not None]
         if places and len(places) == len(left):  # otherwise the prompt is the beginning of a step
             handover.diverged_at = max(places)
@@ -131,7 +131,7 @@ class Continuations:
     def _find_record(self, child: Request, continuation: ContinuationSpec) -> Handover:
         sample = self._records.find_sample(continuation, child.namespace)
         if sample is not None:
-            return _handover(sample, child.own_ids)
+            return _handover(sample.alternatives()[0], child.own_ids)
         assert continuation.fallback_ids is not None
         return Handover(TokenBuffer(unpack_ids(continuation.fallback_ids)), "fallback")
 
@@ -243,6 +243,16 @@ class Continuations:
                 else:
                     taken.append((children, _no_sample(parent, children[0], len(samples))))
         return taken
+
+    def sample_of(self, rid: str, index: int, namespace: str) -> SampleRecord | None:
+        """A sequence that ended well and is still on record."""
+        return self._records.look_up(rid, index, namespace)
+
+    def record_prepared(self, rid: str, index: int, namespace: str, ids: np.ndarray) -> None:
+        """Record that the lease of a finished sequence now keeps the KV of ``ids``, int32 [n], the beginning of the
+        prompt that will follow it."""
+        if (sample := self._records.look_up(rid, index, namespace)) is not None:
+            self._records.set_prepared(sample, TokenBuffer(ids))
 
     # -- records ------------------------------------------------------------------------------------------------------
 

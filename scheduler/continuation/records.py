@@ -42,6 +42,16 @@ class SampleRecord:
     lease: Lease | None = None
     result: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     """int32 [n]: the generated tokens of one result of a beam search."""
+    prepared: TokenBuffer | None = None
+    """The tokens of its job's next prompt that were computed in idle time; the lease is then on their KV, and not on
+    that of ``ids``."""
+
+    def alternatives(self) -> list[SampleRecord]:
+        """The sequences that a prompt may continue, each with the lease on its KV: this one, and the prepared one."""
+        if self.prepared is None:
+            return [self]
+        own = SampleRecord(self.name, self.ids, self.trimmed_tokens, None, self.result)
+        return [own, SampleRecord(self.name, self.prepared, 0, self.lease)]
 
     @property
     def length(self) -> int:
@@ -100,18 +110,24 @@ class HeldTokens:
 
     def add_samples(self, samples: Iterable[SampleRecord]) -> None:
         for sample in samples:
-            memory = sample.ids.memory
-            holders = self._holders.get(memory, 0)
-            self._holders[memory] = holders + 1
-            self.total += len(sample.result) + (0 if holders else len(memory))
+            self.total += len(sample.result)
+            for memory in _memories(sample):
+                holders = self._holders.get(memory, 0)
+                self._holders[memory] = holders + 1
+                self.total += 0 if holders else len(memory)
 
     def remove_samples(self, samples: Iterable[SampleRecord]) -> None:
         for sample in samples:
-            memory = sample.ids.memory
-            holders = self._holders.pop(memory) - 1
-            if holders:
-                self._holders[memory] = holders
-            self.total -= len(sample.result) + (0 if holders else len(memory))
+            self.total -= len(sample.result)
+            for memory in _memories(sample):
+                holders = self._holders.pop(memory) - 1
+                if holders:
+                    self._holders[memory] = holders
+                self.total -= 0 if holders else len(memory)
+
+
+def _memories(sample: SampleRecord) -> list[TokenMemory]:
+    return [sample.ids.memory] if sample.prepared is None else [sample.ids.memory, sample.prepared.memory]
 
 
 class ParentRecords:
@@ -147,6 +163,14 @@ class ParentRecords:
         record = self._record(request)
         record.failure = reason
         _orphan_leases(record, leases)
+        self._forget_others()
+
+    def set_prepared(self, sample: SampleRecord, ids: TokenBuffer) -> None:
+        """Note that the lease of a sample is now on the KV of these tokens."""
+        self.held.remove_samples([sample])
+        sample.prepared = ids
+        self.held.add_samples([sample])
+        self._newest = sample.name[0]
         self._forget_others()
 
     def get_record(self, rid: str) -> ParentRecord | None:

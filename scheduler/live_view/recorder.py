@@ -176,7 +176,7 @@ class LifeRecorder:
     def _adopt(self, now: float) -> None:
         self._missed = False
         for request in self._scheduler.live_requests:
-            if request.serial in self._open:
+            if request.serial in self._open or request.is_preparation:
                 continue
             if len(self._open) >= MAX_LIVES:
                 self._missed = True

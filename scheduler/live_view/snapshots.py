@@ -47,6 +47,8 @@ def requests_now(scheduler: Scheduler, now: float) -> tuple[list[RunningNow], li
     running: list[RunningNow] = []
     waiting: list[WaitingNow] = []
     for request in scheduler.live_requests:
+        if request.is_preparation:
+            continue
         if request.status in _WAITS:
             if len(waiting) < MOST:
                 waiting.append(_waiting(request, now))

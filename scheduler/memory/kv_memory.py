@@ -117,6 +117,28 @@ class KVMemory:
             request.inheritance.note_opened(takes_over)
         return True
 
+    def open_idle_request(self, request: Request, idle_tick: int) -> bool:
+        """As `open_request`, for a request that runs when no other does and may take nothing from others: it gets free
+        slots, and those of KV that was not accessed after ``idle_tick``. Nothing is loaded from the host. If it
+        succeeds, `extend` has all that it needs without evicting or breaking leases."""
+        cache = self.cache
+        match = cache.match_prefix(request.namespace, request.token_ids.view(0, request.prefix_limit))
+        cache.lock(match.handle)
+        try:
+            needed = self.round_up(len(request.token_ids)) - match.device_len
+            if needed > self.allocator.free_tokens:
+                cache.evict(needed - self.allocator.free_tokens, idle_tick)
+            row = self.req_to_token.alloc() if needed <= self.allocator.free_tokens else None
+            if row is None:
+                return False
+            on_device = MatchResult(match.device_len, 0, match.handle)
+            spec = request.spec
+            request.kv = cache.open_sequence(request.namespace, on_device, row, spec.priority, spec.client)
+        finally:
+            cache.unlock(match.handle)
+        request.committed_len = request.scheduled_len = request.kv.length
+        return True
+
     def _open_match(self, request: Request, reserve: int) -> tuple[KVSequence | None, int]:
         """Returns the sequence, None if it does not fit, and the number of its tokens to load from the host."""
         ids, spec = request.token_ids.view(0, request.prefix_limit), request.spec
@@ -337,6 +359,20 @@ class KVMemory:
             self.cache.release(kv, fence=in_flight)
         self._forget(request)
         return lease, demoted
+
+    def exchange_lease(self, lease: Lease, request: Request, kept: int) -> bool:
+        """End a request and have a lease keep its KV in place of what it kept; of that, the tokens after the first
+        ``kept`` are then evicted before all else. False, and the request goes on, if the lease cannot take it."""
+        kv, old = request.held_kv, lease.kv.node if lease.kv is not None else None
+        if kv.length > request.committed_len or self.copies.has_copies(kv):
+            return False
+        self.publish(request)
+        if not self.leases.exchange(lease, kv):
+            return False
+        if old is not None and kept:
+            retire(self.cache, old, kept)
+        self._forget(request)
+        return True
 
     def demote(self, kv: KVSequence) -> int:
         """Have a tier keep what the tree has of a sequence. Returns how many tokens one promises to: 0 if none does."""

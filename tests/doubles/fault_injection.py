@@ -141,6 +141,7 @@ def inject(harness: Harness, faults: CallFaults) -> None:
         ("flush_cache", False, False),
         ("release_leases", False, False),
         ("record_tool_calls", None, False),
+        ("prepare_turn", None, False),
         ("end_job", None, False),
         ("finish_copy", [], True),
         ("finish_block_order", None, True),

@@ -203,6 +203,10 @@ class Harness:
         spec = ContinuationSpec(parent, index, at, keep_parent, fallback_ids=ids)
         self.add(rid, suffix, max_new_tokens, continuation=spec, **more)
 
+    def prepare(self, rid: str, ids: list[int], index: int = 0) -> None:
+        """The next prompt of this request's job will begin with these tokens."""
+        self.scheduler.prepare_turn(rid, index, np.array(ids, dtype=np.int32))
+
     def abort(self, rid: str) -> None:
         self._take(self.scheduler.abort_request(rid, self.now))
         self.verify()

@@ -18,6 +18,7 @@ from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.outcome import RequestRefused
+from baton.scheduler.request import Request
 from baton.scheduler.request_spec import Predecessor
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.kv_echo import VOCAB, Stage, expected_beams, expected_output
@@ -59,6 +60,7 @@ class Simulation:
         unwanted: float = 0.0,
         clients: bool = False,
         next_turns: float = 0.4,
+        prepares: bool = False,
         **options,
     ) -> None:
         """jobs: half of the requests are steps of jobs, whose ids are few, so that they are used again. new_jobs: share
@@ -67,7 +69,7 @@ class Simulation:
         pool; 0: none. guesses: a step brings up to so many tokens more for a request. unwanted: share of the requests
         that say from where their KV is of no further use. clients: the requests come from two, or from one that is not
         known. next_turns: share of whole prompts that go on from what an earlier request said; half of them do not name
-        it."""
+        it. prepares: next turns are prepared, with lulls for it."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
@@ -79,6 +81,9 @@ class Simulation:
         """Decides which turns name no predecessor, so that the scheduler must find it."""
         self.recognized = 0
         """Requests that the scheduler has found to extend a finished turn."""
+        self.preparing = random.Random(seed + 8) if prepares else None
+        self.prepared: list[tuple[Request, list[int]]] = []
+        """Requests, and the tokens that were to be computed for the turn after each."""
         self.job_names = deque([f"job{number}" for number in range(6)], maxlen=6)
         self.new_jobs, self.num_jobs = new_jobs, 6
         self.steps_run = 0
@@ -121,7 +126,8 @@ class Simulation:
     def run(self, steps: int) -> None:
         rng, harness = self.rng, self.harness
         for number in range(self.steps_run, self.steps_run + steps):
-            if rng.random() < 0.3 and len(harness.scheduler.live_requests) < 24:
+            is_lull = self.preparing is not None and number % 100 >= 20
+            if rng.random() < 0.3 and not is_lull and len(harness.scheduler.live_requests) < 24:
                 self.send(f"r{number}")
             if rng.random() < 0.03 and self.sent:
                 self.abort(rng.choice(list(self.sent)))
@@ -133,6 +139,10 @@ class Simulation:
                 self.send_nonsense()
             if self.jobs is not None:
                 self.stir_jobs(self.jobs)
+            if self.preparing is not None and self.preparing.random() < 0.15:
+                self.prepare(self.preparing)
+            if is_lull and self.preparing is not None and self.prepared and self.preparing.random() < 0.1:
+                self.send_prepared(f"r{number}", self.preparing)
             self.step()
         self.steps_run += steps
         self.failure_rate = self.fault_rate = 0.0
@@ -147,6 +157,38 @@ class Simulation:
         harness.verify()
         self.check()
         self.check_jobs()
+
+    def prepare(self, rng: random.Random) -> None:
+        """Prepare a turn after one that has ended, or not; after most of what it read and said, or little of it."""
+        outcomes = self.harness.outcomes
+        if not outcomes:
+            return
+        rid, index = rng.choice(list(outcomes)[-8:])
+        away = [job for job in self.harness.scheduler.unended_jobs() if not job.open_rids]
+        last = [job.last_step for job in away if job.last_step is not None and job.last_step.is_pinned]
+        if last and rng.random() < 0.8:
+            step = rng.choice(last)
+            rid, index = step.rid, step.index
+        request = outcomes[rid, index if (rid, index) in outcomes else 0].request
+        assert request is not None
+        said = request.token_ids.view().tolist()
+        ids = said[: rng.choice([len(said), len(said) - 3, len(said) // 2])]
+        ids += [rng.randrange(20) for _ in range(rng.choice([1, 10, 80]))]
+        self.harness.prepare(rid, ids, index)
+        self.prepared = [*self.prepared[-2:], (request, ids)]
+
+    def send_prepared(self, rid: str, rng: random.Random) -> None:
+        """The turn that was prepared last, of the same job."""
+        before, ids = self.prepared.pop()
+        prompt, new = [*ids[:200], rng.randrange(20)], rng.randrange(1, 20)
+        more = {"job_id": before.spec.job_id, "namespace": before.namespace, "retain_ttl": 60.0, "ignore_eos": True}
+        try:
+            self.harness.add(rid, prompt, new, **more)
+        except RequestRefused as refusal:
+            assert refusal.code == "request_failed", refusal
+            return
+        self.sent[rid] = Sent(prompt, new, ignore_eos=True)
+        self.namespaces[rid] = before.namespace
 
     def stir_jobs(self, rng: random.Random) -> None:
         """Read tool calls, of unknown steps too; end jobs; let the clock leap."""
@@ -254,6 +296,10 @@ class Simulation:
         """A prompt that goes on from what an earlier request had said by now, or nearly."""
         turns = self.turns
         outcomes = self.harness.outcomes
+        if self.preparing is not None and self.prepared and self.preparing.random() < 0.7:
+            before, ids = self.preparing.choice(self.prepared)
+            ids = [*ids[: len(ids) - self.preparing.choice([0, 0, 0, 5])][:196], self.preparing.randrange(20)]
+            return before.namespace, ids, Predecessor(before.rid, before.index)
         ended = [key for key, outcome in outcomes.items() if outcome.finish is not None]
         rid, index = turns.choice(ended[-8:] if ended and turns.random() < 0.9 else list(outcomes))
         request = self.harness.outcomes[rid, index].request
@@ -325,6 +371,8 @@ class Simulation:
     def check_jobs(self) -> None:
         """Every pin has ended in one way, and nothing open is left of any job."""
         stats = self.harness.scheduler.stats().jobs
+        preparations = self.harness.scheduler._preparations
+        assert not preparations._pending and preparations.request_in_flight is None
         assert stats.pins == stats.hits + stats.expired + stats.broken + stats.released
         for namespace in ("", "salt"):
             for job in self.harness.scheduler.describe_jobs(namespace, None, self.harness.now):

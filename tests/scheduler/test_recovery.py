@@ -26,6 +26,7 @@ KINDS: list[dict[str, Any]] = [
     {"page_size": 16, "host_ratio": 1.0, "block_tokens": 16},
     {"page_size": 1, "enable_mixed_chunk": True, "policy": "lpm", "unwanted": 0.5},
     {"page_size": 16, "depth": 2, "speculative_algorithm": "NGRAM"},
+    {"page_size": 16, "depth": 2, "jobs": True, "prepares": True, "policy": "handoff"},
 ]
 STEPS = 40
 

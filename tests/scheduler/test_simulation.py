@@ -71,6 +71,19 @@ def test_simulation_of_no_reuse_requests(page_size: int, host_ratio: float) -> N
     simulate(SEED + 800, steps=300, page_size=page_size, host_ratio=host_ratio, unwanted=0.5, faults=True)
 
 
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_simulation_of_preparations(page_size: int, faults: bool) -> None:
+    steps = used = 0
+    for depth in (1, 2):
+        for offset in range(2):
+            options: dict[str, Any] = {"page_size": page_size, "depth": depth, "faults": faults, "policy": "handoff"}
+            options |= {"jobs": True, "prepares": True, "host_ratio": 2.0 * faults}
+            stats = simulate(SEED + 903 + offset, steps=300, **options).harness.scheduler.stats().preparations
+            steps, used = steps + stats.steps, used + stats.used_tokens
+    assert steps and (used or faults), (steps, used)
+
+
 def test_simulation_takes_every_path() -> None:
     paths: set[str] = set()
     searches = 0
@@ -169,6 +182,8 @@ def test_simulation_soak(offset: int) -> None:
         disable_radix_cache=rng.random() < 0.1,
         faults=rng.random() < 0.5,
         enable_mixed_chunk=rng.random() < 0.3,
+        jobs=offset % 4 == 3,
+        prepares=offset % 4 == 3,
     )
 
 

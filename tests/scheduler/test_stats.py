@@ -12,7 +12,7 @@ from baton.scheduler.cache_stats import CacheStats
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.limits import lease_budget
 from baton.scheduler.outcome import DraftCounts, FoundTokens
-from baton.scheduler.stats import JobStats, SchedulerCounters, TierStats, take_stats
+from baton.scheduler.stats import JobStats, PreparationStats, SchedulerCounters, TierStats, take_stats
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.scheduler_harness import Harness
 
@@ -49,6 +49,7 @@ def test_stats_fields_have_expected_values() -> None:
         bytes_per_token=17,
         tiers=tiers,
         jobs=jobs,
+        preparations=PreparationStats(pending=25, steps=26),
         drafts=DraftCounts(20, 21, 22),
         cache_stats=CacheStats(seconds=23.0),
     )
@@ -82,6 +83,7 @@ def test_stats_fields_have_expected_values() -> None:
         "bytes_per_token": 17,
         "tiers": tiers,
         "jobs": jobs,
+        "preparations": PreparationStats(pending=25, steps=26),
         "drafts": DraftCounts(20, 21, 22),
         "computed_prompt_tokens": 23,
         "output_tokens": 24,
