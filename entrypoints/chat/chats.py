@@ -30,7 +30,7 @@ from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
 from .conversations import Conversations, GoesOn, Turn
 from .divergence import Divergence, Rendered, find_divergence
-from .message_digests import ChatDigests, answer_keys, answer_message, digest_chat, recognition_keys, said_digest
+from .message_digests import ChatDigests, answer_keys, answer_message, digest_chat, recognition_of, said_digest
 from .messages import Conversation, has_answers
 from .named_jobs import NamedJobs, opening_of
 from .prefix_rules import PrefixRule, RuleHints, normalized
@@ -104,7 +104,6 @@ class Chats:
             prompt_chars=len(rendered),
             hides_special=known is not None and known.turn.hides_special,
             digests=seen.digests,
-            conversation=sent.conversation,
         )
         record = partial(self._conversations.record, client=client.name)
         return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record, diverged)
@@ -137,13 +136,13 @@ class Chats:
         if not self._conversations.keeps:
             normal = normalized(sent, self._rules, {})
         else:
-            keys = recognition_keys(sent)
-            last = self._conversations.last_turn(scope, call.prompt.spec.job_id, keys)
+            known_by = recognition_of(sent)
+            last = self._conversations.last_turn(scope, call.prompt.spec.job_id, known_by.keys)
             fixed: Mapping[str, str] = {}
             if last is not None and last.digests is not None and has_answers(sent):
                 fixed = last.digests.fixed
             normal = normalized(sent, self._rules, fixed)
-            digests = digest_chat(normal.conversation, keys, normal.fixed)
+            digests = digest_chat(normal.conversation, known_by, normal.fixed)
         return _Recognized(normal.conversation, normal.taken, last, digests)
 
     async def _with_details(self, prompt: Prompt, taken: Mapping[str, str]) -> Prompt:
@@ -280,7 +279,7 @@ class _Recognized(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """The prompt part of a `Turn`. conversation: as the client sent it."""
+    """The prompt part of a `Turn`."""
 
     prompt: Prompt
     scope: str
@@ -289,7 +288,6 @@ class _Asked:
     prompt_chars: int
     hides_special: bool
     digests: ChatDigests | None
-    conversation: Conversation
 
 
 class _Tokens(NamedTuple):
@@ -363,7 +361,7 @@ class ChatAnswer:
             text=asked.text + said,
             ids=np.array((asked.prompt.input_ids or []) + ids, dtype=np.int32),
             hides_special=asked.hides_special or spells_special(self._tokens.special, asked.text, said, ids),
-            digests=None if asked.digests is None else _with_answer(asked.digests, asked.conversation, sample.pieces),
+            digests=None if asked.digests is None else _with_answer(asked.digests, sample.pieces),
         )
 
 
@@ -387,8 +385,8 @@ class _Sample:
         return pieces + self._parser.finish() if output.finish is not None else pieces
 
 
-def _with_answer(asked: ChatDigests, conversation: Conversation, pieces: list[Piece]) -> ChatDigests:
-    """The digests of a turn. pieces: of the answer to the conversation."""
+def _with_answer(asked: ChatDigests, pieces: list[Piece]) -> ChatDigests:
+    """The digests of a turn. pieces: of its answer."""
     text = "".join(piece.text for piece in pieces if isinstance(piece, Text))
     calls: dict[int, tuple[str, str]] = {}
     for piece in joined(pieces):
@@ -399,7 +397,7 @@ def _with_answer(asked: ChatDigests, conversation: Conversation, pieces: list[Pi
     answer = answer_message(text, calls.values())
     return dataclasses.replace(
         asked,
-        keys=answer_keys(conversation, answer) + asked.keys,
+        keys=answer_keys(asked.last, answer) + asked.keys,
         said=said_digest(answer),
         thought=any(isinstance(piece, Reasoning) for piece in pieces),
     )

@@ -172,7 +172,7 @@ class Conversations:
 
     def last_turn(self, scope: str, job_id: str | None, keys: tuple[bytes, ...]) -> Turn | None:
         """The latest turn of the conversation that a chat belongs to, also where the chat does not continue it. job_id:
-        the one that the chat names; other jobs are then left out. keys: `recognition_keys` of the chat."""
+        the one that the chat names; other jobs are then left out. keys: of its `Recognition`."""
         with self._lock:
             for key in keys:
                 turn = self._by_message.get((scope, key))

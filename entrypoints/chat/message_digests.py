@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,48 +33,64 @@ _NOT_OF_SYSTEM = ("user", "assistant", "tool")
 class ChatDigests:
     """messages: uint64 [n]. tools: of tools and documents. variables: of the template's. fixed: the values that rules
     keep for the conversation (`Normalized.fixed`). keys: the latest message first; those of the answer of a recorded
-    turn are among them. said: of what that answer says and calls; 0 where there is none. thought: it has thoughts."""
+    turn are among them. last: of the last message that is not the system's; empty if there is none. said: of what the
+    answer of a recorded turn says and calls. thought: it has thoughts."""
 
     messages: np.ndarray
     tools: bytes
     variables: bytes
     keys: tuple[bytes, ...] = ()
+    last: bytes = b""
     fixed: Mapping[str, str] = field(default_factory=dict)
     said: bytes = b""
     thought: bool = False
 
 
-def digest_chat(conversation: Conversation, keys: tuple[bytes, ...], fixed: Mapping[str, str]) -> ChatDigests:
-    """Of a conversation as the template gets it; a message that the model continues is left out. keys:
-    `recognition_keys` of it as the client sent it."""
+def digest_chat(conversation: Conversation, known_by: Recognition, fixed: Mapping[str, str]) -> ChatDigests:
+    """Of a conversation as the template gets it; a message that the model continues is left out. known_by: of it as the
+    client sent it."""
     count = len(conversation.messages) - conversation.goes_on
     joined = b"".join(map(_digest, conversation.messages[:count]))
     return ChatDigests(
         messages=np.frombuffer(joined, dtype=np.uint64),
         tools=_digest((conversation.tools, conversation.documents)),
         variables=_digest(conversation.variables),
-        keys=keys,
+        keys=known_by.keys,
+        last=known_by.last,
         fixed=fixed,
     )
 
 
-def recognition_keys(conversation: Conversation) -> tuple[bytes, ...]:
+class Recognition(NamedTuple):
+    """See `ChatDigests.keys` and `ChatDigests.last`."""
+
+    keys: tuple[bytes, ...] = ()
+    last: bytes = b""
+
+
+def recognition_of(conversation: Conversation) -> Recognition:
     """A chat has one of these keys in common with a turn only if it repeats an answer of that conversation, or all of
     its messages. So clients that the server cannot tell apart do not see each other's texts because both say hello."""
+    stable = without_volatile_texts(conversation.messages)
+    messages = [message for message in stable if message["role"] in _NOT_OF_SYSTEM]
+    last = _key(messages[-1]) if messages else b""
     if not has_answers(conversation):
-        stable = without_volatile_texts(conversation.messages)
-        return (_digest([(message["role"], _words(message)) for message in stable]),)
-    messages = _told_apart(conversation)
+        return Recognition((_digest([(message["role"], _words(message)) for message in stable]),), last)
     keys: list[bytes] = []
-    for number in range(len(messages) - 1, max(-1, len(messages) - 1 - MAX_KEYED_MESSAGES), -1):
-        keys += _keys(messages[number], messages[number - 1] if number else None)
-    return tuple(keys)
+    later: Message | None = None
+    for message in messages[: -MAX_KEYED_MESSAGES - 2 : -1]:
+        if later is not None and "assistant" in (message["role"], later["role"]):
+            keys += _keys(later, _key(message))
+        later = message
+    if later is not None and later["role"] == "assistant" and len(messages) <= MAX_KEYED_MESSAGES:
+        keys += _keys(later, b"")
+    return Recognition(tuple(keys), last)
 
 
-def answer_keys(conversation: Conversation, answer: Message) -> tuple[bytes, ...]:
-    """The keys of an answer to the conversation, which are those that it has where the client sends it back."""
-    messages = _told_apart(conversation)
-    return tuple(_keys(answer, messages[-1] if messages else None))
+def answer_keys(last: bytes, answer: Message) -> tuple[bytes, ...]:
+    """The keys of an answer, which are those that it has where the client sends it back. last: of the chat that it
+    answers."""
+    return tuple(_keys(answer, last))
 
 
 def answer_message(text: str, calls: Iterable[tuple[str, str]]) -> Message:
@@ -89,16 +105,10 @@ def said_digest(message: Message) -> bytes:
     return _digest((_words(message), [(call.get("name"), call.get("arguments") or {}) for call in calls]))
 
 
-def _told_apart(conversation: Conversation) -> list[Message]:
-    messages = without_volatile_texts(conversation.messages)
-    return [message for message in messages if message["role"] in _NOT_OF_SYSTEM]
-
-
-def _keys(message: Message, before: Message | None) -> list[bytes]:
+def _keys(message: Message, before: bytes) -> list[bytes]:
+    """before: key of the message before it."""
     known = _key(message)
-    if "assistant" not in (message["role"], before["role"] if before is not None else ""):
-        return []
-    keys = [hashlib.blake2b((_key(before) if before is not None else b"") + known, digest_size=8).digest()]
+    keys = [hashlib.blake2b(before + known, digest_size=8).digest()]
     if message["role"] == "assistant" and len(_words(message)) >= _TELLING_CHARS:
         keys.append(known)
     return keys

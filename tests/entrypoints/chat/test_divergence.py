@@ -21,10 +21,11 @@ from baton.entrypoints.chat.divergence import (
     first_change,
 )
 from baton.entrypoints.chat.message_digests import (
+    Recognition,
     answer_keys,
     answer_message,
     digest_chat,
-    recognition_keys,
+    recognition_of,
     said_digest,
 )
 from baton.entrypoints.chat.messages import Conversation
@@ -58,7 +59,7 @@ def rendered(conversation: Conversation, answer: str = "", template: str | None 
     prompt = (make_renderer(template) if template else make_renderer()).render(conversation)
     _, mark, words = answer.rpartition("</think>")
     said = said_digest(answer_message(words, ()))
-    digests = dataclasses.replace(digest_chat(conversation, (), {}), said=said, thought=bool(mark))
+    digests = dataclasses.replace(digest_chat(conversation, Recognition(), {}), said=said, thought=bool(mark))
     text = prompt + answer
     ids = np.frombuffer(text.encode("utf-32-le"), dtype=np.int32)
     return Rendered(digests=digests, text=text, prompt_chars=len(prompt), ids=ids)
@@ -219,7 +220,11 @@ def test_comparison_is_linear(monkeypatch: pytest.MonkeyPatch):
 
 
 def keys(*messages: dict[str, Any]) -> tuple[bytes, ...]:
-    return recognition_keys(Conversation(messages=list(messages)))
+    return recognition_of(Conversation(messages=list(messages))).keys
+
+
+def answered(asked: list[dict[str, Any]], answer: dict[str, Any]) -> tuple[bytes, ...]:
+    return answer_keys(recognition_of(Conversation(messages=asked)).last, answer)
 
 
 def test_conversation_is_recognised_by_what_is_left_of_it():
@@ -233,7 +238,7 @@ def test_conversation_is_recognised_by_what_is_left_of_it():
 def test_equal_first_words_are_no_proof_of_a_conversation():
     """Without keys, all users of a server are one client."""
     secret = message("system", "The password is swordfish.")
-    turn = keys(secret, LIST) + answer_keys(Conversation(messages=[secret, LIST]), FILES)
+    turn = keys(secret, LIST) + answered([secret, LIST], FILES)
     assert set(keys(secret, LIST)) & set(turn), "the same chat again"
     assert not set(keys(SYSTEM, LIST)) & set(turn)
     assert not set(keys(SYSTEM, LIST, message("assistant", "Which?"), READ)) & set(turn)
@@ -243,9 +248,9 @@ def test_equal_first_words_are_no_proof_of_a_conversation():
 def test_answer_has_the_keys_that_it_has_when_it_comes_back():
     call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": {"path": "/"}}}
     sent = message("assistant", "So:", tool_calls=[call], reasoning_content="Hm.")
-    asked = Conversation(messages=[SYSTEM, LIST])
-    assert set(answer_keys(asked, answer_message("So:\n", [("ls", '{"path": "/"}')]))) & set(keys(SYSTEM, LIST, sent))
-    assert not set(answer_keys(asked, answer_message("So:", [("ls", "{}")]))) & set(keys(SYSTEM, LIST, sent))
+    asked = [SYSTEM, LIST]
+    assert set(answered(asked, answer_message("So:\n", [("ls", '{"path": "/"}')]))) & set(keys(SYSTEM, LIST, sent))
+    assert not set(answered(asked, answer_message("So:", [("ls", "{}")]))) & set(keys(SYSTEM, LIST, sent))
 
 
 def test_deeply_nested_messages_have_digests():
@@ -254,4 +259,11 @@ def test_deeply_nested_messages_have_digests():
         deep = {"a": deep}
     call = {"function": {"name": "f", "arguments": deep}}
     assert keys(message("assistant", "", tool_calls=[call]))
-    assert len(digest_chat(Conversation(messages=[message("assistant", "", tool_calls=[call])]), (), {}).messages) == 1
+    assert (
+        len(
+            digest_chat(
+                Conversation(messages=[message("assistant", "", tool_calls=[call])]), Recognition(), {}
+            ).messages
+        )
+        == 1
+    )
