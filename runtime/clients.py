@@ -82,6 +82,7 @@ class Client:
             predecessor=predecessor,
             client=self.name,
             job_id=None if spec.job_id is None else self.qualified(spec.job_id),
+            parent_job_id=None if spec.parent_job_id is None else self.qualified(spec.parent_job_id),
         )
 
     def stripped_text(self, text: str, spec: RequestSpec) -> str:

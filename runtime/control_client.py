@@ -270,6 +270,7 @@ def _stripped_job(client: Client, job: dict) -> dict:
     return {
         **job,
         "job_id": client.stripped(job["job_id"]),
+        "parent_job_id": None if (parent := job["parent_job_id"]) is None else client.stripped(parent),
         "open_requests": [client.stripped(rid) for rid in job["open_requests"]],
         "pins": [{**pin, "rid": client.stripped(pin["rid"])} for pin in job["pins"]],
     }

@@ -5,6 +5,7 @@
     request ends    ──▶ pinned: leased for a moment (the policy's `ttl` without calls), until its text has been parsed
     calls are known ──▶ the policy's `ttl` for this tool extends the lease or lets it go
     last step, or `end_job` ──▶ all leases of the job are given up
+    a child of the job computes ──▶ its leases do not expire (jobs/family.py)
 
 A pin is a lease like any other (radix/lease.py): it counts in the budgets, and breaks where memory is needed more.
 Pinning KV for the time of a tool call, and ordering steps by their job's arrival, are ideas from Continuum, a fork of
@@ -26,6 +27,7 @@ from ..radix.discarding import retire
 from ..radix.lease import Lease, LeaseState, LeaseTable
 from .continuation.records import SampleRecord
 from .jobs.calls import ToolCall
+from .jobs.family import adopt_child, ancestors, hold_for_children, note_activity
 from .jobs.finished_turns import FinishedTurn, FinishedTurns
 from .jobs.job import FinishedStep, Job, describe_job
 from .jobs.job_table import JobTable
@@ -62,6 +64,7 @@ class PinManager:
         self.times = tools.times
         self._leases = leases
         self._policy = policy
+        self._moment_s = tools.provisional_s
         self._table = JobTable(max_jobs)
         self._turns = FinishedTurns(max_turns)
         self._pins: dict[Lease, FinishedStep] = {}
@@ -72,6 +75,8 @@ class PinManager:
         self._expected: list[tuple[float, int, Lease]] = []
         """Heap of (latest time at which its job is expected back, a running number, the lease)."""
         self._numbers = count()
+        self._unsettled: list[Job] = []
+        """Jobs after a call without the time: `settle_pins` holds their family, or lets it go."""
         self._stats = JobStats()
         self.trace = JobTrace()
 
@@ -135,6 +140,12 @@ class PinManager:
         self._table.open_request(job, spec.rid, len(requests))
         for request in requests:
             request.job = job
+        if spec.parent_job_id is not None:
+            parent = self._table.find_active(spec.namespace, spec.parent_job_id, now)
+            if parent is not None:
+                adopt_child(parent, job)
+        note_activity(job)
+        self._hold_family(job, now)
         self.trace.record_arrival(job, first, now)
 
     # -- requests end -------------------------------------------------------------------------------------------------
@@ -163,6 +174,7 @@ class PinManager:
         self._count_return(request)
         if request.finish is None or request.finish.type == "abort":
             self.trace.record_departure(job, request, now)
+            self._hold_family(job, now)
             return
         if request.index == 0:
             job.turns += 1
@@ -185,6 +197,7 @@ class PinManager:
             if self._policy.retires_jobs:
                 node, _, _ = self._cache.find_prefix(request.namespace, request.token_ids.view())
                 retire(self._cache, node, job.shared_tokens or 0)
+        self._hold_family(job, now)
 
     def _record_turns(self, request: Request, samples: dict[int, SampleRecord]) -> None:
         """Put what a sequence has said on record, so that a later request that extends it finds its job and its lease;
@@ -203,6 +216,7 @@ class PinManager:
         job = request.job or self._table.job_of_rid(request.rid)
         if job is not None and request.rid in job.open_rids:
             self._table.set_open_sequences(job, request.rid, len(siblings))
+            self._unsettled.append(job)
 
     def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
         step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
@@ -212,6 +226,7 @@ class PinManager:
         if lease is not None:
             self._stats = replace(self._stats, pins=self._stats.pins + 1)
             self._pins[lease] = step
+            step.own_until, step.expected_until = lease.deadline, request.expected_until
             self._expect(lease, request.expected_until)
             self.trace.record_pin(step, lease.deadline - now, now)
 
@@ -249,9 +264,11 @@ class PinManager:
         promised = self._cache.residency.promised_tokens(step.lease.kv.node)
         step.has_copy = promised >= COPIED * step.tokens
         until = step.ended + self._policy.ttl(step, now)
-        self._expect(step.lease, until if calls else -math.inf)
-        # At ``now`` it expires with the next step.
-        self._leases.extend_lease(step.lease, max(until, step.asked_until, now))
+        step.expected_until = until if calls else -math.inf
+        step.own_until = max(until, step.asked_until, now)  # at ``now`` it expires with the next step
+        self._expect(step.lease, step.expected_until)
+        self._leases.extend_lease(step.lease, step.own_until)
+        self._hold_family(job, now)
 
     def find_step(self, rid: str, index: int) -> FinishedStep | None:
         """A finished step of a job that is still kept."""
@@ -263,11 +280,38 @@ class PinManager:
         if (last := job.last_step) is not None and last.calls is not None:
             self.times.record_duration(last.calls, max(0.0, seconds))
 
+    def _hold_family(self, job: Job, now: float) -> None:
+        """Hold the pins of a job and of its ancestors for their children, or no longer, after an event of the job."""
+        if not self._policy.pins_steps:
+            return
+        self._hold_pins(job, now)
+        for ancestor in ancestors(job):
+            self._hold_pins(ancestor, now)
+
+    def _hold_pins(self, job: Job, now: float) -> None:
+        """A step of which a tier has a copy is not held: computing it again costs little."""
+        if not job.children and job.held_until <= now:
+            return
+        hold = hold_for_children(job, now, MAX_PIN_S, self._moment_s)
+        job.held_until = hold.until
+        for step in job.pinned_steps():
+            lease = step.lease
+            assert lease is not None and isinstance(lease.owner, KeptTurn)
+            if step.has_copy:
+                continue
+            deadline, expected = max(step.own_until, hold.until), max(step.expected_until, hold.expected)
+            if (deadline, expected) != (lease.deadline, lease.owner.expected_until):
+                self._expect(lease, expected)
+                self._leases.extend_lease(lease, deadline)
+
     # -- once a turn --------------------------------------------------------------------------------------------------
 
     def settle_pins(self, now: float) -> None:
         """Count the pins that have ended since the last call. A job that has been away for longer than any pin holds
         counts as that long, even if it never returns: otherwise tools with no return would look fast."""
+        unsettled, self._unsettled = self._unsettled, []
+        for job in unsettled:
+            self._hold_family(job, now)
         for job in self._table.give_up_jobs(now, MAX_PIN_S):
             self._note_duration(job, MAX_PIN_S)
         while self._expected and self._expected[0][0] < now:
@@ -298,6 +342,7 @@ class PinManager:
         if job is None:
             return None
         tokens = sum(step.tokens for step in job.pinned_steps())
+        self._unsettled += [job.parent] if job.parent is not None else []
         job.is_over = True
         self._let_go(job)
         self._table.remove_job(job)

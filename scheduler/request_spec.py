@@ -77,6 +77,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     client: the client's name as far as it is known, for the budgets per client; "" if it is unknown.
     priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
     job_id: the job that it is a step of: an agent's work, with tools that run between its steps; None for none.
+    parent_job_id: the job that started this one and waits for it, such as a subagent's; None for none.
     is_last_step: nothing of the job follows; all that is kept for it is given up when this ends.
     unasked: its client asked for no lease and named no job; where it has them, they are the server's doing.
     no_reuse_from: once it has ended, no later request reuses more than this many of its tokens, prompt and output;
@@ -102,6 +103,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     client: str = ""
     priority: int = 0
     job_id: str | None = None
+    parent_job_id: str | None = None
     is_last_step: bool = False
     unasked: bool = False
     no_reuse_from: int | None = None

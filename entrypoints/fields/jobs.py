@@ -17,11 +17,12 @@ EXTRA_BODY = "extra_body"
 """OpenAI's client puts what is in its argument of this name beside the other fields. Clients that post JSON themselves
 send it as it is."""
 
-HEADERS = {"job_id": "X-Job-Id", "is_last_step": "X-Job-Last-Step"}
+HEADERS = {"job_id": "X-Job-Id", "parent_job_id": "X-Parent-Job-Id", "is_last_step": "X-Job-Last-Step"}
 """Taken where the body does not have the field."""
 
 JOB_HEADERS: Properties = {
     HEADERS["job_id"]: string("job_id, where the body has none.", least=1, most=MAX_JOB_CHARS),
+    HEADERS["parent_job_id"]: string("parent_job_id, where the body has none.", least=1, most=MAX_JOB_CHARS),
     HEADERS["is_last_step"]: enum("true", "false", "1", "0", about="is_last_step, where the body has none."),
     **NAME_HEADERS,
 }
@@ -33,20 +34,23 @@ class JobFields(NamedTuple):
     """See `RequestSpec`."""
 
     job_id: str | None
+    parent_job_id: str | None
     is_last_step: bool
 
 
 def read_jobs(per_prompt: PerPrompt, names: ConversationNames) -> list[JobFields]:
     """One per prompt. Raises RequestRefused."""
     ids = per_prompt.read_values("job_id", _job_id, names.job_id)
+    parents = per_prompt.read_values("parent_job_id", _job_id, names.parent_job_id)
     lasts = per_prompt.typed("is_last_step", bool, names.is_last_step)
-    for job_id, is_last in zip(ids, lasts, strict=True):
-        if is_last and job_id is None:
+    jobs = [JobFields(*fields) for fields in zip(ids, parents, lasts, strict=True)]
+    for job in jobs:
+        if job.job_id is None and (job.is_last_step or job.parent_job_id is not None):
+            name = "is_last_step" if job.is_last_step else "parent_job_id"
             raise RequestRefused(
-                "is_last_step is set without job_id; add job_id: the name that the job's other steps have",
-                param="is_last_step",
+                f"{name} is set without job_id; add job_id: the name that the job's other steps have", param=name
             )
-    return [JobFields(job_id, is_last) for job_id, is_last in zip(ids, lasts, strict=True)]
+    return jobs
 
 
 def with_extras(fields: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:

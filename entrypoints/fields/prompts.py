@@ -67,6 +67,14 @@ SHARED: Properties = {
             most=MAX_JOB_CHARS,
         )
     ),
+    "parent_job_id": per_prompt(
+        string(
+            "The job that started this one and waits for it, as an agent does for a subagent. The X-Parent-Job-Id "
+            "header, too.",
+            least=1,
+            most=MAX_JOB_CHARS,
+        )
+    ),
     "is_last_step": per_prompt(
         flag("The last step of the job, so nothing is kept for it. The X-Job-Last-Step header, too.", default=False)
     ),
@@ -85,7 +93,7 @@ SHARED_OF_CHATS: Properties = {
     if name not in CONTINUATION or name.startswith("retain")
 }
 
-_JOB = ("job_id", "is_last_step")
+_JOB = ("job_id", "parent_job_id", "is_last_step")
 
 
 def with_extra_body(body: Schema) -> Schema:
@@ -204,6 +212,7 @@ def read_prompts(
                 client=client or namespaces[i],
                 priority=priorities[i],
                 job_id=jobs[i].job_id,
+                parent_job_id=jobs[i].parent_job_id,
                 is_last_step=jobs[i].is_last_step,
                 no_reuse_from=reuse_ends[i],
                 clamps_output=clamps[i],

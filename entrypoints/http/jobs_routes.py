@@ -27,6 +27,7 @@ _PIN = answered(
 _JOB = answered(
     {
         "job_id": string(),
+        "parent_job_id": nullable(string("The job that started it.")),
         "age_s": number("Since its first request.", 0),
         "turns": COUNT,
         "open_requests": list_of(string("rid")),

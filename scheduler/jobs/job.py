@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +21,9 @@ class Job:
     namespace: str
     id: str
     arrival: float
-    """Arrival of its first request; jobs are ordered by it."""
+    """Arrival of its first request, or of its parent's; jobs are ordered by it."""
     serial: int
-    """Serial of its first request; breaks ties."""
+    """Serial of that request; breaks ties."""
     heard: float
     """Time of its last activity: an arrival, an end, or a report of its calls."""
     client: str = ""
@@ -45,6 +46,17 @@ class Job:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     """Prompt tokens that were found in the cache."""
+    began: float = field(init=False)
+    """Arrival of its first request."""
+    parent: Job | None = None
+    """The job that started this one and waits for it; see family.py."""
+    children: dict[Job, None] = field(default_factory=dict)
+    """Those that computed something, or were expected back, when last looked at; the last active last."""
+    held_until: float = -math.inf
+    """Until when its pins are held for its children."""
+
+    def __post_init__(self) -> None:
+        self.began = self.arrival
 
     @property
     def last_step(self) -> FinishedStep | None:
@@ -71,6 +83,10 @@ class FinishedStep:
     lease: Lease | None = None
     asked_until: float = 0.0
     """Deadline that the client requested with retain_ttl; a policy may extend it, but never shortens it."""
+    own_until: float = -math.inf
+    """Deadline of the lease without the job's children."""
+    expected_until: float = -math.inf
+    """As `KeptTurn.expected_until`, without the job's children."""
     has_copy: bool = False
     """A tier below the device has its KV, or will have it before the KV leaves the device; set once its calls are
     known."""
@@ -89,7 +105,8 @@ def describe_job(job: Job, now: float, predicted: float | None) -> dict[str, Any
     returns = None if predicted is None or job.ended is None or job.is_over else max(0.0, job.ended + predicted - now)
     return {
         "job_id": job.id,
-        "age_s": now - job.arrival,
+        "parent_job_id": job.parent.id if job.parent is not None else None,
+        "age_s": now - job.began,
         "turns": job.turns,
         "open_requests": list(job.open_rids),
         "is_over": job.is_over,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ..client_shares import ClientShares
+from .family import leave_family
 from .job import FinishedStep, Job
 
 MAX_IDLE_S = 3600.0
@@ -168,6 +169,7 @@ class JobTable:
         self._idle.remove_key((job.namespace, job.id))
         del self._jobs[job.namespace, job.id]
         self._away.pop(job, None)
+        leave_family(job)
         for rid in [*job.open_rids, *(step.rid for step in job.steps)]:
             self._by_rid.pop(rid, None)
 

@@ -87,6 +87,8 @@ class Simulation:
         self.job_names = deque([f"job{number}" for number in range(6)], maxlen=6)
         self.new_jobs, self.num_jobs = new_jobs, 6
         self.steps_run = 0
+        self.parents = random.Random(seed + 20)
+        """Chooses the parents of jobs."""
         self.eos = (3, 4, 5, 6)
         num_tokens = rng.choice([320, 384, 640])
         if host_ratio:
@@ -212,7 +214,8 @@ class Simulation:
         if rng.random() < self.new_jobs:
             self.job_names.append(f"job{self.num_jobs}")
             self.num_jobs += 1
-        return {"job_id": rng.choice(self.job_names), "is_last_step": rng.random() < 0.15}
+        parent = self.parents.choice([None, None, *self.job_names])
+        return {"job_id": rng.choice(self.job_names), "is_last_step": rng.random() < 0.15, "parent_job_id": parent}
 
     def step(self) -> None:
         """One turn. If it did nothing, nothing can change any more but the clock: then no request may be waiting."""

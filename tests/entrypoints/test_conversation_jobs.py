@@ -116,6 +116,23 @@ def test_conversation_that_branches_100_times_is_one_job(server: ServerUnderTest
     assert job(server, "session:tree")["turns"] == 101 and job(server, "session:tree")["open_requests"] == []
 
 
+def test_subagents_are_jobs_with_their_parents(server: ServerUnderTest) -> None:
+    session = {"x_claude_code_session_id": "family"}
+    message(server, [said("user", TASK)], **session)
+    agent = session | {"x_claude_code_agent_id": "a1"}
+    message(server, [said("user", "Find it")], **agent)
+    nested = session | {"x_claude_code_agent_id": "a2", "x_claude_code_parent_agent_id": "a1"}
+    message(server, [said("user", "Look here")], **nested)
+    chat(server, [said("user", "Find it")], {"thread-id": "t", "session-id": "gone"})
+    chat(server, [said("user", "Find it")], job_id="child", parent_job_id="claude-code:family")
+    parents = {each["job_id"]: each["parent_job_id"] for each in server.client.get("/jobs").json()["jobs"]}
+    assert parents["claude-code:family"] is None and parents["codex:t"] is None
+    assert parents["claude-code:family/a1"] == parents["child"] == "claude-code:family"
+    assert parents["claude-code:family/a2"] == "claude-code:family/a1"
+    assert server.client.delete("/jobs/claude-code:family").status_code == 200
+    assert job(server, "claude-code:family/a1")["parent_job_id"] is None
+
+
 # -- shared names ------------------------------------------------------------------------------------------------------
 
 

@@ -42,13 +42,13 @@ def test_sole_client_names_are_unchanged() -> None:
 
 def test_every_name_in_a_spec_is_qualified() -> None:
     spec = RequestSpec(
-        rid="r", sampling=SamplingParams(), namespace="salt", job_id="j", client="user",
+        rid="r", sampling=SamplingParams(), namespace="salt", job_id="j", parent_job_id="k", client="user",
         continuation=ContinuationSpec("p"), predecessor=Predecessor("q", 1),
     )  # fmt: skip
     found = ALICE.qualified_spec(spec)
     assert found.continuation is not None and found.predecessor is not None
     names = found.rid, found.job_id, found.continuation.parent_rid, found.predecessor.rid
-    assert names == ("alice/r", "alice/j", "alice/p", "alice/q")
+    assert names == ("alice/r", "alice/j", "alice/p", "alice/q") and found.parent_job_id == "alice/k"
     assert (found.client, found.namespace) == ("alice", "salt"), "the budget is the client's, and KV is shared"
     assert Client("alice", isolated=True).qualified_spec(spec).namespace == "alice/salt"
     assert ALICE.stripped_text("continuation_of 'alice/p': 'alice/r'", found) == "continuation_of 'p': 'r'"

@@ -122,7 +122,8 @@ def test_security_table_matches_the_routes(endpoint: Endpoint) -> None:
 # -- what takes a name -------------------------------------------------------------------------------------------------
 
 CONVERSATION_FIELDS = {"conversation", "conversation_id", "session_id"}
-NAMING = {"rid", "request_id", "continuation_of", "previous_response_id", "job_id"} | CONVERSATION_FIELDS
+NAMING = {"rid", "request_id", "continuation_of", "previous_response_id", "job_id", "parent_job_id"}
+NAMING |= CONVERSATION_FIELDS
 """Fields that name something of a client."""
 
 NAMELESS = {"user", "best_of", "keep_parent"}
@@ -171,7 +172,7 @@ def names_taken(route: Route) -> set[str]:
     names = set(re.findall(r"{(\w+)", route.path)) & OWNED
     if route.operation is not None:
         names |= NAMING & set((route.operation.body or {}).get("properties", {})) - idle_fields(route)
-        names |= {"X-Job-Id", *CONVERSATION_HEADERS} & set(route.operation.headers)
+        names |= {"X-Job-Id", "X-Parent-Job-Id", *CONVERSATION_HEADERS} & set(route.operation.headers)
     return names
 
 
@@ -207,6 +208,10 @@ class Tenant:
 
     def generate(self, **fields: Any) -> httpx.Response:
         return self.ask("POST", "/generate", {"sampling_params": GREEDY, **fields})
+
+    def release_leases(self) -> None:
+        for lease in self.ask("GET", "/cache/leases?limit=1000").json()["leases"]:
+            self.ask("POST", "/release", {"rid": lease["rid"]})
 
     def close(self) -> None:
         self._http.close()
@@ -300,6 +305,10 @@ def by_body(path: str, body: dict[str, Any], *fields: str) -> list[Attack]:
         ]
         attacks += [
             Attack("POST", path, "X-Job-Id", "taken job", body, {"X_Job_Id": "NAME"}),
+            Attack("POST", path, "parent_job_id", "taken job", {**body, "job_id": "his-NAME", "parent_job_id": "NAME"}),
+            Attack(
+                "POST", path, "X-Parent-Job-Id", "taken job", body, {"X_Job_Id": "his-NAME", "X_Parent_Job_Id": "NAME"}
+            ),
             Attack("POST", path, "X-Job-Id", "taken chat", body, {"X_Job_Id": "NAME"}),
             Attack("POST", path, "X-Request-Id", "taken rid", body, {"X_Request_Id": "NAME"}),
             Attack("POST", path, "job_id", "taken chat", {**body, "extra_body": {"job_id": "NAME"}}),
@@ -418,6 +427,7 @@ EVIL = (
 @pytest.mark.parametrize("name", EVIL)
 def test_crafted_names_do_not_reach_another_client(tenants: Tenants, hers: dict[str, str], name: str) -> None:
     bob = tenants.bob
+    bob.release_leases()  # a client may hold so many
     assert bob.generate(continuation_of=name, continuation_suffix=" and").status_code == 404
     assert bob.ask("POST", "/abort_request", {"rid": name}).status_code == 404
     assert bob.ask("POST", "/release", {"rid": name}).json() == {"released": False}

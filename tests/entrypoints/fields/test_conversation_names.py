@@ -11,6 +11,7 @@ import pytest
 from baton.entrypoints.anthropic.messages import parse_messages
 from baton.entrypoints.fields.conversation_names import (
     MAX_NAME_CHARS,
+    NAME_HEADERS,
     NO_NAMES,
     ConversationNames,
     read_names,
@@ -146,7 +147,7 @@ def test_empty_and_mistyped_names_name_nothing(value: Any) -> None:
         assert read({name: value}) == NO_NAMES, name
     assert read({"metadata": {"user_id": value}}) == NO_NAMES
     if isinstance(value, str):
-        for header in (each.lower() for each in JOB_HEADERS if each not in ("X-Job-Id", "X-Job-Last-Step")):
+        for header in (each.lower() for each in JOB_HEADERS if each in NAME_HEADERS):
             assert read_names({}, {header: value}) == NO_NAMES, header
 
 
@@ -227,6 +228,16 @@ def test_every_api_takes_the_job_of_a_strong_name(api: str) -> None:
 def test_every_api_accepts_fields_that_name_conversations(api: str, field: str, value: Any) -> None:
     named = prompt_of(api, read({field: value}), **{field: value}).spec
     assert named.job_id == (f"{field.replace('_', '-')}:c" if value == "c" else None)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_every_api_takes_the_parent_of_a_strong_name(api: str) -> None:
+    names = read(x_claude_code_session_id="s", x_claude_code_agent_id="a")
+    assert prompt_of(api, names).spec.parent_job_id == "claude-code:s"
+    assert prompt_of(api, names, parent_job_id="p").spec.parent_job_id == "p"
+    assert prompt_of(api, NO_NAMES, job_id="j", parent_job_id="p").spec.parent_job_id == "p"
+    with pytest.raises(RequestRefused, match="parent_job_id is set without job_id"):
+        prompt_of(api, NO_NAMES, parent_job_id="p")
 
 
 def test_prompts_of_a_batch_share_the_conversation() -> None:

@@ -23,6 +23,8 @@ def test_extra_body_is_merged_into_the_body() -> None:
 
 
 def test_job_headers_fill_missing_fields() -> None:
+    headers = {"x-job-id": "h", "x-parent-job-id": "p"}
+    assert with_extras({}, headers) == {"job_id": "h", "parent_job_id": "p"}
     headers = {"x-job-id": "h", "x-job-last-step": "True"}
     assert with_extras({}, headers) == {"job_id": "h", "is_last_step": True}
     assert with_extras({"job_id": "j", "is_last_step": False}, headers) == {"job_id": "j", "is_last_step": False}

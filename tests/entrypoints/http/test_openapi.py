@@ -147,12 +147,13 @@ def test_generation_endpoints_document_job_headers_and_extra_body(open_server: S
     document = open_server.client.get("/openapi.json").json()
     for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
         described = document["paths"][path]["post"]
-        assert {"X-Job-Id", "X-Job-Last-Step"} <= {
+        assert {"X-Job-Id", "X-Parent-Job-Id", "X-Job-Last-Step", "X-Claude-Code-Session-Id"} <= {
             one["name"] for one in described["parameters"] if one["in"] == "header"
         }
         body = described["requestBody"]["content"]["application/json"]["schema"]
         properties = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]["properties"]
-        assert properties["extra_body"]["properties"].keys() == {"job_id", "is_last_step"} < properties.keys()
+        jobs = {"job_id", "parent_job_id", "is_last_step"}
+        assert properties["extra_body"]["properties"].keys() == jobs < properties.keys()
 
 
 def test_docs_page_loads_no_external_resources(open_server: ServerUnderTest) -> None:

@@ -244,6 +244,10 @@ def test_jobs() -> None:
         assert refusal(text="a", job_id=wrong).param == "job_id"
     assert refusal(text="a", job_id="j", is_last_step=1).param == "is_last_step"
     assert "add job_id" in refusal(text="a", is_last_step=True).message
+    spec = parse_generate({"text": "a", "job_id": "j", "parent_job_id": "p"}).prompts[0].spec
+    assert (spec.job_id, spec.parent_job_id) == ("j", "p")
+    assert refusal(text="a", job_id="j", parent_job_id="").param == "parent_job_id"
+    assert refusal(text="a", parent_job_id="p").message.startswith("parent_job_id is set without job_id")
 
 
 def test_excess_prompts_are_refused() -> None:
