@@ -240,8 +240,9 @@ def _cause(
         is_new = not change.agrees and _is_new_history(was.messages[same:], now.messages[same:], messages[:same])
         return ("history" if is_new else "messages"), same
     if num_new <= num_old:
-        if num_new == num_old and place < len(new.text):
-            return "settings", None
+        if num_new == num_old and place < len(new.text):  # the chat brings a beginning of its answer
+            is_answer = len(messages) > same and place >= old.prompt_chars
+            return ("answer", same) if is_answer else ("settings", None)
         return ("rewound" if num_new < num_old else "regenerated"), None
     if place < old.prompt_chars:
         return "template", at

@@ -558,6 +558,43 @@ def test_each_sample_of_an_answer_is_recognised(tokenizer: Tokenizer, number: in
     assert scene.divergence is not None and scene.divergence.kind == "system"
 
 
+FORGETS = (
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}<eos>\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+"""As Qwen3's template, it drops the thoughts of earlier answers."""
+
+
+def test_template_that_drops_thoughts_is_the_cause(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "forgets.jinja").write_text(FORGETS)
+    scene = Scene(tokenizer, chat_template=str(tmp_path / "forgets.jinja"))
+    scene.chat(HI, says="<think>Hm.</think>Ho")
+    old = scene.sent.input_ids or []
+    scene.chat(HI, said("Ho") | {"reasoning_content": "Hm."}, {"role": "user", "content": "And?"})
+    found = scene.divergence
+    assert found is not None and (found.kind, found.message, found.token) == ("template", 1, len(old))
+    assert found.was.startswith("sistant]<think>Hm.") and found.now.startswith("sistant]Ho<eos>")
+    scene = Scene(tokenizer)
+    scene.chat(HI, says="<think>Hm.</think>Ho")
+    scene.chat(HI, said("Ho"), {"role": "user", "content": "And?"})
+    assert scene.divergence is not None and scene.divergence.kind == "thoughts_unsent"
+
+
+def test_edited_beginning_of_an_answer_is_located(tokenizer: Tokenizer) -> None:
+    scene = Scene(tokenizer)
+    scene.chat(HI, says="One two three", job_id="j")
+    scene.chat(HI, said("One six"), continue_final_message=True, job_id="j")
+    found = scene.divergence
+    assert found is not None and (found.kind, found.message, found.char) == ("answer", 1, 4)
+
+
+def test_rules_are_logged_at_the_start(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ChatSetup(ChatConfig(normalize_prefix="dates"), tokenizer).log()
+    assert "--normalize-prefix dates: text such as" in caplog.text and "claude" not in caplog.text
+
+
 def test_divergence_is_for_the_owner_of_the_conversation(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer)
     scene.chat(system("One."), HI, job_id="j")
