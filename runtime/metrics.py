@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from ..radix.kv_lives import SECONDS
 from ..scheduler.cache_stats import DEPTHS, NOT_COUNTED, Buckets, CacheStats, HitTokens
-from ..scheduler.outcome import CacheReport, FoundTokens
+from ..scheduler.outcome import CacheReport, FoundTokens, missed_by_reason
 from ..scheduler.stats import CopyStats, SchedulerStats, TierStats
 from .messages import TokenOutput
 from .prompt import Prompt
@@ -328,10 +328,7 @@ class ServerMetrics:
 
     def count_misses(self, report: CacheReport | None) -> None:
         """Count why the prompt of a finished output was not found; None: it has no report."""
-        by_reason: dict[str, int] = {}
-        for span in report.missed if report is not None else ():
-            by_reason[span.reason] = by_reason.get(span.reason, 0) + span.tokens
-        for reason, tokens in by_reason.items():
+        for reason, tokens in missed_by_reason(report).items():
             self._missed_tokens.labels(self._model_name, reason).inc(tokens)
             self._missed_requests.labels(self._model_name, reason).inc()
 

@@ -22,6 +22,8 @@ class Prompt:
     truncate_to: at most so many tokens are used, the last ones; -1: as many as leave room for the output. Not with a
     continuation: its beginning is there already.
     forced: text that the answer must begin with; it ends the prompt and is not part of the output.
+    return_cache_report: whether the answer has a report of the cache's misses; None for the API's default.
+    divergence: a JSON object: where a chat parts from its conversation's last turn; the cache report has it.
     details: JSON objects about how the prompt was made, by name; the answer reports them.
     """
 
@@ -31,6 +33,8 @@ class Prompt:
     input_ids: list[int] | None = None
     suffix_ids: list[int] | None = None
     return_text_in_logprobs: bool = False
+    return_cache_report: bool | None = None
+    divergence: Mapping[str, Any] | None = None
     truncate_to: int | None = None
     forced: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -105,6 +105,14 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
     one, or none is known."""
 
 
+def missed_by_reason(report: CacheReport | None) -> dict[str, int]:
+    """Prompt tokens that were computed, by reason; {} without a report."""
+    tokens: dict[str, int] = {}
+    for span in report.missed if report is not None else ():
+        tokens[span.reason] = tokens.get(span.reason, 0) + span.tokens
+    return tokens
+
+
 class DraftCounts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Speculation counts: of one sequence, or of all."""
 

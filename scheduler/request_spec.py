@@ -82,6 +82,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     unasked: its client asked for no lease and named no job; where it has them, they are the server's doing.
     no_reuse_from: once it has ended, no later request reuses more than this many of its tokens, prompt and output;
     None if that is not known.
+    diverged_at: position at which the prompt is known to leave the last turn of its conversation; for reports only.
     clamps_output: ``sampling.max_new_tokens`` is a default, lowered where the context leaves less.
     prepares: set by the scheduler alone, on the chunks of a preparation (preparations.py): the finished request whose
     next turn it computes the beginning of. Such a request has the lowest class of all: it runs only when no other
@@ -108,6 +109,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     unasked: bool = False
     no_reuse_from: int | None = None
     clamps_output: bool = False
+    diverged_at: int | None = None
     prepares: Predecessor | None = None
 
     @property

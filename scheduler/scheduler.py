@@ -220,7 +220,8 @@ class Scheduler:
         """Give the sequences of one rid their prompt and their inheritance. Raises RequestRefused."""
         self._factory.set_prompt(children, handover.prompt)
         for child in children:
-            child.diverged_at = handover.diverged_at
+            known = handover.diverged_at
+            child.diverged_at = child.spec.diverged_at if known is None else known
         self._continuations.hand_over(children, handover, now)
 
     def _wake_children(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from .log.logged_request import LoggedRequest, Units
@@ -25,6 +25,9 @@ MAX_RUNNING = 100_000
 """Limit of requests that count as running at once; more mean that the log's times are wrong."""
 
 
+MAX_REASONS = 64
+
+
 @dataclass(slots=True)
 class Totals:
     """Totals over the log, in tokens unless they count requests. recorded_hits: prompt tokens that the server found,
@@ -42,6 +45,17 @@ class Totals:
     recorded: int = 0
     """Prompt tokens of the requests for which the log tells how many were cached."""
     recorded_hits: int = 0
+    missed_tokens: dict[str, int] = field(default_factory=dict)
+    """Reason -> prompt tokens that the recording server did not find, where the log tells; of unknown reasons, the
+    first `MAX_REASONS`."""
+    missed_requests: dict[str, int] = field(default_factory=dict)
+    """Reason -> requests with such tokens."""
+
+    def add_misses(self, missed: dict[str, int]) -> None:
+        for reason, tokens in missed.items():
+            if reason in self.missed_tokens or len(self.missed_tokens) < MAX_REASONS:
+                self.missed_tokens[reason] = self.missed_tokens.get(reason, 0) + tokens
+                self.missed_requests[reason] = self.missed_requests.get(reason, 0) + 1
 
 
 class RunningPeak:
@@ -105,6 +119,7 @@ class Analysis:
         if request.cached_tokens is not None:
             totals.recorded += request.prompt_tokens
             totals.recorded_hits += request.cached_tokens
+        totals.add_misses(request.missed)
         at = self._moment(request)
         self.working_set.before_access(at)
         found = self._use(request)

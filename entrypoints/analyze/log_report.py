@@ -28,7 +28,7 @@ def make_report(
         "log": asdict(story),
         "units": asdict(analysis.units),
         "kv_bytes_per_token": kv_bytes,
-        "requests": asdict(totals)
+        "requests": {name: value for name, value in asdict(totals).items() if not name.startswith("missed")}
         | {
             "span_s": analysis.span,
             "prompt_tokens_median": analysis.lengths.quantile(0.5),
@@ -36,6 +36,7 @@ def make_report(
             "running_tokens_peak": analysis.running.peak_tokens,
         },
         "hit_rate": _hit_rate(analysis, kv_bytes),
+        "misses": _misses(analysis),
         "sharing": _sharing(analysis),
         "working_set": _working_set(analysis, kv_bytes),
         "turns": _turns(analysis, pool, kv_bytes),
@@ -68,6 +69,22 @@ def _hit_rate(analysis: Analysis, kv_bytes: int | None) -> dict[str, Any]:
         "distinct_tokens": None if analysis.exact_tokens is not None else analysis.tree.live_units * per_unit,
         "by_size": points,
     }
+
+
+def _misses(analysis: Analysis) -> list[dict[str, Any]]:
+    """Prompt tokens that the recording server did not find, by reason, most tokens first."""
+    tokens, requests = analysis.totals.missed_tokens, analysis.totals.missed_requests
+    whole = sum(tokens.values())
+    rows = [
+        {
+            "reason": reason,
+            "tokens": tokens[reason],
+            "share": _share(tokens[reason], whole),
+            "requests": requests[reason],
+        }
+        for reason in tokens
+    ]
+    return sorted(rows, key=lambda row: (-row["tokens"], row["reason"]))
 
 
 def _sharing(analysis: Analysis) -> dict[str, Any]:

@@ -14,8 +14,9 @@ Report = dict[str, Any]
 
 
 def show(report: Report) -> None:
-    for section in (_about, _sharing, _hit_rate, _working_set, _turns, _recommended):
-        print("\n".join(section(report)), end="\n\n")
+    for section in (_about, _misses, _sharing, _hit_rate, _working_set, _turns, _recommended):
+        if lines := list(section(report)):
+            print("\n".join(lines), end="\n\n")
 
 
 def _about(report: Report) -> Iterable[str]:
@@ -33,6 +34,15 @@ def _about(report: Report) -> Iterable[str]:
         yield f"  {log['bad']:,} of {log['items']:,} items are broken and were skipped; the first:"
         yield from (f"    number {number}: {reason}" for number, reason in log["first_bad"])
     yield from (f"  note: {note}" for note in log["notes"])
+
+
+def _misses(report: Report) -> Iterable[str]:
+    if not report["misses"]:
+        return
+    yield "Prompt tokens that the recording server computed, by reason (cache_report)"
+    yield f"  {'reason':<16}{'tokens':>14}{'of these':>10}{'requests':>12}"
+    for row in report["misses"]:
+        yield f"  {row['reason']:<16}{row['tokens']:>14,}{row['share']:>10.1%}{row['requests']:>12,}"
 
 
 def _sharing(report: Report) -> Iterable[str]:

@@ -16,8 +16,16 @@ from ...runtime.answer import Output
 from ...scheduler.outcome import FinishReason, RequestRefused
 from ..chat.chats import ChatAnswer, ChatUpdate
 from ..description.json_schema import COUNT, Schema, answered, enum, list_of, open_object, string
-from ..fields.output_details import CACHED_TOKENS, STAGE_DETAILS, cached_tokens, stage_details
+from ..fields.output_details import (
+    CACHE_REPORT,
+    CACHED_TOKENS,
+    STAGE_DETAILS,
+    cache_report,
+    cached_tokens,
+    stage_details,
+)
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text, joined
+from .diagnostics import DIAGNOSED
 from .messages import MESSAGE_NAMES, MessagesRequest
 
 
@@ -43,6 +51,7 @@ def message_head(asked: MessagesRequest, model: str, content: list[dict], output
         "stop_reason": None,
         "stop_sequence": None,
         "usage": usage(output),
+        **({} if asked.diagnostics is None else {"diagnostics": asked.diagnosis}),
         "baton": {"rid": asked.call.rid},
     }
 
@@ -93,6 +102,7 @@ def details_of(asked: MessagesRequest, output: Output, calls: dict[str, str]) ->
     the answer cut off, as far as they got: a tool_use can have no half object."""
     details = {"rid": asked.call.rid, **stage_details(output)}
     details["cached_tokens_details"] = cached_tokens(output.found)["cached_tokens_details"]
+    details |= cache_report(output)
     if unfinished := {call: arguments for call, arguments in calls.items() if read_input(arguments) is None}:
         details["unfinished_input"] = unfinished
     if asked.unenforced:
@@ -258,13 +268,14 @@ ANSWER = answered(
             optional={
                 **STAGE_DETAILS,
                 "cached_tokens_details": CACHED_TOKENS["cached_tokens_details"],
+                **CACHE_REPORT,
                 "unfinished_input": open_object("Call -> its arguments as far as they got.", values=string()),
                 "unenforced": list_of(string(), "Fields that bind nothing."),
             },
         ),
     },
     title="MessageAnswer",
-    optional={"context_management": _EDITED},
+    optional={"context_management": _EDITED, **DIAGNOSED},
 )
 
 EVENT: Schema = {

@@ -38,6 +38,7 @@ from ..fields.reading import RID, STREAM, one_of, refuse_unserved, shown, typed
 from ..fields.sampling import NO_DEFAULTS, SAMPLING, with_defaults, with_model_defaults
 from .context_management import ContextEdits, edited_call, read_context_management
 from .conversation import ROLES, read_conversation
+from .diagnostics import DIAGNOSTICS, MESSAGE_PREFIX, Diagnostics, read_diagnostics
 from .errors import overflow_words
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -148,6 +149,7 @@ PROPERTIES: Properties = {
         unsupported={"format": ()},
     ),
     "context_management": _CONTEXT_MANAGEMENT,
+    "diagnostics": DIAGNOSTICS,
     "rid": RID,
     "min_tokens": SAMPLING["min_new_tokens"],
     **with_model_defaults(picked(SAMPLING, MESSAGE_SAMPLING)),
@@ -187,7 +189,8 @@ _TOOL_NAME = re.compile(TOOL_NAME, re.ASCII)
 class MessagesRequest:
     """A parsed request. ``thinking``: enabled, adaptive or disabled, or None where the request does not say.
     ``unenforced``: required fields that have no effect; the answer names them. edits: the requested edits of the
-    conversation, and applied_edits those made; both None where the request has none."""
+    conversation, and applied_edits those made; both None where the request has none. diagnostics: as asked for, and
+    diagnosis the answer to it."""
 
     call: ChatCall
     model: str
@@ -195,10 +198,12 @@ class MessagesRequest:
     unenforced: tuple[str, ...] = ()
     edits: ContextEdits | None = None
     applied_edits: list[dict[str, Any]] | None = None
+    diagnostics: Diagnostics | None = None
+    diagnosis: dict[str, Any] | None = None
 
     @property
     def message_id(self) -> str:
-        return f"msg_{self.call.rid}"
+        return MESSAGE_PREFIX + self.call.rid
 
 
 def parse_messages(
@@ -250,6 +255,7 @@ def parse_messages(
         thinking,
         () if budget is None else ("thinking.budget_tokens",),
         read_context_management(fields.get("context_management"), ignored),
+        diagnostics=read_diagnostics(fields.get("diagnostics"), ignored),
     )
 
 

@@ -94,6 +94,10 @@ class Chats:
         last = seen.last or self._conversations.last_turn(scope, job_id, ())
         self._hints.log_seen(seen.conversation, len(prompt.input_ids or []))
         diverged = await self._divergence(seen, last, known, rendered, forced, prompt.input_ids or [], size)
+        # Where the chat continues a turn and parts before its end, another conversation was taken for this one.
+        if diverged is not None and (known is None or diverged.token >= len(known.turn.ids) - 1):
+            spec = msgspec.structs.replace(prompt.spec, diverged_at=diverged.token)
+            prompt = dataclasses.replace(prompt, spec=spec, divergence=dataclasses.asdict(diverged))
         answer = await self._manager.open_answer(client, [prompt], stream=call.stream)
 
         turn = _Asked(
@@ -106,7 +110,12 @@ class Chats:
             digests=seen.digests,
         )
         record = partial(self._conversations.record, client=client.name)
-        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record, diverged)
+        continued = None if known is None else known.turn.rid
+        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record, diverged, continued)
+
+    def knows_turn(self, client: Client, namespace: str, rid: str) -> bool:
+        """True if a turn of this client with this rid is on record."""
+        return self._conversations.has_turn(client.scope(namespace), rid)
 
     async def render(self, call: ChatCall, *, may_overflow: bool = False) -> list[int]:
         """The tokens of a chat's prompt, for callers that only count them. may_overflow: it may be longer than the
@@ -300,7 +309,7 @@ class _Tokens(NamedTuple):
 class ChatAnswer:
     """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well.
     forced: what its text was made to begin with, which is no part of any output. divergence: where the chat parts from
-    the last turn of its conversation, if it does."""
+    the last turn of its conversation, if it does. continued: rid of the turn that it continues, if any."""
 
     def __init__(
         self,
@@ -312,10 +321,11 @@ class ChatAnswer:
         tokens: _Tokens,
         record: Callable[[Turn], None],
         divergence: Divergence | None,
+        continued: str | None,
     ) -> None:
         self.answer = answer
         self.forced = forced
-        self.divergence = divergence
+        self.divergence, self.continued = divergence, continued
         self.turns: list[Turn] = []
         self._call = call
         self._asked = asked

@@ -76,7 +76,8 @@ class Change(NamedTuple):
 class Divergence:
     """message: index of the message that has the place, and its role; None where the place is not in a message.
     char: of the place, in that message's content. token: of the place, in the prompt. was, now: `EXCERPT_CHARS` of
-    both texts around the place. since: rid of the turn compared with."""
+    both texts around the place. lost_tokens: of the last turn, behind the place. since: rid of the turn compared with.
+    """
 
     kind: Kind
     message: int | None
@@ -90,6 +91,7 @@ class Divergence:
     agrees_chars: int
     removed_tokens: int
     inserted_tokens: int
+    lost_tokens: int
     since: str
 
 
@@ -127,6 +129,7 @@ def find_divergence(old: Rendered, new: Rendered, messages: list[Message], since
         agrees_chars=change.agrees,
         removed_tokens=tokens.removed,
         inserted_tokens=tokens.inserted,
+        lost_tokens=len(old.ids) - tokens.start,
         since=since,
     )
 

@@ -320,7 +320,6 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
              "of the client, not of the body"),
     *_listed("no effect", "OpenAI", RESPONSES, "context_management", "conversations are not summarised here"),
     *_listed("no effect", "Anthropic", MESSAGES, "mcp_servers", "tools are run by the client"),
-    *_listed("no effect", "Anthropic", MESSAGES, "diagnostics", "the answer has no such report"),
     *_listed("no effect", "Anthropic", MESSAGES, "speed", "there is one speed", off=("standard",)),
     *_listed("no effect", "OpenAI", RESPONSES, "background_options", "it is read in the background by its id"),
     # -- refused -------------------------------------------------------------------------------------------------------

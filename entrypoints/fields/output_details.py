@@ -26,16 +26,18 @@ def cached_tokens(found: FoundTokens) -> dict[str, Any]:
     return {"cached_tokens": found.total, "cached_tokens_details": msgspec.structs.asdict(found)}
 
 
-def cache_report(output: Output) -> dict[str, Any]:
+def cache_report(output: Output, *, default: bool = False) -> dict[str, Any]:
     """``cache_report``: where the prompt was found, and why the rest of it was not. Empty for an output that has not
-    ended, or has no report."""
-    report = output.cache_report
-    if report is None:
+    ended, or whose request does not want it. default: it is wanted where the request does not say."""
+    report, wanted = output.cache_report, output.prompt.return_cache_report
+    if report is None or not (default if wanted is None else wanted):
         return {}
     told: dict[str, Any] = {"found": msgspec.structs.asdict(output.found)}
     told["missed"] = [msgspec.to_builtins(span) for span in report.missed]
     if report.diverged_at is not None:
         told["diverged_at"] = report.diverged_at
+    if output.prompt.divergence is not None:
+        told["divergence"] = dict(output.prompt.divergence)
     return {"cache_report": told}
 
 
@@ -103,7 +105,10 @@ CACHE_REPORT: Properties = {
         {"found": _TIERS, "missed": list_of(_MISSED)},
         "Where the prompt's tokens were found in the cache, and why the others were not.",
         title="CacheReport",
-        optional={"diverged_at": whole("Where the prompt leaves the step that it should continue.", 0)},
+        optional={
+            "diverged_at": whole("Where the prompt leaves the step that it should continue.", 0),
+            "divergence": open_object("Of a chat: the message, and both texts, where it parts from its last turn."),
+        },
     )
 }
 

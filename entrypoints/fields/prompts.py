@@ -55,6 +55,10 @@ SHARED: Properties = {
             0,
         )
     ),
+    "return_cache_report": flag(
+        "Report why prompt tokens were not found in the cache. /generate does so unless this is false, the other "
+        "endpoints only if it is true."
+    ),
     "user": string(
         "The user of the request; the leases of each user are limited. In a chat it also names the conversation, with "
         "the first message.",
@@ -198,6 +202,9 @@ def read_prompts(
     priorities = per_prompt.read_values("priority", _priority, 0)
     jobs = read_jobs(per_prompt, names)
     reuse_ends = per_prompt.read_values("no_reuse_from", _position, None)
+    cache_report = fields.get("return_cache_report")
+    if cache_report is not None:
+        typed(cache_report, bool, "return_cache_report")
     prompts = [
         Prompt(
             spec=RequestSpec(
@@ -223,6 +230,7 @@ def read_prompts(
             suffix_ids=continuations[i].suffix_ids,
             return_text_in_logprobs=logprobs[i].with_text,
             truncate_to=truncate_to,
+            return_cache_report=cache_report,
         )
         for i in range(tokens.size)
     ]

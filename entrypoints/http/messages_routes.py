@@ -3,11 +3,14 @@ name are not looked at."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
+from ...runtime.clients import Client
+from ..anthropic.diagnostics import diagnose
 from ..anthropic.errors import ERROR, error_body
 from ..anthropic.message_response import ANSWER, EVENT, NUM_TOKENS, message_events, whole_message
 from ..anthropic.messages import (
@@ -20,7 +23,7 @@ from ..anthropic.messages import (
     edited,
     parse_messages,
 )
-from ..chat.chats import Chats
+from ..chat.chats import ChatAnswer, Chats
 from ..description.openapi import GENERATING, Operation
 from ..fields.conversation_names import ConversationNames
 from ..fields.ignored import Ignored
@@ -71,6 +74,7 @@ class MessagesRoutes:
             with MESSAGE_NAMES.translated():
                 asked = await edited(asked, self._chats)
                 answer = await self._chats.open_chat(caller(request), asked.call)
+                asked = self._diagnosed(asked, caller(request), answer)
         headers = _with_anthropic_id(self._calls.answer_headers(asked.call.rid, ignored))
         model, new_call_id = self._calls.model, self._chats.parsers.new_call_id
         if asked.call.stream:
@@ -95,6 +99,15 @@ class MessagesRoutes:
             cleared = sum(edit["cleared_input_tokens"] for edit in asked.applied_edits)
             counted["context_management"] = {"original_input_tokens": len(ids) + cleared}
         return JSONAnswer(counted, headers=self._calls.report_ignored(ignored))
+
+    def _diagnosed(self, asked: MessagesRequest, client: Client, answer: ChatAnswer) -> MessagesRequest:
+        """The request with the answer to its ``diagnostics``."""
+        if asked.diagnostics is None or asked.diagnostics.rid is None:
+            return asked
+        namespace = asked.call.prompt.spec.namespace
+        is_known = self._chats.knows_turn(client, namespace, asked.diagnostics.rid)
+        diagnosis = diagnose(asked.diagnostics, answer.divergence, answer.continued, is_known=is_known)
+        return dataclasses.replace(asked, diagnosis=diagnosis)
 
     def _parse_messages(
         self, fields: dict[str, Any], rid: str | None, names: ConversationNames, ignored: Ignored

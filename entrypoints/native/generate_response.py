@@ -76,7 +76,7 @@ def dressed(output: Output, rows: Callable[[Iterable], Any] = list) -> dict[str,
     if finish is not None:
         meta["finish_reason"] = _finish_reason(finish, output.completion_tokens)
         meta["e2e_latency"] = output.e2e_latency
-        meta |= cache_report(output) | beam_scores(output) | draft_counts(output) | stage_details(output)
+        meta |= cache_report(output, default=True) | beam_scores(output) | draft_counts(output) | stage_details(output)
     if (logprobs := prompt.spec.logprobs) is not None:
         meta["input_token_logprobs"] = rows(map(_row, output.input_logprobs.without_top()))
         meta["output_token_logprobs"] = rows(map(_row, output.output_logprobs.without_top()))

@@ -24,7 +24,7 @@ from ..description.json_schema import (
     string,
     whole,
 )
-from ..fields.output_details import CACHED_TOKENS, cached_tokens
+from ..fields.output_details import CACHE_REPORT, CACHED_TOKENS, cache_report, cached_tokens
 from ..fields.reading import RID, read_rid, typed
 from ..fields.sampling import SAMPLING, with_model_defaults
 
@@ -84,7 +84,10 @@ USAGE = answered(
         "prompt_tokens": COUNT,
         "completion_tokens": COUNT,
         "total_tokens": COUNT,
-        "prompt_tokens_details": answered(CACHED_TOKENS),
+        "prompt_tokens_details": answered(
+            CACHED_TOKENS,
+            optional=CACHE_REPORT | {"cache_reports": list_of(CACHE_REPORT["cache_report"], "One for each prompt.")},
+        ),
     },
     title="Usage",
 )
@@ -186,11 +189,16 @@ def usage(outputs: Iterable[Output]) -> dict[str, Any]:
     firsts = [output for output in outputs if output.sample == 0]
     prompt = sum(output.prompt_tokens for output in firsts)
     completion = sum(output.completion_tokens for output in outputs)
+    details = cached_tokens(sum((output.found for output in firsts), FoundTokens()))
+    if len(firsts) == 1:
+        details |= cache_report(firsts[0])
+    elif reports := [each for output in firsts for each in cache_report(output).values()]:
+        details["cache_reports"] = reports
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": cached_tokens(sum((output.found for output in firsts), FoundTokens())),
+        "prompt_tokens_details": details,
     }
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -50,6 +50,8 @@ class RecordedRequest:
     job_id: str | None = None
     parent_rid: str | None = None
     no_reuse_from: int | None = None
+    missed: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> prompt tokens that the cache did not have for it."""
 
     @property
     def num_bytes(self) -> int:
@@ -81,6 +83,8 @@ class LineMaker:
             "cached_tokens": request.cached_tokens,
             "finish": request.finish,
         }
+        if request.missed:
+            fields["missed_tokens"] = dict(request.missed)
         if request.namespace:
             fields["namespace"] = self._digest("namespace", request.namespace)
         if request.job_id is not None:

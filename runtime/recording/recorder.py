@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from ...memory_pool.stores.block_store import RareWarnings
+from ...scheduler.outcome import missed_by_reason
 from ...scheduler.request_spec import RequestSpec
 from ..config import RecordingConfig
 from ..messages import TokenOutput
@@ -55,6 +56,7 @@ class _Open:
     """Empty for a continuation until its first output."""
     outputs: dict[int, bytearray] = field(default_factory=dict)
     cached_tokens: int = 0
+    missed: dict[str, int] = field(default_factory=dict)
     finish: str = ""
 
 
@@ -89,6 +91,7 @@ class RequestRecorder:
             request.finish = output.finish.type
             if output.index == 0:  # the other samples find what the first one has computed
                 request.cached_tokens = output.found.total
+                request.missed = missed_by_reason(output.cache_report)
 
     def end_request(self, rid: str) -> None:
         """Log a request with all its outputs ended. One aborted before its first token is skipped: its prompt may be
@@ -113,6 +116,7 @@ class RequestRecorder:
             job_id=spec.job_id,
             parent_rid=spec.continuation.parent_rid if spec.continuation is not None else None,
             no_reuse_from=spec.no_reuse_from,
+            missed=request.missed,
         )
         self._log.add_request(recorded)
 

@@ -339,3 +339,45 @@ def test_unserved_model_is_404(toy: ServerUnderTest) -> None:
             thinking={"type": "enabled", "budget_tokens": 1024},
         )
         assert "thinking: the model does not think" in thinking.headers["X-Baton-Warning"]
+
+
+@both_ways
+def test_changed_prompts_are_diagnosed(toy: ServerUnderTest, stream: bool) -> None:
+    """In Anthropic's words where the client asks with ``diagnostics``, by token in the cache report."""
+
+    def turn(client: anthropic.Anthropic, system: str, *messages: Any, previous: str | None) -> tuple[Message, dict]:
+        more = {"diagnostics": {"previous_message_id": previous}, "return_cache_report": True, "temperature": 0.0}
+        asked: Any = {"model": "toy", "max_tokens": 8, "system": system, "messages": list(messages)}
+        asked |= {"extra_body": more}
+        if not stream:
+            message = client.messages.create(**asked)
+            return message, message.to_dict(mode="json")["baton"]
+        with client.messages.stream(**asked) as events:
+            deltas: list[Any] = [each.to_dict(mode="json") for each in events if each.type == "message_delta"]
+            baton = deltas[0]["baton"]
+            return events.get_final_message(), baton
+
+    def reasons(baton: dict) -> list[str]:
+        return [span["reason"] for span in baton["cache_report"]["missed"]]
+
+    with anthropic.Anthropic(base_url=toy.url, api_key="any", max_retries=0) as client:
+        system, question = f"Be brief, and count to {7 + stream}.", user("How many lines are in manual.md?")
+        first, baton = turn(client, system, question, previous=None)
+        assert first.to_dict()["diagnostics"] is None and reasons(baton)[-1] == "required"
+        said = {"role": "assistant", "content": first.to_dict()["content"]}
+        second, baton = turn(client, system, question, said, user("And now?"), previous=first.id)
+        assert second.to_dict()["diagnostics"] is None and "divergence" not in baton["cache_report"]
+        told = baton["cache_report"]
+        found, missed = sum(told["found"].values()), sum(span["tokens"] for span in told["missed"])
+        assert found > 0 and set(reasons(baton)) <= {"unseen", "required"}
+        assert found + missed == second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0)
+
+        edited = system.replace("brief", "short")
+        third, baton = turn(client, edited, question, said, user("And now?"), previous=second.id)
+        diagnosis: Any = third.to_dict()["diagnostics"]
+        assert diagnosis["cache_miss_reason"]["type"] == "system_changed"
+        assert diagnosis["cache_miss_reason"]["cache_missed_input_tokens"] > 0
+        assert "diverged" in reasons(baton) and "brief" in baton["cache_report"]["divergence"]["was"]
+        assert "short" in baton["cache_report"]["divergence"]["now"]
+        fourth, _ = turn(client, system, question, previous="msg_of_nobody")
+        assert fourth.to_dict()["diagnostics"] == {"cache_miss_reason": {"type": "previous_message_not_found"}}

@@ -45,3 +45,5 @@ class LoggedRequest(msgspec.Struct, kw_only=True):
     hinted: bool = False
     cached_tokens: int | None = None
     """Prompt tokens that the recording server found in its cache; None where the log does not tell."""
+    missed: dict[str, int] = {}
+    """Reason -> prompt tokens that it did not find; empty where the log does not tell."""

@@ -2,7 +2,7 @@
 
 A line has the prompt as ``input_ids``, ``text``, ``messages`` (with ``tools``), or ``input_blocks``: hashes of blocks.
 It may have ``output_ids``, for one output or a list for each; ``output_text``, ``output_blocks``; ``time``,
-``seconds``, ``namespace``, ``continuation_of``, ``no_reuse_from``, ``cached_tokens``.
+``seconds``, ``namespace``, ``continuation_of``, ``no_reuse_from``, ``cached_tokens``, ``missed_tokens``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from .prompt_text import ID_BYTES, PromptText, id_units, key_of_ids
 
 MAX_NUMBER = 1e18
 """Limit of times in seconds and of token counts: larger ones are mistakes, and would overflow."""
+
+MAX_REASON_CHARS = 32
+"""Longer names of a miss's reason are no reasons, and are passed over."""
 
 _PROMPTS = ("input_ids", "text", "messages", "input_blocks")
 
@@ -85,6 +88,7 @@ class RequestReader:
             continues=item.get("continuation_of") is not None,
             hinted=item.get("no_reuse_from") is not None,
             cached_tokens=cached if type(cached) is int else None,
+            missed=_missed(item),
         )
 
     def _prompt(self, name: str, item: dict[str, Any]) -> bytes:
@@ -110,6 +114,16 @@ class RequestReader:
         if isinstance(text, str) and name != "input_ids":
             return [self._text.encode_output(text)]
         return []
+
+
+def _missed(item: dict[str, Any]) -> dict[str, int]:
+    """Reason -> tokens; {} if the item does not tell. Raises BadItem."""
+    missed = item.get("missed_tokens")
+    if missed is None:
+        return {}
+    if not isinstance(missed, dict):
+        raise BadItem("its missed_tokens is not an object")
+    return {reason: _count(missed, reason) for reason in missed if len(reason) <= MAX_REASON_CHARS}
 
 
 def _list(item: dict[str, Any], name: str) -> list[Any]:

@@ -20,7 +20,14 @@ from ...description.json_schema import (
     string,
     whole,
 )
-from ...fields.output_details import CACHED_TOKENS, STAGE_DETAILS, cached_tokens, stage_details
+from ...fields.output_details import (
+    CACHE_REPORT,
+    CACHED_TOKENS,
+    STAGE_DETAILS,
+    cache_report,
+    cached_tokens,
+    stage_details,
+)
 from ...fields.reading import STORED_RESPONSE_PREFIX
 from ...http_statuses import status_of
 from ..common import NULLABLE_TEXT
@@ -88,7 +95,7 @@ def _usage(output: Output, reasoning_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": output.prompt_tokens,
         # OpenAI counts what it charges for keeping; here that is nothing.
-        "input_tokens_details": {**cached_tokens(output.found), "cache_write_tokens": 0},
+        "input_tokens_details": {**cached_tokens(output.found), "cache_write_tokens": 0, **cache_report(output)},
         "output_tokens": output.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": output.prompt_tokens + output.completion_tokens,
@@ -100,7 +107,7 @@ def _usage(output: Output, reasoning_tokens: int) -> dict[str, Any]:
 _USAGE = answered(
     {
         "input_tokens": COUNT,
-        "input_tokens_details": answered({**CACHED_TOKENS, "cache_write_tokens": COUNT}),
+        "input_tokens_details": answered({**CACHED_TOKENS, "cache_write_tokens": COUNT}, optional=CACHE_REPORT),
         "output_tokens": COUNT,
         "output_tokens_details": answered({"reasoning_tokens": COUNT}),
         "total_tokens": COUNT,

@@ -185,3 +185,22 @@ def test_fuzzed_log_items_still_yield_a_report(tmp_path: Path, item: dict, array
     assert main([str(log), "--json", str(tmp_path / "r.json")]) == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["log"]["bad"] > 0 and report["log"]["items"] == 201
+
+
+def test_misses_are_grouped_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = turns(3)
+    lines[1]["missed_tokens"] = {"evicted": 30, "required": 1}
+    lines[2]["missed_tokens"] = {"unseen": 9, "required": 1, "x" * 99: 4}
+    log = write_lines(tmp_path / "log", *lines, {"input_ids": [1], "missed_tokens": {"evicted": -1}})
+    assert main([log, "--json", str(tmp_path / "r.json")]) == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["misses"] == [
+        {"reason": "evicted", "tokens": 30, "share": 30 / 41, "requests": 1},
+        {"reason": "unseen", "tokens": 9, "share": 9 / 41, "requests": 1},
+        {"reason": "required", "tokens": 2, "share": 2 / 41, "requests": 2},
+    ]
+    assert report["log"]["bad"] == 1
+    table = capsys.readouterr().out
+    assert "evicted" in table and "73.2%" in table
+    assert main([write_lines(tmp_path / "plain", *turns(3))]) == 0
+    assert "cache_report" not in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -168,3 +169,12 @@ def test_finished_output_has_its_cache_report() -> None:
         ],
         "diverged_at": 3,
     }
+
+
+def test_cache_report_can_be_left_out_and_has_the_divergence_of_a_chat() -> None:
+    report, prompt = CacheReport((MissedSpan("required", 3, 1),)), make_prompt(rid="r")
+    off = dataclasses.replace(prompt, return_cache_report=False)
+    assert "cache_report" not in dressed(output(LENGTH, off, cache_report=report))["meta_info"]
+    chat = dataclasses.replace(prompt, divergence={"kind": "system"})
+    told = dressed(output(LENGTH, chat, cache_report=report))["meta_info"]["cache_report"]
+    assert told["divergence"] == {"kind": "system"} and "diverged_at" not in told

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from baton.entrypoints.openai.common import usage
 from baton.entrypoints.openai.completion_response import CompletionResponse
 from baton.entrypoints.openai.completions import parse_completion
 from baton.runtime.answer import Output
 from baton.runtime.messages import BeamOutput, ContinuationOutput, RetainedOutput
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
+from baton.scheduler.outcome import CacheReport, FinishReason, FoundTokens, MissedSpan, RequestRefused
 from tests.doubles.byte_tokenizer import write_byte_tokenizer
 from tests.doubles.prompts import make_prompt
 
@@ -127,3 +129,18 @@ def test_stream_error_uses_openai_field_names(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestRefused, match="max_tokens") as caught:
         stream(call, tokenizer, [RequestRefused("max_new_tokens", param="max_new_tokens")])
     assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("wanted", [True, False, None])
+def test_usage_has_the_cache_reports_that_were_asked_for(wanted: bool | None) -> None:
+    report = CacheReport((MissedSpan("unseen", 3, 0), MissedSpan("required", 3, 1)))
+    told = {
+        "found": {"device": 1, "host": 0, "disk": 2, "remote": 0},
+        "missed": [{"reason": "unseen", "start": 3, "tokens": 0}, {"reason": "required", "start": 3, "tokens": 1}],
+    }
+    outputs = [output("x", LENGTH, place, cache_report=report) for place in range(4)]
+    for each in outputs:
+        each.prompt = dataclasses.replace(each.prompt, return_cache_report=wanted)
+    one, two = usage(outputs[:2])["prompt_tokens_details"], usage(outputs)["prompt_tokens_details"]
+    assert one.get("cache_report") == (told if wanted else None) and "cache_reports" not in one
+    assert two.get("cache_reports") == ([told, told] if wanted else None) and "cache_report" not in two

@@ -13,7 +13,7 @@ from baton.runtime.metrics import ServerMetrics
 from baton.runtime.recording.lines import HEADER
 from baton.runtime.recording.recorder import RequestRecorder, open_recorder
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
+from baton.scheduler.outcome import CacheReport, FinishReason, FoundTokens, MissedSpan, RequestRefused
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from baton.scheduler.token_buffer import pack_ids
@@ -49,13 +49,15 @@ def test_prompt_and_outputs_are_recorded(tokenizer: Tokenizer, tmp_path: Path) -
         call = await backend.manager.open_answer(SOLE_CLIENT, [prompt("a"), two], stream=True)
         await backend.output("a", "x")
         await backend.output("b", "q", LENGTH, index=0)
-        await backend.output("a", "y", LENGTH, found=FoundTokens(device=1))
+        spans = MissedSpan("evicted", 1, 3, 2.0), MissedSpan("evicted", 4, 1, 2.0, "x"), MissedSpan("required", 5, 1)
+        await backend.output("a", "y", LENGTH, found=FoundTokens(device=1), cache_report=CacheReport(spans))
         await backend.output("b", "p", LENGTH, index=1, found=FoundTokens(device=2))
         call.close()
 
     check(tokenizer, body, recorder=recorder)
     first, second = recorded(tmp_path / "log")
     assert first["input_ids"] == [97, 98] and first["output_ids"] == list(b"xy") and first["cached_tokens"] == 1
+    assert first["missed_tokens"] == {"evicted": 4, "required": 1} and "missed_tokens" not in second
     assert second["output_ids"] == [[ord("q")], [ord("p")]] and {"namespace", "job"} < second.keys()
     assert second["cached_tokens"] == 0, "the second sample found what the first had computed"
     assert b"baton:recorded_requests_total" in metrics.render()
