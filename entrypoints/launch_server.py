@@ -220,7 +220,8 @@ class _Server:
             timeout = self._args.server.ready_timeout
             raise ServerFailure(f"the worker was not ready within {timeout:g} s; see --ready-timeout") from None
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-        prompt = Prompt(spec=RequestSpec(rid="server-warm-up", sampling=sampling, retain_ttl=0.0), input_ids=[0])
+        spec = RequestSpec(rid="server-warm-up", sampling=sampling, retain_ttl=0.0, no_reuse_from=0)  # begins no job
+        prompt = Prompt(spec=spec, input_ids=[0])
         try:
             with await self._manager.open_answer(SOLE_CLIENT, [prompt], stream=False) as answer:
                 await answer.outputs()

@@ -229,7 +229,8 @@ def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
     """Run a prefill and a few decodes, so that the first client does not pay for lazy initialisation."""
     sampling = SamplingParams(max_new_tokens=3, temperature=0.0, ignore_eos=True)
     now = time.monotonic()
-    scheduler.add_request(RequestSpec(rid="warm-up", input_ids=pack_ids([0, 0]), sampling=sampling), now)
+    spec = RequestSpec(rid="warm-up", input_ids=pack_ids([0, 0]), sampling=sampling, no_reuse_from=0)  # begins no job
+    scheduler.add_request(spec, now)
     while (batch := scheduler.next_batch(now)) is not None:
         scheduler.process_result(step_runner.run(batch).result, now)
     scheduler.forget_record("warm-up")

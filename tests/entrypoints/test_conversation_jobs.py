@@ -178,6 +178,7 @@ def test_conversations_without_a_name_are_jobs_by_their_turns(server: ServerUnde
     (name,) = set(job_ids(server)) - {*before}
     chat(server, turns)
     assert name.startswith("chat-") and job(server, name)["turns"] == 2
+    assert not any("warm-up" in each for each in job_ids(server)), "the server's own requests are no jobs"
 
 
 def test_strong_name_holds_where_messages_continue_another_job(server: ServerUnderTest) -> None:

@@ -360,7 +360,7 @@ def test_every_name_parameter_is_attacked() -> None:
 # -- the attacks -------------------------------------------------------------------------------------------------------
 
 _TIMES = {"e2e_latency", "created", "created_at", "completed_at"}
-_COUNTED = {"cached_tokens", "cached_tokens_details", "cache_read_input_tokens", "input_tokens"}
+_COUNTED = {"cache_report", "cached_tokens", "cached_tokens_details", "cache_read_input_tokens", "input_tokens"}
 """Of a prompt that was sent before; the cache is shared."""
 
 
