@@ -71,7 +71,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     logprobs: None for none.
     returns_prompt: its first output brings the ids of the whole prompt, the parent's included.
     predecessor: a request that may have computed the beginning of the prompt; not with a continuation.
-    retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the server's default.
+    retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the
+    server's default, and lets the policy keep those of a job; 0 keeps none.
     retain_n: how many of the n sequences (the first, or the best) stay leased; None for all.
     banned: token sequences that no output may hold, from ``sampling.bad_words``; empty until they are tokenised.
     client: the client's name as far as it is known, for the budgets per client; "" if it is unknown.

@@ -156,9 +156,9 @@ def hints(settings: dict[str, Any]) -> list[str]:
     """Reasons why a server with these settings may be right not to pin."""
     policy = settings.get("schedule_policy")
     if policy in ("fcfs", "lpm"):
-        return [f"the server's policy is {policy}, which pins nothing: start it with --schedule-policy handoff"]
-    if policy == "handoff" and (settings.get("host_cache_gb") or settings.get("host_cache_ratio")):
-        return ["the server has a host cache, and handoff does not pin what has a copy there"]
+        return [f"the server's policy is {policy}, which pins nothing: start it with --schedule-policy auto"]
+    if policy in ("auto", "handoff") and (settings.get("host_cache_gb") or settings.get("host_cache_ratio")):
+        return [f"the server has a host cache, and {policy} does not pin what has a copy there"]
     return []
 
 

@@ -280,7 +280,7 @@ class Simulation:
             sampling=self._sampling,
             input_ids=pack_ids(prompt),
             predecessor=Predecessor(playing.last_rid) if sender != "bare" and playing.last_rid and turn.kept else None,
-            retain_ttl=pin_s,
+            retain_ttl=pin_s or None,
             job_id=job_ids.get(sender, job.name),
             is_last_step=playing.is_last_turn and sender not in UNNAMED,
             unasked=sender == "plain",

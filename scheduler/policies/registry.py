@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .auto import Auto
 from .job_policies import ContextServe, Continuum, Handoff
 from .policy import PolicyTools, SchedulePolicy
 from .request_policies import DepthFirstByWeight, FirstComeFirstServed, LongestPrefixMatch, RandomOrder
 
 POLICIES: dict[str, Callable[[PolicyTools], SchedulePolicy]] = {
+    "auto": Auto,
     "fcfs": lambda tools: FirstComeFirstServed(tools.fill_time),
     "lpm": lambda tools: LongestPrefixMatch(tools.cache, tools.fill_time),
     "dfs-weight": lambda tools: DepthFirstByWeight(tools.cache, tools.fill_time),
@@ -18,7 +20,7 @@ POLICIES: dict[str, Callable[[PolicyTools], SchedulePolicy]] = {
     "context-serve": ContextServe,
 }
 
-PINNING = ("handoff", "continuum", "context-serve")
+PINNING = ("auto", "handoff", "continuum", "context-serve")
 """Policies that keep a job's KV while its tool runs."""
 
 

@@ -145,7 +145,7 @@ class Harness:
         max_new_tokens: int | None = 8,
         *,
         namespace: str = "",
-        retain_ttl: float = 0.0,
+        retain_ttl: float | None = None,
         retain_n: int | None = None,
         continuation: ContinuationSpec | None = None,
         predecessor: Predecessor | None = None,

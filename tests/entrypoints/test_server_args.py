@@ -184,5 +184,5 @@ def test_help_lists_every_flag_with_its_default() -> None:
 @pytest.mark.parametrize("flags", [["--pin-time", "cdf"], ["--pin-seconds", "5"]])
 def test_pin_flags_require_a_pinning_policy(flags: list[str]) -> None:
     assert parse_command_line([*MODEL, *flags, "--schedule-policy", "continuum"])
-    with pytest.raises(ValueError, match=f"{flags[0]} is .*, but --schedule-policy fcfs pins nothing; use handoff"):
+    with pytest.raises(ValueError, match=f"{flags[0]} is .*, but --schedule-policy fcfs pins nothing; use auto"):
         parse_command_line([*MODEL, *flags])

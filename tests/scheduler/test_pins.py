@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.policies.registry import PINNING
 from tests.doubles.kv_echo import expected_output
 from tests.doubles.scheduler_harness import PAGES, Harness
 
@@ -258,6 +259,18 @@ def test_kv_of_finished_job_is_evicted_first() -> None:
     system, stranger, job = left["handoff"]
     assert (system, stranger) == (69, 60) and job < len(PROMPT) + 20
     assert left["continuum"][1] < 60, "by age alone the stranger goes"
+
+
+@pytest.mark.parametrize("policy", PINNING)
+@pytest.mark.parametrize(("asked", "kept"), [(None, 1), (0.0, 0), (0.01, 1)])
+def test_no_policy_pins_a_step_whose_client_wants_nothing_kept(policy: str, asked: float | None, kept: int) -> None:
+    scene = harness(policy=policy)
+    said = turn(scene, "a", PROMPT, retain_ttl=asked)
+    assert len(scene.scheduler._leases) == kept
+    scene.scheduler.record_tool_calls("a", 0, BASH, scene.now)
+    scene.step()
+    assert len(scene.scheduler._leases) == kept
+    turn(scene, "b", [*said, 2])
 
 
 def test_handoff_policy_drops_pin_with_host_copy_at_once() -> None:

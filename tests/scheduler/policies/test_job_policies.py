@@ -8,7 +8,8 @@ import pytest
 
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
-from baton.scheduler.policies.job_policies import FAST_S, MAX_PIN_S, ContextServe, Continuum, Handoff
+from baton.scheduler.policies.auto import Auto
+from baton.scheduler.policies.job_policies import FAST_S, MAX_PIN_S, ContextServe, Continuum, Handoff, JobOrder
 from baton.scheduler.policies.policy import PinTime, PolicyTools
 from baton.scheduler.policies.registry import PINNING, POLICIES, make_policy
 from tests.doubles.job_scene import finished, job, step_of, tools
@@ -50,8 +51,9 @@ class TestJobOrder:
         step = step_of(old, 9999)
         assert policy.order([stranger, step], 9.0) == [stranger, step]
 
-    def test_newest_job_is_victim_unless_in_last_step(self) -> None:
-        policy = Continuum(tools())
+    @pytest.mark.parametrize("kind", [Continuum, Handoff, Auto])
+    def test_newest_job_is_victim_unless_in_last_step(self, kind: type[JobOrder]) -> None:
+        policy = kind(tools())
         oldest, middle, newest = job(0.0), job(3.0), job(6.0)
         first, second = step_of(oldest, 9), step_of(middle, 8)
         last = step_of(newest, 7, is_last=True)
@@ -85,8 +87,8 @@ def knowing(**more: Any) -> PolicyTools:
 
 
 class TestPins:
-    @pytest.mark.parametrize("policy", [Continuum, ContextServe, Handoff])
-    def test_step_with_unread_calls_is_pinned_provisionally(self, policy: type[Continuum]) -> None:
+    @pytest.mark.parametrize("policy", [Continuum, ContextServe, Handoff, Auto])
+    def test_step_with_unread_calls_is_pinned_provisionally(self, policy: type[JobOrder]) -> None:
         assert policy(tools(provisional_s=0.7)).ttl(finished(read=False), 100.0) == 0.7
 
     def test_fcfs_pins_nothing(self) -> None:
@@ -102,11 +104,12 @@ class TestPins:
         commands = ("ls -l", "make all", "./run", "quick", "crawl")
         assert [policy.ttl(finished(command), 100.0) for command in commands] == [FAST_S, 0.0, 2.0, FAST_S, 0.0]
 
-    def test_handoff_pins_only_steps_expected_back_in_time(self) -> None:
-        policy = Handoff(knowing())
+    @pytest.mark.parametrize("kind", [Handoff, Auto])
+    def test_handoff_pins_only_steps_expected_back_in_time(self, kind: type[Handoff]) -> None:
+        policy = kind(knowing())
         assert 0.2 < policy.ttl(finished("quick"), 100.0) < 3.0  # a little longer than ever, too
         assert policy.ttl(finished("crawl"), 100.0) == 0.0
-        assert Handoff(tools()).ttl(finished("new"), 100.0) == 2.0, "without a history it is a fixed time"
+        assert kind(tools()).ttl(finished("new"), 100.0) == 2.0, "without a history it is a fixed time"
         assert policy.ttl(finished("quick", has_copy=True), 100.0) == 0.0, "the host has it"
         assert policy.ttl(finished(read=False, has_copy=True), 100.0) == 0.0
 
@@ -121,9 +124,10 @@ class TestPins:
         forever = tools(pin_seconds=1e9)
         assert Continuum(forever).ttl(finished("new"), 100.0) == MAX_PIN_S
 
-    def test_handoff_breaks_newest_job_first_and_claimed_leases_last(self) -> None:
+    @pytest.mark.parametrize("kind", [Handoff, Auto])
+    def test_handoff_breaks_newest_job_first_and_claimed_leases_last(self, kind: type[Handoff]) -> None:
         """Of jobs that are expected back; those that are not go by how long they have been idle."""
-        policy = Handoff(tools())
+        policy = kind(tools())
         old, new, asked, late, later, claimed = (granted_lease(n, idle_since=50.0 + n) for n in range(6))
         claimed = claimed_lease(5)
         for lease, arrival, until in ((old, 1.0, 99.0), (new, 40.0, 99.0), (late, 0.5, 98.0), (later, 0.2, 98.0)):
@@ -165,6 +169,6 @@ class TestPins:
         assert not policy.may_break_for(waiting_request(7), lease, 97.0)
         assert policy.may_break_for(waiting_request(7), lease, 97.5) == (name in PINNING)
 
-    def test_only_handoff_retires_finished_jobs(self) -> None:
-        assert Handoff(tools()).retires_jobs
+    def test_only_handoff_and_auto_retire_finished_jobs(self) -> None:
+        assert Handoff(tools()).retires_jobs and Auto(tools()).retires_jobs
         assert not Continuum(tools()).retires_jobs and not fcfs().retires_jobs
