@@ -17,7 +17,7 @@ from ...radix.lease import Lease
 from ..batch import ScheduleBatch
 from ..request import Request, RequestStatus
 from ..scheduler import Scheduler
-from .reports import MAX_PHASES, Life, Phase, PhaseKind
+from .reports import MAX_MISSES, MAX_PHASES, Life, Phase, PhaseKind
 from .snapshots import num_output
 
 MAX_LIVES = 200
@@ -219,6 +219,9 @@ class LifeRecorder:
         recorded.is_admitted = True
         life, inheritance = recorded.life, request.inheritance
         life.prompt, life.cached = request.prompt_len, request.found.total
+        if (report := request.cache_report) is not None:
+            spans = report.missed[:MAX_MISSES]
+            life.missed = [(span.reason, span.start, span.tokens, span.seconds_ago, span.by) for span in spans]
         if inheritance is None:
             return
         life.path = "match" if inheritance.path == "tier" else inheritance.path

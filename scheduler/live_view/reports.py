@@ -13,6 +13,13 @@ Phase = tuple[PhaseKind, float, float | None, int]
 """(kind, begin, end, tokens). end: None while the phase lasts. tokens: of the waiting or retracted prompt, of a chunk,
 decoded so far, or under a lease."""
 
+Miss = tuple[str, int, int, float | None, str | None]
+"""Prompt tokens that were not found in the cache: (reason, position of the first, tokens, seconds since the last of
+them left it, the request that needed the memory). See `MissedSpan`."""
+
+MAX_MISSES = 16
+"""Misses kept of one life, the first ones."""
+
 MAX_PHASES = 64
 """Phases kept of one life; beyond that, two consecutive ones of one kind are merged or, failing that, the second is
 dropped."""
@@ -36,6 +43,8 @@ class Life(msgspec.Struct, omit_defaults=True):
     """Rid of the request that took over its KV."""
     path: Literal["handoff", "fork", "match", "fallback"] | None = None
     end: Literal["stop", "length", "abort", "error"] | None = None
+    missed: list[Miss] = []
+    """Set at the first admission."""
 
 
 class RunningNow(msgspec.Struct, omit_defaults=True):

@@ -54,6 +54,7 @@ def test_life_has_phases_for_chunks_and_decode() -> None:
     ]
     life = loop.lives["a", 0]
     assert (life.arrival, life.prompt, life.cached, life.output, life.end) == (2, 70, 0, 3, "length")
+    assert life.missed == [("unseen", 0, 69, None, None), ("required", 69, 1, None, None)]
 
 
 def test_phases_of_overlapped_chunks_are_contiguous() -> None:

@@ -6,7 +6,7 @@ import { count, countdown, duration, exact, shortened, visible } from "./drawing
 const PHASES = { prefill: "prefill", decode: "decode", beam: "beams", queued: "queued", loading: "loading", parent: "for its parent" };
 
 /** One table with a heading that counts, and a line for when it is empty. */
-class ListTable {
+export class ListTable {
   /** columns: [[title, class], …]; fill(cells, value): writes a row. */
   constructor(container, title, columns, fill) {
     this.number = element("span", { class: "number" });
@@ -35,7 +35,7 @@ class ListTable {
   }
 }
 
-function name(cell, text, job) {
+export function name(cell, text, job) {
   const shown = shortened(visible(text), 80);
   // Most name their requests after their jobs, or the other way round: then one name is enough.
   const named = job ? !job.includes(text) && !text.includes(job) : false;

@@ -7,6 +7,7 @@ import { shortened, tokens, visible } from "./drawing/format.js";
 import { Frames } from "./drawing/frames.js";
 import { BatchLists, HeldLists } from "./lists.js";
 import { LivesPanel } from "./lives/lives_panel.js";
+import { MissList } from "./misses.js";
 import { showFirstSteps, showNoCache } from "./newcomers.js";
 import { Store } from "./data/store.js";
 import { EventStream } from "./data/stream.js";
@@ -37,12 +38,14 @@ const lives = new LivesPanel(
 );
 const batch = new BatchLists(byId("batch-lists"));
 const held = new HeldLists(byId("held-lists"));
+const misses = new MissList(byId("held-lists"));
 batch.clear();
 
 const showLists = frames.add(() => {
   if (store.update === null) return;
   batch.show(store.update);
   held.show(store.update, store.clock.now());
+  misses.show(store.lives.values());
 });
 const showTree = frames.add(() => {
   if (tree.snapshot !== store.tree) tree.show(store.tree);
@@ -69,6 +72,7 @@ function greet(hello) {
     tree.clear();
     lives.clear();
     held.clear();
+    misses.show([]);
     batch.clear();
     showPaused();
     announce("The server was restarted: what the page showed of the one before is gone");

@@ -45,6 +45,22 @@ def test_empty_server_shows_first_steps(open_page: Open) -> None:
         assert shown.wait_rows(1) == ["first, prefill in 1 chunk now"]
 
 
+def test_misses_are_listed_with_their_place(dashboard: FakeDashboard, open_page: Open) -> None:
+    shown = open_page(dashboard.url).wait_live()
+    shown.wait_text("#held-lists", "No miss")
+    evicted = ["evicted", 30, 60, 3.0, "<b>large</b>"]
+    missed = [evicted, ["diverged", 90, 29, None, None], ["required", 119, 1, None, None]]
+    old = scenes.life("old", [["prefill", 90.0, 91.0, 9]], missed=[["unseen", 0, 119, None, None]])
+    new = scenes.life("new", [["prefill", 100.0, None, 9]], cached=30, missed=missed)
+    dashboard.send_update(old, new, t=100.2)
+    shown.wait_text("#held-lists", "89 / 120")
+    held = " ".join(shown.text("#held-lists").split())
+    assert "60 evicted from 30 on, 3.0 s before, for <b>large</b>; 29 diverged from 90 on" in held
+    assert "old" not in held and "required" not in held
+    marks = "[...document.querySelectorAll('.places i')].map((mark) => [mark.style.left, mark.style.width].join())"
+    assert shown.page.evaluate(marks) == ["25%,50%", "75%,24.2%"]
+
+
 def test_disabled_radix_cache_is_shown(open_page: Open) -> None:
     with FakeDashboard(scenes.hello(radix_cache=False), scenes.update()) as dashboard:
         shown = open_page(dashboard.url).wait_live()

@@ -133,7 +133,7 @@ def test_tab_key_reaches_every_section(busy: FakeDashboard, open_page: Open) -> 
         "Running and waiting",
         "minute",
     ]
-    expected += ["stage-1", "Leases and jobs"]
+    expected += ["stage-1", "Leases, jobs and misses"]
     assert [part in stop for part, stop in zip(expected, stops, strict=True)] == [True] * 9, stops
 
 

@@ -1,6 +1,7 @@
 // Texts about a request's life: in its row, in the tooltip, in its details, and for screen readers.
 
 import { count, duration, exact, plural, shortened, visible } from "../drawing/format.js";
+import { missesOf, wordsOfMiss } from "../misses.js";
 
 const DOING = {
   queued: "queued",
@@ -68,6 +69,8 @@ export function factsOf(life, now) {
   const facts = [["Request", shortened(nameOf(life), 200)]];
   const prompt = life.cached > 0 ? `${exact(life.prompt)} tokens, ${exact(life.cached)} of them cached` : `${exact(life.prompt)} tokens`;
   facts.push(["Prompt", prompt], ["Output", `${exact(life.output)} tokens`]);
+  const missed = missesOf(life);
+  if (missed.length > 0) facts.push(["Not found", missed.map(wordsOfMiss).join("; ")]);
   if (life.path !== undefined) facts.push(["Path", PATHS[life.path] ?? visible(life.path)]);
   for (const { kind, times, seconds, tokens, running } of summary(life, now)) {
     const chunks = kind === "prefill" ? `, ${plural(times, "chunk")} of ${count(tokens)} tokens in all` : "";
