@@ -54,6 +54,10 @@ _WORKER_COUNTERS = {
     "pins_demoted": ("jobs.demoted", "Expired or broken pins with a copy on a tier below the device."),
     "pin_slot_seconds": ("jobs.slot_seconds", "Tokens × seconds that pins held."),
     "pin_saved_tokens": ("jobs.saved_tokens", "Tokens of pins that were taken over instead of being recomputed."),
+    "tool_returns": ("jobs.tool_returns", "Returns of jobs after a step that called tools."),
+    "tool_away_seconds": ("jobs.tool_away_s", "Seconds that these jobs were away."),
+    "user_returns": ("jobs.user_returns", "Returns of jobs after a step without calls: the user wrote again."),
+    "user_away_seconds": ("jobs.user_away_s", "Seconds that the users of these jobs took."),
     "pin_returned_tokens": ("jobs.returned_tokens", "Tokens that were pinned when their job returned."),
     "pin_returned_hit_tokens": (
         "jobs.returned_hit_tokens",

@@ -31,7 +31,8 @@ from .jobs.family import adopt_child, ancestors, hold_for_children, note_activit
 from .jobs.finished_turns import FinishedTurn, FinishedTurns
 from .jobs.job import FinishedStep, Job, describe_job
 from .jobs.job_table import JobTable
-from .jobs.kept_turn import KeptTurn
+from .jobs.kept_turn import KeptTurn, Worth
+from .jobs.openings import Openings
 from .policies.job_policies import MAX_PIN_S
 from .policies.policy import PolicyTools, SchedulePolicy
 from .request import Request
@@ -41,6 +42,9 @@ from .token_buffer import unpack_ids
 
 COPIED = 0.9
 """Share of a step's KV that a tier must hold, or have promised, to count as having a copy of it."""
+
+LIKELY = 0.5
+"""A first turn of a client that continues at least this share of them is kept as if it were asked for."""
 
 MAX_EVENTS = 100_000
 """Events kept until `take_events` is called; later ones are dropped, and counted."""
@@ -62,9 +66,11 @@ class PinManager:
         """max_jobs, max_turns: the most jobs, and finished turns for `find_job`, on record."""
         self._cache = tools.cache
         self.times = tools.times
+        self._fill_time = tools.fill_time
         self._leases = leases
         self._policy = policy
         self._moment_s = tools.provisional_s
+        self._openings = Openings()
         self._table = JobTable(max_jobs)
         self._turns = FinishedTurns(max_turns)
         self._pins: dict[Lease, FinishedStep] = {}
@@ -129,12 +135,17 @@ class PinManager:
             return
         job, forgotten = self._table.open_job(spec.namespace, first.job_id, now, first.serial, spec.client)
         for old in forgotten:
+            self._count_opening(old, continued=False)
             self._let_go(old)
+        if not job.turns and not job.open_rids:
+            job.is_unasked = first.is_unasked
         if job.ended is not None and not job.open_rids:
+            self._count_opening(job, continued=True)
             job.returns += 1
             self.trace.record_return(job, now)
             if self._table.mark_returned(job):
                 self._note_duration(job, now - job.ended)
+                self._count_away(job, now - job.ended)
             job.ended = None
         self._pinned_at_arrival[first] = max((step.tokens for step in job.pinned_steps()), default=0)
         self._table.open_request(job, spec.rid, len(requests))
@@ -268,6 +279,7 @@ class PinManager:
         step.expected_until = until if calls else -math.inf
         step.own_until = max(until, step.asked_until, now)  # at ``now`` it expires with the next step
         self._expect(step.lease, step.expected_until)
+        self._value_calls(step.lease, step, until)
         self._leases.extend_lease(step.lease, step.own_until)
         self._hold_family(job, now)
 
@@ -275,6 +287,31 @@ class PinManager:
         """A finished step of a job that is still kept."""
         job = self._table.job_of_rid(rid)
         return next((s for s in job.steps if (s.rid, s.index) == (rid, index)), None) if job is not None else None
+
+    def _value_calls(self, lease: Lease, step: FinishedStep, until: float) -> None:
+        """Value a turn by its calls, now that they are known: raise the worth of a first turn that is likely to be
+        continued, and note when the worth falls. until: time until which the policy pins it."""
+        kept, calls, client = lease.owner, step.calls, step.job.client
+        assert isinstance(kept, KeptTurn) and calls is not None
+        opened = self._openings.share_continued(client)
+        if kept.worth is Worth.FIRST_TURN and (calls or opened >= LIKELY):
+            kept.worth = Worth.ASKED_FOR
+        within_s = self._fill_time.seconds
+        first = self.times.chance((), within_s)
+        if first is None or kept.worth is Worth.FIRST_TURN:
+            return
+        stay_s = self.times.stay_s(calls, within_s, opened * first, MAX_PIN_S)
+        if stay_s is not None:
+            kept.falls_at = max(step.ended + stay_s, until)
+            if kept.falls_at < step.own_until:  # otherwise the lease ends first
+                heappush(self._expected, (kept.falls_at, next(self._numbers), lease))
+
+    def _count_opening(self, job: Job, *, continued: bool) -> None:
+        """Learn whether a job went beyond its first turn, if that is where it was."""
+        if job.is_opening and job.ended is not None:
+            self._openings.record_opening(job.client, continued=continued)
+            if not continued:
+                job.is_unasked = False  # it counts once, even if it comes back
 
     def _note_duration(self, job: Job, seconds: float) -> None:
         """Record that the tools of the job's last step took this many seconds, or longer."""
@@ -305,6 +342,14 @@ class PinManager:
                 self._expect(lease, expected)
                 self._leases.extend_lease(lease, deadline)
 
+    def _count_away(self, job: Job, seconds: float) -> None:
+        """Count a return after this many seconds."""
+        if (last := job.last_step) is not None and last.calls is not None:
+            of, stats = ("tool" if last.calls else "user"), self._stats
+            returns, away_s = f"{of}_returns", f"{of}_away_s"
+            changes = {returns: getattr(stats, returns) + 1, away_s: getattr(stats, away_s) + seconds}
+            self._stats = replace(stats, **changes)
+
     # -- once a turn --------------------------------------------------------------------------------------------------
 
     def settle_pins(self, now: float) -> None:
@@ -314,10 +359,18 @@ class PinManager:
         for job in unsettled:
             self._hold_family(job, now)
         for job in self._table.give_up_jobs(now, MAX_PIN_S):
-            self._note_duration(job, MAX_PIN_S)
+            if job.is_opening:  # it says nothing about the users of conversations that are continued
+                self._count_opening(job, continued=False)
+            else:
+                self._note_duration(job, MAX_PIN_S)
         while self._expected and self._expected[0][0] < now:
             _, _, lease = heappop(self._expected)
-            self._leases.extend_lease(lease, lease.deadline)  # its value has fallen
+            if lease.state is LeaseState.GRANTED:
+                kept = lease.owner
+                assert isinstance(kept, KeptTurn)
+                if max(kept.falls_at, kept.expected_until) < now:  # children of the job may have moved the latter
+                    kept.worth = Worth.FIRST_TURN
+                self._leases.extend_lease(lease, lease.deadline)  # its value has fallen
         for lease in [lease for lease in self._pins if not lease.is_live]:
             step, stats = self._pins.pop(lease), self._stats
             kind = _ENDS[lease.state]

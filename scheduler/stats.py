@@ -109,6 +109,12 @@ class JobStats:
     """Tokens that were not computed again, because a pin was taken over."""
     returned_tokens: int = 0
     """Tokens that were pinned when the job's next step arrived."""
+    tool_returns: int = 0
+    """Returns of jobs with a last step that called tools."""
+    tool_away_s: float = 0.0
+    user_returns: int = 0
+    """Returns of jobs with a last step that called nothing: the user wrote again."""
+    user_away_s: float = 0.0
     returned_hit_tokens: int = 0
     """Returned tokens that the step found in the cache; fewer where a template drops the model's reasoning."""
 

@@ -34,6 +34,7 @@ _JOB = answered(
         "is_over": flag("Its last step has ended."),
         "pinned_tokens": COUNT,
         "pins": list_of(_PIN),
+        "waits_for": nullable(string("The tools that run since its last step, or `the user`.")),
         "last_calls": nullable(list_of(string("The tool's name."))),
         "returns_in_s": nullable(number("Predicted; null where its tool is unknown.", 0)),
         "prompt_tokens": COUNT,

@@ -36,11 +36,27 @@ MAX_NAMES = 8
 """Most tools in a name; if an answer calls more, the first in alphabetical order stand for all."""
 
 
+USER = ""
+"""The name under which durations are kept after an answer without calls: the time that the user takes to write again.
+No tool has it."""
+
+USER_SHOWN = "the user"
+"""How that name is shown and saved."""
+
+NAMELESS = "?"
+"""Stands for the name of a tool that was called by an empty one."""
+
+
 def name_of(calls: tuple[ToolCall, ...]) -> str:
-    """Name under which durations are kept: the tool's name, or the joined names of tools that run at the same time. ""
-    without a call: then the duration is the time a user takes to answer."""
-    names = sorted({call.tool for call in calls})
+    """Name under which durations are kept: the tool's name, or the joined names of tools that run at the same time;
+    `USER` without a call."""
+    names = sorted({call.tool or NAMELESS for call in calls})
     return "+".join(names[:MAX_NAMES])
+
+
+def shown_name(calls: tuple[ToolCall, ...]) -> str:
+    """What an answer with these calls waits for, for readers."""
+    return name_of(calls) or USER_SHOWN
 
 
 def programs_in(command: str) -> list[list[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...radix.lease import Lease
-from .calls import ToolCall
+from .calls import ToolCall, shown_name
 
 MAX_STEPS = 8
 """The last finished steps of a job, which its next request may continue."""
@@ -40,6 +40,9 @@ class Job:
     """How often it sent a new request after all earlier ones had ended."""
     is_over: bool = False
     """Its last step has ended."""
+    is_unasked: bool = False
+    """The client of its first request named no job and asked for no lease. False once that has counted as an opening
+    which was not continued."""
     shared_tokens: int | None = None
     """Tokens that its first request found in the cache: others computed them and may use them too. None until that
     request has ended."""
@@ -61,6 +64,12 @@ class Job:
     @property
     def last_step(self) -> FinishedStep | None:
         return self.steps[-1] if self.steps else None
+
+    @property
+    def is_opening(self) -> bool:
+        """True while it waits for the user to write for the second time, if ever; see openings.py."""
+        last = self.last_step
+        return self.is_unasked and not (self.returns or self.is_over) and last is not None and last.calls == ()
 
     def pinned_steps(self) -> list[FinishedStep]:
         """The finished steps that have a live lease."""
@@ -112,6 +121,7 @@ def describe_job(job: Job, now: float, predicted: float | None) -> dict[str, Any
         "is_over": job.is_over,
         "pinned_tokens": sum(step.tokens for step in pinned),
         "pins": [_describe_pin(step, now) for step in pinned],
+        "waits_for": shown_name(last.calls) if last is not None and last.calls is not None else None,
         "last_calls": [call.tool for call in last.calls] if last is not None and last.calls is not None else None,
         "returns_in_s": returns,
         "prompt_tokens": job.prompt_tokens,

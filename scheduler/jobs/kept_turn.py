@@ -14,9 +14,11 @@ class Worth(IntEnum):
     """How likely a turn is to be continued. A higher worth outlasts a lower one."""
 
     FIRST_TURN = 0
-    """The first turn of a conversation, without a lease or job from the client: most are never continued."""
+    """The first turn of a conversation, without a lease or job from the client: most are never continued. A turn that
+    has been away for so long that its return is no likelier counts the same."""
     ASKED_FOR = 1
-    """The client named a job, or asked for a lease."""
+    """The client named a job, or asked for a lease; or a first turn called a tool, or its client continues most of
+    them."""
     RETURNED = 2
     """The turn continued an earlier one, or another request waits for it."""
 
@@ -30,6 +32,8 @@ class KeptTurn:
     expected_until: float = -math.inf
     """Time until which the policy expects its job back: while its text has not been parsed, and then while its tool
     runs. A turn that called nothing sets no such time: its user may or may not write again."""
+    falls_at: float = math.inf
+    """Time from which its return is no likelier than that of a first turn, so that it is worth no more."""
 
 
 def job_id_of(lease: Lease) -> str | None:

@@ -7,6 +7,9 @@ to live are computed from a mixture: the observed durations, each of weight 1, a
 (`LogNormalBelief`), of total weight BELIEF_WORTH. This is the prediction of a Dirichlet process with that base. For a
 tool never seen, the durations of all tools are used; for one seen often, its own dominate, and the belief adds only a
 tail.
+
+After an answer without calls the user is the tool. Users read and think, tools run: neither says anything about the
+other, so the user's durations are learned alone, and nothing stands in for them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from .calls import ToolCall, name_of, text_of
+from .calls import USER, ToolCall, name_of, text_of
 from .history import MAX_TOOLS, PER_TOOL, ToolHistory
 from .speed import LearnedSpeed, Speed, by_rules, by_times
 
@@ -31,6 +34,9 @@ shares."""
 
 PRIOR_WORTH = 2.0
 """Weight of the belief about all tools, in observed durations, when it is the prior for one tool."""
+
+ENOUGH = 8
+"""Observed durations from which the chance of a return is judged by them alone."""
 
 LEAST_S = 1e-3
 """Shorter durations count as this: 0 has no logarithm, and such differences do not matter."""
@@ -66,7 +72,7 @@ class ToolTimes:
         all the same. Empty if nothing is known of any tool."""
         own = self.history.durations_of(name_of(calls)) if calls is not None else ()
         if not len(own) or calls is None:
-            return self.history.all_durations(), None
+            return self._of_unseen(calls), None
         both = np.concatenate([own, self.belief(calls).quantiles(_NORMAL)])
         weights = np.concatenate([np.ones(len(own)), np.full(len(_NORMAL), BELIEF_WORTH / len(_NORMAL))])
         order = np.argsort(both, kind="stable")
@@ -75,9 +81,28 @@ class ToolTimes:
     def predicted_s(self, calls: Calls) -> float | None:
         """Median duration in seconds, over all tools if this one was never seen; None if nothing is known."""
         own = self.history.durations_of(name_of(calls)) if calls is not None else ()
-        durations = own if len(own) else self.history.all_durations()
+        durations = own if len(own) else self._of_unseen(calls)
         middle = durations[(len(durations) - 1) // 2 : len(durations) // 2 + 1]  # ascending
         return float(np.mean(middle)) if len(durations) else None
+
+    def _of_unseen(self, calls: Calls) -> np.ndarray:
+        """The durations that stand in for those of a tool never seen: of all tools. float64 [n], ascending; empty for
+        the user."""
+        return self.history.all_durations() if calls != () else np.empty(0)
+
+    def chance(self, calls: tuple[ToolCall, ...], within_s: float) -> float | None:
+        """The share of the observed durations that are no longer than ``within_s``; None of fewer than `ENOUGH`."""
+        durations = self.history.durations_of(name_of(calls))
+        if len(durations) < ENOUGH:
+            return None
+        return float(np.searchsorted(durations, within_s, "right")) / len(durations)
+
+    def stay_s(self, calls: tuple[ToolCall, ...], within_s: float, chance: float, never_s: float) -> float | None:
+        """The longest time away after which a return within another ``within_s`` seconds was still at least as likely
+        as ``chance``, by the observed durations; None of fewer than `ENOUGH`. never_s: such a duration stands for a job
+        that never returned."""
+        durations = self.history.durations_of(name_of(calls))
+        return longest_stay(durations, within_s, chance, never_s) if len(durations) >= ENOUGH else None
 
     def fixed_ttl(self, calls: Calls, threshold_s: float) -> float:
         """``threshold_s`` if the tool is unknown or takes at most that long on average; else 0."""
@@ -95,7 +120,7 @@ class ToolTimes:
 
     def belief(self, calls: Calls) -> LogNormalBelief:
         """The belief about the tool: the one about all tools as a prior, updated with its own durations."""
-        prior = LogNormalBelief().after(self.history.all_durations()).as_prior(PRIOR_WORTH)
+        prior = LogNormalBelief().after(self._of_unseen(calls)).as_prior(PRIOR_WORTH)
         return prior if calls is None else prior.after(self.history.durations_of(name_of(calls)))
 
     def posterior_ttl(self, calls: Calls, share: float) -> float:
@@ -135,7 +160,7 @@ class ToolTimes:
         name = name_of(calls) if calls is not None else None
         seen = name if self.history.added[name] else None  # a tool never seen uses the durations of all tools
         added = self.history.added[seen]
-        if not added:
+        if not added or (name == USER and seen is None):
             return None
         known = self._ttls.get((kind, seen))
         if (
@@ -176,6 +201,16 @@ def best_ttl(durations: np.ndarray, break_even_s: float, weights: np.ndarray | N
     gain = 1.0 - longer - held / break_even_s
     best = int(np.argmax(gain))
     return float(durations[best]) if gain[best] > 0 else 0.0
+
+
+def longest_stay(durations: np.ndarray, within_s: float, chance: float, never_s: float) -> float:
+    """See `ToolTimes.stay_s`. 0 if no return was ever that likely. durations: float64 [n], n > 0, ascending."""
+    count, returned = len(durations), int(np.searchsorted(durations, never_s))
+    ages = durations[:returned]
+    gone = np.searchsorted(durations, ages)
+    back = np.minimum(np.searchsorted(durations, ages + within_s, "right"), returned)
+    likely = np.flatnonzero((back - gone) >= chance * (count - gone))
+    return float(ages[likely[-1]]) if len(likely) else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ...radix.lease import Lease, LeaseState
 from ..jobs.job import FinishedStep
-from ..jobs.kept_turn import KeptTurn, worth_of
+from ..jobs.kept_turn import KeptTurn, Worth, worth_of
 from ..jobs.speed import Speed
 from ..request import Request
 from .base import BasePolicy
@@ -62,10 +62,14 @@ class JobOrder(BasePolicy):
     def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
         """As `BasePolicy`, and also True once a step's tool has run past the time at which the policy expected it back.
         If its client or ``--conversation-ttl`` keeps the lease for longer, it outlasts evictable KV, but no newcomer
-        waits for it."""
+        waits for it. False for a first turn with a text that has not been parsed: its calls, which are about to be
+        known, tell an agent from a one-shot."""
         kept = lease.owner
-        if lease.state is LeaseState.GRANTED and isinstance(kept, KeptTurn) and -math.inf < kept.expected_until < now:
-            return True
+        if lease.state is LeaseState.GRANTED and isinstance(kept, KeptTurn) and kept.expected_until > -math.inf:
+            if kept.expected_until < now:
+                return True
+            if kept.worth is Worth.FIRST_TURN:
+                return False
         return super().may_break_for(request, lease, now)
 
     def ttl(self, step: FinishedStep, now: float) -> float:

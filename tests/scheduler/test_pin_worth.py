@@ -123,6 +123,7 @@ def test_lease_of_first_turn_breaks_for_newcomer(policy: str) -> None:
     """It is young, and worth a lease as long as nobody needs the room."""
     scene = harness(policy=policy, num_tokens=256, lease_protection=100.0)
     chat(scene, "first", prompt(1, 100))
+    scene.scheduler.record_tool_calls("first", 0, (), scene.now)
     scene.add("runs", prompt(2, 60), 50)
     scene.step()
     scene.add("comes", prompt(3, 60), 4)

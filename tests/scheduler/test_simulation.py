@@ -61,7 +61,7 @@ def test_simulation_of_jobs(policy: str, page_size: int, faults: bool) -> None:
 def test_simulation_of_unnamed_jobs(policy: str, page_size: int) -> None:
     """Turns name neither their job nor the turn that they extend."""
     options: dict[str, Any] = {"page_size": page_size, "policy": policy, "max_recognized_turns": 40}
-    simulation = simulate(SEED + 900, steps=400, next_turns=0.95, **options)
+    simulation = simulate(SEED + 900, steps=400, next_turns=0.95, jobs=policy == "handoff", **options)
     assert simulation.recognized > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 
@@ -11,7 +12,15 @@ import pytest
 from baton.scheduler.jobs.calls import ToolCall, name_of
 from baton.scheduler.jobs.history import MAX_TOOLS, OF_ALL, PER_TOOL, ToolHistory
 from baton.scheduler.jobs.speed import Speed, by_rules
-from baton.scheduler.jobs.tool_time import BELIEF_WORTH, LogNormalBelief, ToolTimes, best_ttl, student_t_quantile
+from baton.scheduler.jobs.tool_time import (
+    BELIEF_WORTH,
+    ENOUGH,
+    LogNormalBelief,
+    ToolTimes,
+    best_ttl,
+    longest_stay,
+    student_t_quantile,
+)
 
 
 def call(command: str) -> tuple[ToolCall, ...]:
@@ -370,3 +379,84 @@ class TestLogNormalBelief:
     def test_zero_and_huge_durations_stay_finite(self) -> None:
         assert LogNormalBelief().after(np.zeros(5)).quantile(0.5) < 0.1
         assert math.isfinite(LogNormalBelief(mean=1000.0).quantile(0.99))
+
+
+def test_user_is_no_tool() -> None:
+    """Tools say nothing about the user, and the user nothing about tools."""
+    known = times(ls=[0.1] * 20)
+    assert known.predicted_s(()) is None and known.gittins_ttl((), 100.0) is None and known.cdf_ttl((), 100.0) is None
+    assert len(known.expected(())[0]) == 0 and known.belief(()) == LogNormalBelief()
+    before = known.belief((ToolCall("make"),)), known.gittins_ttl((ToolCall("make"),), 100.0)
+    for _ in range(50):
+        known.record_duration((), 40.0)
+    assert (known.belief((ToolCall("make"),)), known.gittins_ttl((ToolCall("make"),), 100.0)) == before
+    assert known.history.all_durations().tolist() == [0.1] * 20
+    assert known.predicted_s(()) == 40.0 and (known.gittins_ttl((), 100.0) or 0.0) >= 40.0
+    assert known.posterior_ttl((), 0.8) > 30.0 > known.posterior_ttl((ToolCall("make"),), 0.8)
+
+
+def test_only_user_is_known() -> None:
+    known = ToolTimes()
+    for _ in range(50):
+        known.record_duration((), 40.0)
+    assert known.predicted_s((ToolCall("ls"),)) is None and known.gittins_ttl((ToolCall("ls"),), 100.0) is None
+    assert known.predicted_s(None) is None
+
+
+def test_tool_without_name_is_not_the_user() -> None:
+    known = ToolTimes()
+    known.record_duration((ToolCall(""),), 1.0)
+    known.record_duration((ToolCall("the user"),), 2.0)
+    known.record_duration((), 3.0)
+    loaded = ToolTimes()
+    loaded.load(known.save())
+    for each in (known, loaded):
+        assert each.history.durations_of(name_of((ToolCall(""),))).tolist() == [1.0]
+        assert each.history.durations_of("the user").tolist() == [2.0]
+        assert each.history.durations_of(name_of(())).tolist() == [3.0]
+        assert each.history.all_durations().tolist() == [1.0, 2.0]
+
+
+def test_user_is_saved_by_readable_name() -> None:
+    known = ToolTimes()
+    known.record_duration((), 3.0)
+    assert json.loads(known.save()) == {"version": 1, "tools": {}, "the user": [3.0]}
+
+
+def test_older_histories_have_the_user_among_the_tools() -> None:
+    loaded = ToolTimes()
+    loaded.load(b'{"version": 1, "tools": {"": [20.0, 30.0], "ls": [0.1]}}')
+    assert loaded.history.durations_of(name_of(())).tolist() == [20.0, 30.0]
+    assert loaded.history.all_durations().tolist() == [0.1]
+    assert json.loads(loaded.save())["the user"] == [20.0, 30.0]
+    with pytest.raises(ValueError, match="the user"):
+        loaded.load(b'{"version": 1, "tools": {}, "the user": [-1.0]}')
+
+
+def test_many_tools_do_not_displace_the_user() -> None:
+    history = ToolHistory()
+    history.add_duration(name_of(()), 5.0)
+    for number in range(2 * MAX_TOOLS):
+        history.add_duration(f"tool{number}", 1.0)
+    assert history.durations_of(name_of(())).tolist() == [5.0] and len(history) == MAX_TOOLS
+
+
+def test_longest_stay_is_last_time_at_which_return_was_likely() -> None:
+    """Of ten, six return within 6 s, one after 50 s, and three never."""
+    durations = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 50.0, 600.0, 600.0, 600.0])
+    assert longest_stay(durations, 2.0, 0.25, 600.0) == 50.0, "one of the four that were away for 50 s"
+    assert longest_stay(durations, 2.0, 0.26, 600.0) == 5.0, "two of six within 2 s; at 6 s it is one of five"
+    assert longest_stay(durations, 2.0, 0.35, 600.0) == 4.0
+    assert longest_stay(durations, 2.0, 0.9, 600.0) == 0.0
+    assert longest_stay(durations, 2.0, 0.0, 600.0) == 50.0, "those that never returned do not count, however low"
+    assert longest_stay(durations, 1000.0, 1.0, 600.0) == 0.0
+    assert longest_stay(np.full(5, 600.0), 10.0, 0.0, 600.0) == 0.0
+
+
+def test_longest_stay_needs_enough_returns() -> None:
+    few, enough = times(ls=[1.0] * (ENOUGH - 1)), times(ls=[1.0] * ENOUGH)
+    calls = (ToolCall("ls"),)
+    assert few.stay_s(calls, 10.0, 0.1, 600.0) is None and few.chance(calls, 10.0) is None
+    assert enough.stay_s(calls, 10.0, 0.1, 600.0) == 1.0
+    assert enough.chance(calls, 10.0) == 1.0 and enough.chance(calls, 0.5) == 0.0
+    assert enough.stay_s((), 10.0, 0.1, 600.0) is None, "the tools say nothing about the user"

@@ -1,0 +1,311 @@
+"""Worth follows what was learned of returns: whose lease gives way, to whom, and when."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.radix.lease import Lease
+from baton.scheduler.jobs.calls import ToolCall
+from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
+from baton.scheduler.jobs.openings import PRIOR_SHARE
+from baton.scheduler.pins import PinManager
+from baton.scheduler.policies.job_policies import MAX_PIN_S
+from baton.scheduler.policies.registry import PINNING, POLICIES
+from tests.doubles.scheduler_harness import Harness
+
+LS = (ToolCall("ls", "ls -l"),)
+FILL_S = 10.0
+
+
+def harness(**more: Any) -> Harness:
+    scene = Harness(**{"num_tokens": 1024, "leases": 8, "policy": "handoff", "lease_protection": FILL_S, **more})
+    scene.turn_s = 0.01
+    return scene
+
+
+def pins_of(scene: Harness) -> PinManager:
+    return scene.scheduler._pins
+
+
+def learn_user(scene: Harness, seconds: list[float]) -> None:
+    for each in seconds:
+        pins_of(scene).times.record_duration((), each)
+
+
+def learn_openings(scene: Harness, client: str, continued: int, ended: int) -> None:
+    for number in range(ended):
+        pins_of(scene)._openings.record_opening(client, continued=number < continued)
+
+
+def prompt(number: int, length: int = 70) -> list[int]:
+    return list(range(1000 * number + 1, 1000 * number + length + 1))
+
+
+def chat(
+    scene: Harness,
+    rid: str,
+    ids: list[int],
+    calls: tuple[ToolCall, ...] | None = (),
+    *,
+    job: str | None = None,
+    **more: Any,
+) -> list[int]:
+    """A turn of a plain chat, to its end, and what it called, if that is known. Returns prompt and output."""
+    scene.add(rid, ids, 4, job_id=job or f"chat-{rid}", **{"retain_ttl": 100.0, "unasked": True, **more})
+    scene.run()
+    if calls is not None:
+        scene.scheduler.record_tool_calls(rid, 0, calls, scene.now)
+    return ids + scene.outcomes[rid, 0].tokens
+
+
+def pass_time(scene: Harness, seconds: float) -> None:
+    scene.now += seconds
+    scene.step()
+
+
+def leases(scene: Harness) -> dict[str, Lease]:
+    """Live ones, by the rid of their turn."""
+    return {rid: lease for lease, (rid, _) in scene.scheduler.named_leases().items()}
+
+
+def kept(scene: Harness, rid: str) -> KeptTurn:
+    owner = leases(scene)[rid].owner
+    assert isinstance(owner, KeptTurn)
+    return owner
+
+
+def breaks_for_newcomer(scene: Harness, rid: str) -> bool:
+    """Does the lease of a turn break for a request that arrives now, beside one that runs?"""
+    newcomer = scene.outcomes[rid, 0].request
+    assert newcomer is not None
+    return scene.scheduler._policy.may_break_for(newcomer, leases(scene)[rid], scene.now)
+
+
+def next_to_break(scene: Harness) -> str:
+    first = scene.scheduler._leases.least_valuable(scene.now)
+    return next(rid for rid, lease in leases(scene).items() if lease is first)
+
+
+# -- first turns -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_first_turn_that_called_a_tool_counts_as_asked_for(policy: str) -> None:
+    scene = harness(policy=policy)
+    chat(scene, "agent", prompt(1), LS)
+    chat(scene, "one-shot", prompt(2))
+    assert kept(scene, "agent").worth is Worth.ASKED_FOR and kept(scene, "one-shot").worth is Worth.FIRST_TURN
+    assert next_to_break(scene) == "one-shot"
+    assert breaks_for_newcomer(scene, "one-shot") and not breaks_for_newcomer(scene, "agent")
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_newcomers_wait_until_calls_of_first_turn_are_known(policy: str) -> None:
+    """Where tools are waited for. It takes milliseconds, and tells an agent from a one-shot."""
+    scene = harness(policy=policy)
+    chat(scene, "new", prompt(1), None)
+    assert breaks_for_newcomer(scene, "new") is (policy not in PINNING)
+    scene.now += 1.1  # no parser reads it
+    assert breaks_for_newcomer(scene, "new")
+
+
+def test_first_turns_of_client_that_continues_them_are_kept() -> None:
+    scene = harness()
+    learn_openings(scene, "talks", 18, 20)
+    learn_openings(scene, "asks", 2, 20)
+    for client in ("talks", "asks", "new"):
+        chat(scene, client, prompt(ord(client[0])), client=client)
+    worth = {client: kept(scene, client).worth for client in ("talks", "asks", "new")}
+    assert worth == {"talks": Worth.ASKED_FOR, "asks": Worth.FIRST_TURN, "new": Worth.FIRST_TURN}
+    assert not breaks_for_newcomer(scene, "talks") and breaks_for_newcomer(scene, "asks")
+
+
+def test_share_of_continued_openings_is_learned() -> None:
+    scene = harness(num_tokens=4096, leases=64)
+    openings, times = pins_of(scene)._openings, pins_of(scene).times
+    said = {rid: chat(scene, rid, prompt(number), client="c") for number, rid in enumerate("abcdef")}
+    for rid in "abc":
+        chat(scene, f"{rid}2", [*said[rid], 7], job=f"chat-{rid}", client="c")
+    assert openings._by_client["c"].ended == openings._by_client["c"].continued == 3
+    chat(scene, "tool", prompt(20), LS, client="c")
+    chat(scene, "named", prompt(21), job="mine", unasked=False, client="c")
+    chat(scene, "unread", prompt(22), None, client="c")
+    assert len(times.history.durations_of("")) == 3
+    pass_time(scene, MAX_PIN_S + 1)
+    assert (openings._by_client["c"].ended, openings._by_client["c"].continued) == (6, 3), "d, e and f"
+    users = times.history.durations_of("").tolist()
+    assert users[3:] == [MAX_PIN_S] * 4, "a2, b2, c2 and the named one; not the openings that were never continued"
+    assert times.history.durations_of("ls").tolist() == [MAX_PIN_S]
+    chat(scene, "d2", [*said["d"], 7], job="chat-d", client="c")
+    assert openings._by_client["c"].ended == 6, "it has counted"
+
+
+def test_openings_that_are_forgotten_count_as_not_continued() -> None:
+    scene = harness(max_jobs=4)
+    for number in range(10):
+        chat(scene, f"one{number}", prompt(number))
+    openings = pins_of(scene)._openings
+    assert (openings._all.ended, openings._all.continued) == (6, 0)
+    assert openings.share_continued("") < PRIOR_SHARE
+
+
+# -- conversations that stay away --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_conversation_away_longer_than_users_ever_stay_loses_to_fresh_ones(policy: str) -> None:
+    scene = harness(policy=policy)
+    learn_user(scene, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+    said = chat(scene, "a", prompt(1))
+    chat(scene, "back", [*said, 7], job="chat-a")
+    pass_time(scene, 7.0)
+    chat(scene, "fresh", prompt(2))
+    assert kept(scene, "back").worth is Worth.RETURNED and next_to_break(scene) == "fresh"
+    assert not breaks_for_newcomer(scene, "back")
+    pass_time(scene, 1.1)
+    assert kept(scene, "back").worth is Worth.FIRST_TURN and next_to_break(scene) == "back", "idle for longer"
+    assert breaks_for_newcomer(scene, "back")
+
+
+def test_worth_falls_while_leases_have_been_valued() -> None:
+    """A value must not fall unnoticed: the table values a lease again only if it has changed."""
+    scene = harness(pin_time="fixed", pin_seconds=0.1)
+    learn_user(scene, [1.0] * 10)
+    for number in (1, 2):
+        said = chat(scene, f"a{number}", prompt(number))
+        chat(scene, f"b{number}", [*said, 7], job=f"chat-a{number}")
+        pass_time(scene, 0.3)
+    assert next_to_break(scene) == "b1", "both are valued"
+    chat(scene, "fresh", prompt(3))
+    assert next_to_break(scene) == "fresh"
+    pass_time(scene, 0.4)
+    assert next_to_break(scene) == "b1"
+    pass_time(scene, 0.4)
+    assert next_to_break(scene) == "b1"
+    scene.scheduler.release_leases("b1")
+    assert next_to_break(scene) == "b2"
+
+
+def test_conversation_that_users_leave_for_long_keeps_its_worth() -> None:
+    """Four of five return after a minute: at any age before that its return is likelier than a first turn's."""
+    scene = harness()
+    learn_user(scene, [60.0] * 8 + [MAX_PIN_S] * 2)
+    said = chat(scene, "a", prompt(1))
+    chat(scene, "back", [*said, 7], job="chat-a")
+    assert kept(scene, "back").falls_at == pytest.approx(scene.now + 60.0, abs=0.1)
+    pass_time(scene, 59.0)
+    chat(scene, "fresh", prompt(2))
+    assert next_to_break(scene) == "fresh"
+
+
+def test_one_straggler_does_not_keep_the_worth_of_all() -> None:
+    """Half return after 5 s, one of the rest after 90 s: by then a fresh first turn is likelier to be continued."""
+    scene = harness(pin_time="fixed", pin_seconds=0.1)
+    learn_user(scene, [5.0] * 20 + [90.0] + [MAX_PIN_S] * 20)
+    said = chat(scene, "a", prompt(1))
+    chat(scene, "back", [*said, 7], job="chat-a")
+    assert kept(scene, "back").falls_at == pytest.approx(scene.now + 5.0, abs=0.1)
+
+
+def test_nothing_falls_before_enough_is_known() -> None:
+    scene = harness()
+    learn_user(scene, [1.0] * 6)  # and the return of this one
+    said = chat(scene, "a", prompt(1))
+    chat(scene, "back", [*said, 7], job="chat-a")
+    assert kept(scene, "back").falls_at == math.inf
+
+
+def test_late_tool_falls_by_its_own_times() -> None:
+    """The tool's, not the user's, and never before the policy stops expecting it."""
+    scene = harness(pin_time="fixed", pin_seconds=3.0)
+    learn_user(scene, [50.0] * 10)
+    for _ in range(10):
+        pins_of(scene).times.record_duration(LS, 2.0)
+    said = chat(scene, "a", prompt(1))
+    chat(scene, "back", [*said, 7], LS, job="chat-a")
+    assert kept(scene, "back").falls_at == kept(scene, "back").expected_until == pytest.approx(scene.now + 3.0, abs=0.1)
+    said = chat(scene, "c", prompt(2))
+    chat(scene, "talk", [*said, 7], job="chat-c")
+    assert kept(scene, "talk").falls_at > scene.now + 40.0
+
+
+def test_returned_conversation_is_worth_its_return_again() -> None:
+    scene = harness()
+    learn_user(scene, [1.0] * 10)
+    said = chat(scene, "a", prompt(1))
+    said = chat(scene, "b", [*said, 7], job="chat-a")
+    pass_time(scene, 20.0)
+    assert kept(scene, "b").worth is Worth.FIRST_TURN
+    chat(scene, "c", [*said, 8], job="chat-a")
+    assert kept(scene, "c").worth is Worth.RETURNED
+
+
+def test_claimed_lease_does_not_fall() -> None:
+    scene = harness()
+    learn_user(scene, [1.0] * 10)
+    said = chat(scene, "a", prompt(1))
+    said = chat(scene, "b", [*said, 7], job="chat-a")
+    owner = kept(scene, "b")
+    scene.scheduler._leases.claim(leases(scene)["b"], scene.now)
+    pass_time(scene, 20.0)
+    assert owner.falls_at < scene.now
+    assert owner.worth is Worth.RETURNED
+
+
+def test_kv_of_fallen_conversation_leaves_before_that_of_others() -> None:
+    scene = harness(leased_ratio=1.0, max_client_leased_ratio=1.0)
+    learn_user(scene, [1.0] * 10)
+    said = chat(scene, "a", prompt(1, 150))
+    gone = chat(scene, "gone", [*said, 7], job="chat-a")
+    pass_time(scene, 20.0)
+    said = chat(scene, "c", prompt(2, 150))
+    here = chat(scene, "here", [*said, 7], job="chat-c")
+    memory = scene.scheduler._memory
+    memory.reclaim(memory.available_tokens + 100, scene.now)
+    assert {*leases(scene)} == {"here"}
+    found = [scene.cache.match_len("", np.array(ids, dtype=np.int32)) for ids in (gone, here)]
+    assert found[0] < 100 and found[1] >= len(here) - 1
+
+
+# -- who waits, who gives way ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["chats", "prompts"])
+def test_flood_of_one_shots_leaves_agent_its_kv(bare: bool) -> None:
+    """From its first turn on: its tool runs while five pools of one-shots pass. They never wait for each other."""
+    scene = harness(num_tokens=600, context=300, max_client_leased_ratio=1.0)
+    names: dict[str, Any] = {} if bare else {"job": "chat-agent"}
+
+    def turn(rid: str, ids: list[int], calls: tuple[ToolCall, ...], **fields: Any) -> list[int]:
+        if not bare:
+            return chat(scene, rid, ids, calls, **fields)
+        scene.add(rid, ids, 4)
+        scene.run()
+        scene.scheduler.record_tool_calls(rid, 0, calls, scene.now)
+        return ids + scene.outcomes[rid, 0].tokens
+
+    said = turn("agent", prompt(1), LS, **names)
+    scene.turn_s = 0.0
+    for number in range(5):
+        for one in range(30):
+            turn(f"one{number}.{one}", prompt(100 + 30 * number + one, 120), ())
+        scene.now += 0.5
+        said = turn(f"agent{number}", [*said, *prompt(2 + number, 5)], LS, **names)
+        request = scene.outcomes[f"agent{number}", 0].request
+        assert request is not None and request.inheritance is not None
+        assert (request.inheritance.path, request.inheritance.recomputed_tokens) == ("handoff", 1), number
+
+
+def test_flood_of_one_client_does_not_touch_another_clients_first_turn_with_a_tool() -> None:
+    scene = harness(num_tokens=600, context=300)
+    said = chat(scene, "agent", prompt(1), LS, client="alice")
+    scene.turn_s = 0.0
+    for number in range(30):
+        chat(scene, f"one{number}", prompt(100 + number, 120), (), client="bob")
+    chat(scene, "back", [*said, 7], job="chat-agent", client="alice")
+    request = scene.outcomes["back", 0].request
+    assert request is not None and request.inheritance is not None and request.inheritance.path == "handoff"
