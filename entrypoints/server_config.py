@@ -40,6 +40,11 @@ class ChatConfig:
         "Do not let a chat continue automatically from the KV of its last turn, nor any other request from one that it "
         "extends (--max-recognized-turns 0, unless that is set).",
     )
+    prepare_next_turn: Literal["auto", "off"] = flag(
+        "auto",
+        "Compute the beginning of a chat's next prompt while no request is open, where the chat template rewrites "
+        "earlier turns (drops their reasoning). auto: for clients whose next turns use it. off: never.",
+    )
     normalize_prefix: str = flag(
         "",
         "Comma-separated rules that keep text which changes with each request out of the beginning of a chat's prompt: "

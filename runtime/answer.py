@@ -129,6 +129,7 @@ class Output(msgspec.Struct):
     retained: RetainedOutput | None = None
     drafts: DraftCounts = NO_DRAFTS
     cache_report: CacheReport | None = None
+    prepared_tokens: int = 0
 
     @property
     def prompt_token_ids(self) -> memoryview:
@@ -142,6 +143,7 @@ class Output(msgspec.Struct):
         self.input_logprobs.extend(newer.input_logprobs)
         self.output_logprobs.extend(newer.output_logprobs)
         self.prompt_tokens, self.found = newer.prompt_tokens, newer.found
+        self.prepared_tokens = newer.prepared_tokens
         self.completion_tokens = newer.completion_tokens
         self.finish, self.e2e_latency, self.beam = newer.finish, newer.e2e_latency, newer.beam
         self.continuation, self.retained, self.drafts = newer.continuation, newer.retained, newer.drafts
@@ -249,6 +251,7 @@ def _output(
         prompt, position, sample, update.text, _ids(output.new_ids),
         output.prompt_tokens, output.completion_tokens, output.found,
     )  # fmt: skip
+    news.prepared_tokens = output.prepared_tokens
     if prompt.spec.returns_prompt:  # the server may have requested them for itself
         news.prompt_ids = output.prompt_ids
     named = prompt.spec.logprobs.token_ids if prompt.spec.logprobs is not None else ()

@@ -20,6 +20,7 @@ from ..scheduler.recovery import request_failed
 from ..scheduler.request import Request, RequestEvent
 from ..scheduler.request_spec import RequestSpec
 from ..scheduler.scheduler import Scheduler
+from ..scheduler.token_buffer import unpack_ids
 from .channels import Receiver, Sender
 from .constraints.item_tries import ItemTries
 from .control import Control
@@ -32,6 +33,7 @@ from .messages import (
     DescribeJobs,
     DescribeLeases,
     EndJob,
+    PrepareTurn,
     ReleaseRequest,
     RequestError,
     StepCalls,
@@ -332,6 +334,8 @@ class EventLoop:
                 self._control.send_reply(message.call_id, self._scheduler.release_leases(message.rid))
             case StepCalls():
                 self._scheduler.record_tool_calls(message.rid, message.index, message.calls, now)
+            case PrepareTurn():
+                self._scheduler.prepare_turn(message.rid, message.index, unpack_ids(message.ids))
             case DescribeJobs(call_id=call_id, namespace=namespace, job_id=job_id, prefix=prefix):
                 self._control.send_reply(call_id, self._scheduler.describe_jobs(namespace, job_id, now, prefix))
             case DescribeLeases(call_id=call_id, after=after, limit=limit, client=client):

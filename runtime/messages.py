@@ -38,6 +38,15 @@ class StepCalls(Message, frozen=True):
     calls: tuple[ToolCall, ...] = ()
 
 
+class PrepareTurn(Message, frozen=True):
+    """The prompt that follows a job's finished step will begin with these tokens, packed int32: compute them in idle
+    time. Sent after the step's end; not answered."""
+
+    rid: str
+    index: int = 0
+    ids: bytes = b""
+
+
 class EndJob(Message, frozen=True):
     """End a job: abort its open requests and release its KV. Answered by a ControlReply; its payload says what was
     released, or is null if the job is not known."""
@@ -196,6 +205,8 @@ class TokenOutput(Message, frozen=True):
     cache_report: CacheReport | None = None
     """Likewise. Names in it are the worker's."""
     beam: BeamOutput | None = None
+    prepared_tokens: int = 0
+    """Tokens among those found that were prepared in idle time."""
     is_job_step: bool = False
     """Sent with the last output: it is a step of a job, whether or not its spec names one."""
 
@@ -287,6 +298,7 @@ ToWorker = (
     | AbortRequest
     | ReleaseRequest
     | StepCalls
+    | PrepareTurn
     | EndJob
     | DescribeJobs
     | DescribeLeases

@@ -46,6 +46,10 @@ _WORKER_COUNTERS = {
     "num_failed": ("failed_requests", "Requests ended because the server failed while handling them."),
     "num_nonfinite": ("nonfinite_requests", "Requests ended because the model's logits were NaN or infinite."),
     "leaked_tokens": ("leaked_tokens", "KV slots without an owner that the self-check reclaimed."),
+    "prepared_tokens": ("preparations.computed_tokens", "Tokens of next prompts that were computed in idle time."),
+    "prepared_tokens_used": ("preparations.used_tokens", "Prepared tokens that the next turn found in the cache."),
+    "prepared_turns": ("preparations.completed", "Next prompts prepared as far as they were known."),
+    "preparation_steps": ("preparations.steps", "Forward steps that computed part of a next prompt in idle time."),
     "pins": ("jobs.pins", "Steps of jobs with KV pinned for the job's next step."),
     "pin_hits": ("jobs.hits", "Pins that the job's next step took over."),
     "pins_expired": ("jobs.expired", "Pins that expired before the job returned."),
@@ -304,6 +308,10 @@ class ServerMetrics:
             "baton:normalized_prefix_tokens", "Prompt tokens that --normalize-prefix took, by rule.",
             ["model_name", "rule"], registry=self.registry,
         )  # fmt: skip
+        self._dropped_preparations = Counter(
+            "baton:preparations_dropped", "Next prompts not prepared, or not to their end, by reason.", labels,
+            registry=self.registry,
+        )  # fmt: skip
         self._diverged = Counter(
             "baton:conversation_divergences", "Chats that part from the last turn of their conversation, by kind.",
             ["model_name", "kind"], registry=self.registry,
@@ -357,6 +365,9 @@ class ServerMetrics:
             self._usage.set(in_use / stats.total_tokens)
         if stats.prefill_tokens_per_s is not None:
             self._prefill_rate.set(stats.prefill_tokens_per_s)
+        for reason, count in stats.preparations.dropped.items():
+            grown = count - self._last.preparations.dropped.get(reason, 0)
+            self._dropped_preparations.labels(self._model_name, reason).inc(max(0, grown))
         self._tiers.update(stats)
         self._cache.stats = stats.cache
         self._last = stats

@@ -111,6 +111,7 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
         new_ids=pack_ids(pending.ids),
         prompt_tokens=request.prompt_len,
         found=request.found,
+        prepared_tokens=request.prepared_tokens,
         completion_tokens=request.num_output_tokens,
         finish=event.finish,
         params=pending.params,

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.request_spec import RequestSpec
@@ -28,6 +29,7 @@ from .live_reports.report_client import LiveReportClient
 from .messages import (
     AbortRequest,
     ControlReply,
+    PrepareTurn,
     RequestError,
     TextOutput,
     TextOutputs,
@@ -140,6 +142,12 @@ class TokenizerManager:
         async with self._prompt_tokenizer.tokenized(prompts, limits.context_length) as tokenized:
             specs = await _checked_specs(prompts, tokenized, limits, stream, self.tokenizer)
             return self._register(client, prompts, specs, started)
+
+    def prepare_turn(self, client: Client, rid: str, index: int, ids: np.ndarray) -> None:
+        """The prompt that follows the client's finished request will begin with ``ids``, int32 [n]; the worker may
+        compute them in idle time."""
+        if self._availability.is_ready:
+            self._sender.send(PrepareTurn(rid=client.qualified(rid), index=index, ids=pack_ids(ids)))
 
     def abort_requests(self, client: Client, rid: str | None) -> list[str]:
         """End the client's request ``rid``, every prompt of its call ``rid``, or all its requests (None). Returns the

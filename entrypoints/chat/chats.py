@@ -6,9 +6,10 @@ manager.open_answer ─▶ ChatAnswer ─▶ Conversations.record
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -33,10 +34,14 @@ from .divergence import Divergence, Rendered, find_divergence
 from .message_digests import ChatDigests, answer_keys, answer_message, digest_chat, recognition_of, said_digest
 from .messages import Conversation, has_answers
 from .named_jobs import NamedJobs, opening_of
+from .next_turn import MIN_TOKENS, ReturnHabits, next_history, num_prepared, returned_answer
 from .prefix_rules import PrefixRule, RuleHints, normalized
 from .rendering import Renderer, beside_others, size_of
 
 logger = logging.getLogger(__name__)
+
+_MAX_PREPARING = 16
+"""Answers at a time for which the next prompt is rendered; others are not prepared for."""
 
 _GENEROUS = 16
 """A token's longest text is so many times shorter than the JSON it may come from: escapes, and what templates drop."""
@@ -63,9 +68,12 @@ class Chats:
         conversations: Conversations,
         retain_ttl: float | None,
         rules: tuple[PrefixRule, ...] = (),
+        *,
+        prepares_turns: bool = False,
     ) -> None:
         """retain_ttl: seconds for which an answer's KV is leased to the next turn, where the call says nothing; None
-        for what the server does with any request. rules: of --normalize-prefix."""
+        for what the server does with any request. rules: of --normalize-prefix. prepares_turns: the worker is sent what
+        next prompts begin with."""
         self.parsers = parsers
         self.renderer = renderer
         self._manager = manager
@@ -74,6 +82,9 @@ class Chats:
         self._retain_ttl = retain_ttl
         self._rules = rules
         self._hints = RuleHints(rules)
+        self._prepares_turns = prepares_turns
+        self._habits = ReturnHabits()
+        self._preparing: set[asyncio.Task[None]] = set()
         tokenizer = manager.tokenizer
         self._tokens = _Tokens(
             tokenizer.token_bytes, {each: tokenizer.token_text(each) for each in tokenizer.special_ids}
@@ -109,13 +120,78 @@ class Chats:
             hides_special=known is not None and known.turn.hides_special,
             digests=seen.digests,
         )
-        record = partial(self._conversations.record, client=client.name)
+        if last is not None and last.digests is not None and last.digests.thought:
+            for message in sent.conversation.messages[last.num_messages :][:1]:
+                if message["role"] == "assistant":
+                    self._habits.record_return(scope, message)
+
+        def record(answered: Turn, pieces: list[Piece]) -> None:
+            self._conversations.record(answered, client.name)
+            if self._prepares_after(answered, sent, prompt):
+                self._begin_preparing(client, answered, call.conversation, pieces)
+
         continued = None if known is None else known.turn.rid
         return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record, diverged, continued)
 
     def knows_turn(self, client: Client, namespace: str, rid: str) -> bool:
         """True if a turn of this client with this rid is on record."""
         return self._conversations.has_turn(client.scope(namespace), rid)
+
+    # -- the next turn ------------------------------------------------------------------------------------------------
+
+    def _prepares_after(self, turn: Turn, sent: ChatCall, prompt: Prompt) -> bool:
+        """May the prompt after this turn be prepared? sent: the call as its client sent it. prompt: what was made of
+        it."""
+        spec, conversation = prompt.spec, sent.conversation
+        if not self._prepares_turns or spec.is_last_step or spec.sampling.n != 1 or turn.hides_special:
+            return False
+        if sent.prompt.spec.retain_ttl is not None or conversation.goes_on or not conversation.add_generation_prompt:
+            return False  # its client asked for a lease on these very tokens; or no next message is to be expected
+        if len(self._preparing) >= _MAX_PREPARING:
+            return False
+        if self._habits.is_worth_a_look(turn.scope):
+            return True
+        self._habits.record_look(turn.scope, departs=None)
+        return False
+
+    def _begin_preparing(self, client: Client, turn: Turn, conversation: Conversation, pieces: Iterable[Piece]) -> None:
+        task = asyncio.get_running_loop().create_task(self._prepare(client, turn, conversation, pieces))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
+    async def _prepare(self, client: Client, turn: Turn, conversation: Conversation, pieces: Iterable[Piece]) -> None:
+        """Send the worker the tokens that the prompt after this turn begins with, if they are not the turn's."""
+        answer = returned_answer(pieces, with_thoughts=self._habits.returns_thoughts(turn.scope))
+        try:
+            history = await beside_others(
+                len(turn.text),
+                lambda: next_history(
+                    self.renderer, self._conversations, self._tokens.special, turn, conversation, answer
+                ),
+            )
+            self._habits.record_look(turn.scope, departs=history is not None)
+            if history is None:
+                return
+            (rest,) = await self._manager.tokenize(
+                [history.rest], add_special_tokens=False, goes_on=len(history.shared_ids) > 0, param="messages"
+            )
+            ids = history.shared_ids.tolist() + rest
+            prepared = dataclasses.replace(
+                turn,
+                text=history.text,
+                prompt_chars=len(history.text),
+                num_messages=turn.num_messages + 1,
+                ids=np.array(ids, dtype=np.int32),
+                digests=None,
+                is_prepared=True,
+            )
+            self._conversations.record(prepared, client.name)
+            if num_prepared(ids, turn) >= MIN_TOKENS and len(ids) < self.context_length:
+                self._manager.prepare_turn(client, turn.rid, turn.index, prepared.ids)
+        except RequestRefused as refusal:
+            logger.debug("the prompt after %s is not prepared: %s", turn.rid, refusal.message)
+        except Exception:
+            logger.exception("the prompt after %s could not be prepared; no request is affected", turn.rid)
 
     async def render(self, call: ChatCall, *, may_overflow: bool = False) -> list[int]:
         """The tokens of a chat's prompt, for callers that only count them. may_overflow: it may be longer than the
@@ -179,7 +255,7 @@ class Chats:
         digests = seen.digests
         if last is None or last.digests is None or digests is None:
             return None
-        if known is not None and known.turn.num_messages >= last.num_messages:
+        if known is not None and known.turn.num_messages >= last.num_messages and not known.turn.is_prepared:
             return None
         old = Rendered(digests=last.digests, text=last.text, prompt_chars=last.prompt_chars, ids=last.ids)
         new = Rendered(
@@ -319,7 +395,7 @@ class ChatAnswer:
         make_parser: Callable[[], OutputParser],
         forced: str,
         tokens: _Tokens,
-        record: Callable[[Turn], None],
+        record: Callable[[Turn, list[Piece]], None],
         divergence: Divergence | None,
         continued: str | None,
     ) -> None:
@@ -350,7 +426,7 @@ class ChatAnswer:
         sample.pieces += pieces
         if output.finish is not None and output.finish.type != "abort":
             self.turns.append(self._turn(output, sample))
-            self._record(self.turns[-1])
+            self._record(self.turns[-1], sample.pieces)
         return ChatUpdate(output, pieces)
 
     def _turn(self, output: Output, sample: _Sample) -> Turn:

@@ -72,13 +72,16 @@ class Turn:
     digests: ChatDigests | None = None
     """Of its messages; None where chats are not compared."""
 
+    is_prepared: bool = False
+    """It is the beginning of the prompt that follows the turn of its rid (next_turn.py): ``said`` is empty."""
+
     @property
     def said(self) -> str:
         return self.text[self.prompt_chars :]
 
     @property
     def name(self) -> tuple[str, str, int]:
-        return self.scope, self.rid, self.index
+        return self.scope, self.rid, -1 - self.index if self.is_prepared else self.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ class Conversations:
             self._turns[turn.name] = key, turn
             self._by_prompt.setdefault(key, []).append(turn)
             self._lengths[len(prompt)] += 1
-            if turn.job_id is not None:
+            if turn.job_id is not None and not turn.is_prepared:
                 self._by_job[turn.scope, turn.job_id] = turn
             for message in turn.digests.keys if turn.digests is not None else ():
                 self._by_message[turn.scope, message] = turn
@@ -166,9 +169,10 @@ class Conversations:
         for turns in self._begun_by(text, scope):
             turns.sort(key=lambda turn: turn.conversation != name)
             found = self._word_for_word(turns, text)
-            if found is None and templates_asked < MAX_TEMPLATES_ASKED:
+            answers = [turn for turn in turns if not turn.is_prepared]
+            if found is None and answers and templates_asked < MAX_TEMPLATES_ASKED:
                 templates_asked += 1
-                found = self._in_other_words(turns, conversation, text)
+                found = self._in_other_words(answers, conversation, text)
             if found is not None:
                 self._used(found.turn)
                 return found

@@ -66,7 +66,10 @@ class ChatSetup:
         special_texts = map(tokenizer.token_text, tokenizer.special_ids)
         conversations = Conversations(self.renderer, self.parsers.says_the_same, special_texts, keeps=auto)
         retain_ttl = self._config.conversation_ttl if auto else None
-        return Chats(manager, self.renderer, self.parsers, conversations, retain_ttl, self._rules)
+        prepares = auto and self._config.prepare_next_turn == "auto"
+        return Chats(
+            manager, self.renderer, self.parsers, conversations, retain_ttl, self._rules, prepares_turns=prepares
+        )
 
 
 def _given_template(file: str, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -68,8 +68,11 @@ def draft_counts(output: Output) -> dict[str, Any]:
 
 def stage_details(output: Output) -> dict[str, Any]:
     """``continuation``: what the request inherited from its parent. ``retained``: what is kept for the next stage, or
-    why nothing is. Each appears only if it was asked for. Also the details of the prompt (`Prompt.details`)."""
+    why nothing is. Each appears only if it was asked for. ``prepared_tokens``: how many of the cached tokens were
+    computed in idle time; only if there are some. Also the details of the prompt (`Prompt.details`)."""
     details = dict(output.prompt.details)
+    if output.prepared_tokens:
+        details["prepared_tokens"] = output.prepared_tokens
     if output.continuation is not None:
         details["continuation"] = msgspec.structs.asdict(output.continuation)
     if (retained := output.retained) is not None:
@@ -143,6 +146,7 @@ STAGE_DETAILS: Properties = {
         title="Retained",
         optional={"tokens": COUNT, "ttl": number("Seconds.", 0), "refused": string(), "tier": string()},
     ),
+    "prepared_tokens": whole("Cached tokens that were computed in idle time, after the turn before.", 1),
     "normalized_prefix": open_object("Rule of --normalize-prefix -> tokens that it dropped, moved or replaced."),
 }
 

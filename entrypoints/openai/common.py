@@ -24,7 +24,7 @@ from ..description.json_schema import (
     string,
     whole,
 )
-from ..fields.output_details import CACHE_REPORT, CACHED_TOKENS, cache_report, cached_tokens
+from ..fields.output_details import CACHE_REPORT, CACHED_TOKENS, STAGE_DETAILS, cache_report, cached_tokens
 from ..fields.reading import RID, read_rid, typed
 from ..fields.sampling import SAMPLING, with_model_defaults
 
@@ -86,7 +86,9 @@ USAGE = answered(
         "total_tokens": COUNT,
         "prompt_tokens_details": answered(
             CACHED_TOKENS,
-            optional=CACHE_REPORT | {"cache_reports": list_of(CACHE_REPORT["cache_report"], "One for each prompt.")},
+            optional=CACHE_REPORT
+            | {"cache_reports": list_of(CACHE_REPORT["cache_report"], "One for each prompt.")}
+            | {"prepared_tokens": STAGE_DETAILS["prepared_tokens"]},
         ),
     },
     title="Usage",
@@ -194,6 +196,8 @@ def usage(outputs: Iterable[Output]) -> dict[str, Any]:
         details |= cache_report(firsts[0])
     elif reports := [each for output in firsts for each in cache_report(output).values()]:
         details["cache_reports"] = reports
+    if prepared := sum(output.prepared_tokens for output in firsts):
+        details["prepared_tokens"] = prepared
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -231,6 +231,7 @@ def example(kind: type) -> msgspec.Struct:
         "DeleteItemTrie": {"call_id": 1, "name": "t"},
         "ReleaseRequest": {"call_id": 1, "rid": "a"},
         "StepCalls": {"rid": "r", "index": 1, "calls": (ToolCall("ls", "ls -l"), ToolCall("é"))},
+        "PrepareTurn": {"rid": "r", "index": 1, "ids": ids},
         "EndJob": {"call_id": 1, "namespace": "n", "job_id": "j"},
         "DescribeJobs": {"call_id": 1, "namespace": "n", "job_id": "j"},
         "DescribeLeases": {"call_id": 1, "after": -1, "limit": 100},

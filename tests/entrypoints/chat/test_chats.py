@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from baton.entrypoints.chat import conversations
@@ -45,11 +46,16 @@ class Manager:
         self.limits = ModelLimits(context_length=4096, vocab_size=257)
         self.metrics = ServerMetrics("m")
         self.prompts: list[Prompt] = []
+        self.prepared: list[tuple[str, int, list[int]]] = []
+        """Rid, index, and the ids that the next prompt will begin with."""
         self.says: list[tuple[int, str, list[int], FinishReason | None]] = []
 
     async def tokenize(self, texts: list[str], *, goes_on: bool = False, **_: Any) -> list[list[int]]:
         encode = self.tokenizer.encode_continuation if goes_on else lambda text: self.tokenizer.encode(text, False)
         return [encode(text) for text in texts]
+
+    def prepare_turn(self, client: Client, rid: str, index: int, ids: np.ndarray) -> None:
+        self.prepared.append((client.qualified(rid), index, ids.tolist()))
 
     async def open_answer(self, client: Client, prompts: list[Prompt], *, stream: bool) -> Manager:
         self.prompts += prompts
@@ -87,7 +93,9 @@ class Scene:
                 SOLE_CLIENT, parse_chat({"messages": list(messages)} | fields, names=read_names(fields, {})).call
             )
             self.divergence = answer.divergence
-            return [update async for update in answer.updates()] if stream else await answer.outputs()
+            updates = [update async for update in answer.updates()] if stream else await answer.outputs()
+            await asyncio.gather(*self.chats._preparing)
+            return updates
 
         return asyncio.run(ask())
 
