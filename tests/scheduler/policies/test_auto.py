@@ -73,6 +73,12 @@ def test_auto_bounds_overtaking_like_every_policy() -> None:
     assert policy.order([stranger, step], 9.0) == [stranger, step]
 
 
+def test_priority_is_before_patience() -> None:
+    waited, urgent = waiting_request(0), waiting_request(29, priority=1)
+    old = step_of(job(-5.0), 30)
+    assert Auto(tools()).order([waited, urgent, old], 30.0) == [urgent, waited, old]
+
+
 def test_pinned_steps_are_first() -> None:
     stranger, old, child = waiting_request(29), step_of(job(0.0), 30), returning_child(31)
     assert Auto(tools()).order([stranger, old, child], 31.0) == [child, old, stranger]
