@@ -270,7 +270,12 @@ class Chats:
             )
             lost = len(last.ids) - found.token
             self._hints.log_divergence(seen.conversation, found.message, found.char, lost)
-        return found
+        if found is None or found.message is None:
+            return found
+        content = seen.conversation.messages[found.message].get("content")
+        before = content[: found.char] if isinstance(content, str) else ""
+        (count,) = await self.count_tokens([before]) if before else (0,)
+        return dataclasses.replace(found, message_token=count)
 
     async def _rendered(self, call: ChatCall, size: int) -> tuple[str, str, Callable[[], OutputParser]]:
         """The prompt, what the answer is made to begin with, and what makes its parser. size: of the conversation."""

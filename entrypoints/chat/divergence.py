@@ -75,9 +75,9 @@ class Change(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
     """message: index of the message that has the place, and its role; None where the place is not in a message.
-    char: of the place, in that message's content. token: of the place, in the prompt. was, now: `EXCERPT_CHARS` of
-    both texts around the place. lost_tokens: of the last turn, behind the place. since: rid of the turn compared with.
-    """
+    char: of the place, in that message's content, or in the prompt where there is no message. token: of the place, in
+    the prompt; message_token: in that message's content, tokenised by itself. was, now: `EXCERPT_CHARS` of both texts
+    around the place. lost_tokens: of the last turn, behind the place. since: rid of the turn compared with."""
 
     kind: Kind
     message: int | None
@@ -93,6 +93,7 @@ class Divergence:
     inserted_tokens: int
     lost_tokens: int
     since: str
+    message_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,8 @@ class Harness:
             "/v1/chat/completions", messages=list(messages), max_tokens=MAX_TOKENS, **fields
         )  # fmt: skip
         (choice,) = answer["choices"]
-        return choice["message"]["content"], record | choice["baton"]
+        details = answer["usage"]["prompt_tokens_details"]
+        return choice["message"]["content"], record | choice["baton"] | details
 
     def records(self) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
@@ -109,7 +110,11 @@ def test_cut_tool_output_goes_on_from_the_cut_and_both_branches_stay(harness: Ha
     whole = turns(harness, "Which files are here?", "notes.txt\nmanual.md\n" * 8, "Which is the largest?")
     before = harness.divergences()
     cut = [*whole[:2], tool("notes.txt\nmanual.md\n[cut]"), *whole[3:], user("And the smallest?")]
-    text, record = harness.chat(*cut)
+    text, record = harness.chat(*cut, return_cache_report=True)
+    found = record["cache_report"]["divergence"]
+    assert (found["kind"], found["message"], found["role"]) == ("messages", 2, "tool")
+    assert (found["token"], found["char"]) == (record["shared"], len("notes.txt\nmanual.md\n"))
+    assert found["now"][8:].startswith("[cut]") and found["was"][8:].startswith("notes.txt") and found["message_token"]
     assert record["shared"] > len(harness.computed[0]) and harness.new_kinds(before) == {"messages": 1}
     _, record = harness.chat(*cut, said(text), user("Thanks."))
     assert record["continuation"]["path"] == "handoff", "the edited conversation goes on as any other"

@@ -534,7 +534,10 @@ def test_changed_first_line_is_located_with_no_rule_on(
     scene.chat(system(BILLING % "b2" + "\nBe brief."), HI, said("Ho"), {"role": "user", "content": "And?"}, **job)
     found, second = scene.divergence, scene.sent.input_ids or []
     assert found is not None and (found.kind, found.message, found.role) == ("system", 0, "system")
-    assert found.char == BILLING.index("%s") and (found.removed_chars, found.inserted_chars) == (2, 2)
+    assert found.char == found.message_token == BILLING.index("%s") and (found.removed_chars, found.inserted_chars) == (
+        2,
+        2,
+    )
     assert "cch=a1" in found.was and "cch=b2" in found.now
     assert found.token == next(n for n, (a, b) in enumerate(zip(first, second)) if a != b)
     assert "claude-code-billing" in caplog.text and "cch=" not in caplog.text.replace("cch=…", "")
@@ -632,7 +635,7 @@ def test_branches_of_a_conversation_are_compared_with_the_latest(tokenizer: Toke
     assert found is not None and found.kind == "regenerated" and scene.sent.spec.predecessor is not None
     scene.chat(HI, said("Ho"), {"role": "user", "content": "But?"})
     found = scene.divergence
-    assert found is not None and (found.kind, found.message, found.char) == ("messages", 2, 0)
+    assert found is not None and (found.kind, found.message, found.char, found.message_token) == ("messages", 2, 0, 0)
     scene.chat(HI, said("Ho"), ask, said("Ho"), HI)
     assert scene.divergence is None, "back to the first branch"
 
