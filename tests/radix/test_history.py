@@ -10,6 +10,7 @@ import pytest
 
 from baton.radix.discarding import drop_path, retire
 from baton.radix.history import NODE_TOKENS, CacheHistory
+from baton.radix.kv_sequence import SequenceEnd
 from baton.radix.node import ID_BYTES, TreeNode
 from baton.radix.past_node import Departure, PastNode, Pressure
 from tests.doubles.cache_rig import CacheRig, int32
@@ -130,6 +131,23 @@ def test_departures_keep_their_time_and_cause() -> None:
         (20, Departure.EVICTED, 9.0, None),
         (40, Departure.EVICTED, 7.0, Pressure("alice", "large")),
     ]
+
+
+def test_dropped_branch_passes_its_end_to_the_path_above() -> None:
+    rig = CacheRig(num_tokens=512)
+    history = CacheHistory(rig.cache, 4096)
+    ids = np.arange(100, dtype=np.int32)
+    rig.insert(ids[:60])
+    longer = rig.start(ids)
+    assert rig.compute(longer)
+    rig.publish(longer)
+    rig.running.remove(longer)
+    node = longer.kv.open_node()
+    rig.cache.release(longer.kv, how=SequenceEnd.RELEASED)
+    drop_path(rig.cache, node, 60)
+    rig.cache.evict(1000)
+    found = history.trace_prompt(rig.cache.tree.root, "", ids, 0)
+    assert [(past.tokens, past.departure) for past in found] == [(60, Departure.RELEASED), (40, Departure.CLEARED)]
 
 
 def test_pieces_that_leave_together_become_one() -> None:

@@ -179,9 +179,11 @@ def missed_of(harness: Harness, prompt: list[int]) -> list[tuple[str, int, int]]
     return missed(harness, "asked again")
 
 
-def test_lease_that_broke_for_memory_counts_as_evicted() -> None:
+@pytest.mark.parametrize("unasked", [False, True])
+def test_lease_that_broke_for_memory_counts_as_evicted(unasked: bool) -> None:
+    """KV of an unasked first turn is then evicted before all else, and still nothing has given it up."""
     harness = Harness(num_tokens=256)
-    serve(harness, "turn", numbers(0, 100), retain_ttl=1000.0)
+    serve(harness, "turn", numbers(0, 100), retain_ttl=1000.0, unasked=unasked)
     serve(harness, "large", numbers(300, 240))
     assert harness.scheduler.lease_counts.broken == 1
     assert {reason for reason, _, _ in missed_of(harness, numbers(0, 100))} == {"evicted"}
