@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..radix.discarding import retire
-from ..radix.lease import Lease, LeaseState, LeaseTable
+from ..radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
 from .continuation.records import SampleRecord
 from .jobs.calls import ToolCall
 from .jobs.family import adopt_child, ancestors, hold_for_children, note_activity
@@ -232,15 +232,21 @@ class PinManager:
 
     def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
         step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
+        step.is_refused = lease is None and step.index < request.num_retained
         old = self._table.keep_step(step)
         if old is not None and old.lease is not None and old.asked_until <= now:
             self._leases.release(old.lease)
         if lease is not None:
-            self._stats = replace(self._stats, pins=self._stats.pins + 1)
-            self._pins[lease] = step
-            step.own_until, step.expected_until = lease.deadline, request.expected_until
-            self._expect(lease, request.expected_until)
-            self.trace.record_pin(step, lease.deadline - now, now)
+            self._pin(step, lease, request.expected_until, now)
+
+    def _pin(self, step: FinishedStep, lease: Lease, until: float, now: float) -> None:
+        """until: when the policy expects its job back."""
+        step.lease, step.tokens = lease, lease.tokens
+        self._stats = replace(self._stats, pins=self._stats.pins + 1)
+        self._pins[lease] = step
+        step.own_until, step.expected_until = lease.deadline, until
+        self._expect(lease, until)
+        self.trace.record_pin(step, lease.deadline - now, now)
 
     def _expect(self, lease: Lease, until: float) -> None:
         """Note until when the policy expects the job back; later its lease is worth less (`settle_pins`)."""
@@ -261,18 +267,23 @@ class PinManager:
 
     # -- tools --------------------------------------------------------------------------------------------------------
 
-    def record_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
+    def record_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> LeaseTerms | None:
         """Record the tools that a finished step called, as parsed from its text. Unknown steps are ignored: their job
-        is over, or they belong to none."""
+        is over, or they belong to none. Returns the terms of a lease for a step that was refused one when it was not
+        known to have called a tool (`record_late_lease`); usually None."""
         step = self.find_step(rid, index)
         if step is None or step.calls is not None:
-            return
+            return None
         job = step.job
         step.calls = calls
         self._table.touch_job(job, now)
         self.trace.record_calls(step, now)
-        if step.lease is None or step.lease.kv is None or step.lease.kv.node is None or job.is_over:
-            return
+        if job.is_over:
+            return None
+        if step.lease is None:
+            return self._late_terms(step, now) if step.is_refused and calls and not job.open_rids else None
+        if step.lease.kv is None or step.lease.kv.node is None:
+            return None
         promised = self._cache.residency.promised_tokens(step.lease.kv.node)
         step.has_copy = promised >= COPIED * step.tokens
         until = step.ended + self._policy.ttl(step, now)
@@ -282,6 +293,22 @@ class PinManager:
         self._value_calls(step.lease, step, until)
         self._leases.extend_lease(step.lease, step.own_until)
         self._hold_family(job, now)
+        return None
+
+    def _late_terms(self, step: FinishedStep, now: float) -> LeaseTerms | None:
+        """None if the policy does not expect its job back."""
+        until = step.ended + self._policy.ttl(step, now)
+        if until <= now:
+            return None
+        kept = KeptTurn(Worth.RETURNED, step.job, until, falls_at=until)  # almost every tool result is sent
+        return LeaseTerms(max(until, step.asked_until), now, step.job.client, kept)
+
+    def record_late_lease(self, rid: str, index: int, lease: Lease, now: float) -> None:
+        """Record the lease that a step got once its calls were known."""
+        step = self.find_step(rid, index)
+        assert step is not None and isinstance(lease.owner, KeptTurn)
+        self._pin(step, lease, lease.owner.expected_until, now)
+        self._hold_family(step.job, now)
 
     def find_step(self, rid: str, index: int) -> FinishedStep | None:
         """A finished step of a job that is still kept."""

@@ -653,9 +653,13 @@ class Scheduler:
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def record_tool_calls(self, rid: str, index: int, calls: tuple[ToolCall, ...], now: float) -> None:
-        """A finished step of a job called these tools, as its text says; its pin is extended or given up. Steps that
-        are not known are ignored."""
-        self._pins.record_calls(rid, index, calls, now)
+        """A finished step of a job called these tools, as its text says; its pin is extended or given up. If it was
+        refused one as a first turn that may never be continued, it gets one now. Steps that are not known are
+        ignored."""
+        terms = self._pins.record_calls(rid, index, calls, now)
+        lease = self._continuations.lease_sample(rid, index, terms) if terms is not None else None
+        if lease is not None:
+            self._pins.record_late_lease(rid, index, lease, now)
 
     def prepare_turn(self, rid: str, index: int, ids: np.ndarray) -> None:
         """The next prompt of a finished step's job will begin with ``ids``, int32 [n]: compute them while nothing else

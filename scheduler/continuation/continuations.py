@@ -264,6 +264,16 @@ class Continuations:
         """Take a finished request off the record, as if it had never existed."""
         self._records.discard_record(rid, self._leases)
 
+    def lease_sample(self, rid: str, index: int, terms: LeaseTerms) -> Lease | None:
+        """Lease what the cache still has of a sequence that ended without a lease. None if it is not on record, or the
+        lease is refused."""
+        record = self._records.get_record(rid)
+        sample = record.samples.get(index) if record is not None and record.failure is None else None
+        if record is None or sample is None or sample.lease is not None or len(sample.result):
+            return None
+        sample.lease = self._memory.lease_cached(record.namespace, sample.ids.view(), terms)
+        return sample.lease
+
     def release_leases(self, rid: str) -> bool:
         """Give up the leases of a finished request; its ids stay on record. False if it has none."""
         record = self._records.get_record(rid)

@@ -90,6 +90,8 @@ class FinishedStep:
     tokens: int
     """Tokens under the lease when it was granted; 0 without a lease."""
     lease: Lease | None = None
+    is_refused: bool = False
+    """Its KV was to be kept, but the lease was refused."""
     asked_until: float = 0.0
     """Deadline that the client requested with retain_ttl; a policy may extend it, but never shortens it."""
     own_until: float = -math.inf

@@ -374,6 +374,19 @@ class KVMemory:
         self._forget(request)
         return True
 
+    def lease_cached(self, namespace: str, ids: np.ndarray, terms: LeaseTerms) -> Lease | None:
+        """Lease what the cache has of a sequence that has ended, int32 [n], in whole pages. None if it has nothing, if
+        the lease would exceed a budget, or with a tier below: that has taken the sequence over (`demote`)."""
+        match = self.cache.match_prefix(namespace, ids) if self.tier is None else None
+        row = self.req_to_token.alloc() if match is not None and match.device_len else None
+        if match is None or row is None:
+            return None
+        kv = self.cache.open_sequence(namespace, match, row)
+        lease = self.leases.grant(kv, terms)
+        if lease is None:
+            self.cache.release(kv)
+        return lease
+
     def demote(self, kv: KVSequence) -> int:
         """Have a tier keep what the tree has of a sequence. Returns how many tokens one promises to: 0 if none does."""
         if self.tier is None or kv.node is None:

@@ -134,6 +134,65 @@ def test_lease_of_first_turn_breaks_for_newcomer(policy: str) -> None:
     scene.run()
 
 
+def busy_with_idle_conversations(page_size: int = 1, **more: Any) -> Harness:
+    """Its four leases are those of conversations that have returned, and now wait for their users."""
+    scene = harness(policy="handoff", page_size=page_size, pin_time="fixed", pin_seconds=60.0, **more)
+    for number in range(1, 5):
+        said = chat(scene, f"c{number}", prompt(number))
+        chat(scene, f"d{number}", [*said, 7, 8], job=f"chat-c{number}")
+        scene.scheduler.record_tool_calls(f"d{number}", 0, (), scene.now)
+    assert {*leases(scene)} == {"d1", "d2", "d3", "d4"}
+    return scene
+
+
+@PAGES
+def test_first_turn_refused_a_lease_gets_one_for_its_tool(page_size: int) -> None:
+    """At its end it looks like any one-shot chat; once its call is known, its result is likelier than a user's word."""
+    scene = busy_with_idle_conversations(page_size)
+    said = chat(scene, "new", prompt(20))
+    assert "new" not in leases(scene)
+    scene.scheduler.record_tool_calls("new", 0, LS, scene.now)
+    assert {*leases(scene)} == {"d2", "d3", "d4", "new"}, "the longest idle one gave way"
+    assert leases(scene)["new"].tokens >= len(said) - 1 - page_size
+    for number in range(30, 40):
+        chat(scene, f"one{number}", prompt(number))
+    assert "new" in leases(scene)
+    chat(scene, "back", [*said, 7, 8], job="chat-new")
+    request = scene.outcomes["back", 0].request
+    assert request is not None and request.inheritance is not None and request.inheritance.path == "handoff"
+
+
+def test_turn_refused_a_lease_gets_none_without_a_tool_to_expect() -> None:
+    """It called nothing; its tool takes too long to wait for; its job is back, or over."""
+    scene = busy_with_idle_conversations()
+    chat(scene, "silent", prompt(20))
+    scene.scheduler.record_tool_calls("silent", 0, (), scene.now)
+    chat(scene, "late", prompt(21))
+    scene.now += 61.0
+    scene.scheduler.record_tool_calls("late", 0, LS, scene.now)
+    said = chat(scene, "quick", prompt(22))
+    scene.add("child", [*said, 7, 8], 4, job_id="chat-quick", retain_ttl=60.0, unasked=True)
+    scene.scheduler.record_tool_calls("quick", 0, LS, scene.now)
+    scene.run()
+    chat(scene, "last", prompt(23), is_last_step=True)
+    scene.scheduler.record_tool_calls("last", 0, LS, scene.now)
+    assert not leases(scene).keys() & {"silent", "late", "quick", "last"}
+
+
+def test_first_turn_is_protected_while_its_tool_runs() -> None:
+    """Newcomers wait for it as for a named job's."""
+    scene = harness(policy="handoff", num_tokens=256, lease_protection=100.0, pin_time="fixed", pin_seconds=50.0)
+    chat(scene, "first", prompt(1, 100))
+    scene.scheduler.record_tool_calls("first", 0, LS, scene.now)
+    scene.add("runs", prompt(2, 60), 50)
+    scene.step()
+    scene.add("comes", prompt(3, 60), 4)
+    while scene.outcomes["runs", 0].finish is None:
+        scene.step()
+    assert "first" in leases(scene)
+    scene.run()
+
+
 def test_retracted_turn_keeps_its_worth() -> None:
     scene = harness(num_tokens=190)
     said = chat(scene, "a", prompt(1, 60))
