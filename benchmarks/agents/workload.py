@@ -6,6 +6,8 @@ gets the same.
               from 30 s on (Pareto); the command gives a hint
     coding    1,000 to 2,000 new tokens a turn behind a system prompt of 2,000 that all jobs share, answers of 150 to
               450 tokens, heavy tool times; a tenth of the jobs drops its history in the middle
+    mixed     5 to 8 turns (as many as asked for, or up to three fewer); the contexts of mini; tools of two speeds (0.2
+              or 6 s), tools with a heavy tail, and one that lies: most of its calls take 0.1 s, every fourth 20 s
     toy       tasks in the language of the model in examples/toy_model, which answers them with the right command
 
 In all but the last, each message ends by asking for one command in a code block. If the model repeats it, the server
@@ -17,7 +19,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MINI_CONTEXTS = (92, 469, 811, 1343, 1655, 2241, 2665, 2915)
 """Prompt tokens of each turn; past the last it grows as it did on average."""
@@ -134,6 +136,24 @@ def heavy_job(rng: random.Random, number: int, at: float, sizes: Sizes) -> Job:
     return _growing_job(number, at, sizes, lambda turn: heavy_tool(rng))
 
 
+def mixed_tool(rng: random.Random) -> tuple[str, float]:
+    """A command and its seconds. The speed of the first kind cannot be told from its name, the last kind's name says
+    that it is fast."""
+    kind = rng.random()
+    if kind < 0.4:
+        command, seconds = "python app.py", rng.choice((0.2, 6.0)) * rng.uniform(0.8, 1.25)
+    elif kind < 0.75:
+        command, seconds = heavy_tool(rng)
+    else:
+        command, seconds = "cat log.txt", 20.0 if rng.random() < 0.25 else 0.1
+    return command, seconds
+
+
+def mixed_job(rng: random.Random, number: int, at: float, sizes: Sizes) -> Job:
+    turns = max(1, sizes.turns - rng.randrange(4)) if sizes.turns > 4 else sizes.turns
+    return _growing_job(number, at, replace(sizes, turns=turns), lambda turn: mixed_tool(rng))
+
+
 def _growing_job(number: int, at: float, sizes: Sizes, tool: Callable[[int], tuple[str, float]]) -> Job:
     step = (MINI_CONTEXTS[-1] - MINI_CONTEXTS[0]) / (len(MINI_CONTEXTS) - 1)
     turns = []
@@ -204,7 +224,8 @@ WORKLOADS: dict[str, Callable[[random.Random, int, float, Sizes], Job]] = {
     "mini": mini_job,
     "heavy": heavy_job,
     "coding": coding_job,
+    "mixed": mixed_job,
     "toy": toy_job,
 }
 
-DEFAULT_TURNS = {"mini": 8, "heavy": 8, "coding": 11, "toy": 8}
+DEFAULT_TURNS = {"mini": 8, "heavy": 8, "coding": 11, "mixed": 8, "toy": 8}

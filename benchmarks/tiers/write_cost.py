@@ -13,16 +13,16 @@ between the two equal engines shows the noise of this machine.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from dataclasses import dataclass
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from benchmarks.common.clients import Call
+from benchmarks.common.intervals import half_width
 from benchmarks.tiers.engines import SETTLE_S, Maker, Pools, TierEngine, goal, turns
 
 ENGINES = ("device", "host", "device again")
@@ -98,8 +98,7 @@ async def run_traffic(engine: TierEngine, work: Traffic, seed: int) -> Run:
 def difference(ours: list[float], theirs: list[float], wholes: list[float]) -> dict[str, float]:
     """Differences of pairs as a share of a whole: (mean, half-width of its 95 % confidence interval, median)."""
     shares = [(a - b) / whole for a, b, whole in zip(ours, theirs, wholes, strict=True)]
-    spread = student(len(shares) - 1) * stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else math.inf
-    return {"mean": mean(shares), "half_width": spread, "median": median(shares)}
+    return {"mean": mean(shares), "half_width": half_width(shares), "median": median(shares)}
 
 
 def compare(seconds: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -111,17 +110,6 @@ def compare(seconds: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, d
         "host": {kind: difference(ours[kind], plain[kind], wholes[kind]) for kind in MEASURES},
         "device again": {kind: difference(last[kind], first[kind], wholes[kind]) for kind in MEASURES},
     }
-
-
-def student(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t: Cornish and Fisher's series, good to 1 % from 5 degrees of freedom up."""
-    z = 1.959964
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / degrees ** (i + 1) for i, term in enumerate(terms))
 
 
 async def measure(maker: Maker, work: Traffic, seed: int) -> dict[str, Any]:

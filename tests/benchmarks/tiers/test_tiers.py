@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tiers.engines import HAS_DISK, goal
-from benchmarks.tiers.write_cost import MEASURES, compare, difference, student
+from benchmarks.tiers.write_cost import MEASURES, compare, difference
 from tests.doubles.benchmark_runs import run_benchmark
 
 
@@ -100,8 +100,3 @@ def test_goal_within_interval_is_undecided() -> None:
     verdicts = [goal("", 0.03, 0.02, at_least=False, half_width=width)["verdict"] for width in (0.0, 0.009, 0.011)]
     assert verdicts == ["missed", "missed", "undecided"]
     assert goal("", 0.01, 0.02, at_least=False)["verdict"] == goal("", 3.0, 3.0, at_least=True)["verdict"] == "met"
-
-
-@pytest.mark.parametrize(("degrees", "quantile"), [(5, 2.571), (9, 2.262), (19, 2.093), (60, 2.000)])
-def test_student_t_quantiles(degrees: int, quantile: float) -> None:
-    assert student(degrees) == pytest.approx(quantile, rel=0.01)
