@@ -107,8 +107,8 @@ class LeaseCounts:
 class LeaseTable:
     """Owns all live leases, within a budget.
 
-    Expiry and breaking cost O(log leases), all else O(1); only a client that is at its own limit costs a look at each
-    of its leases.
+    Expiry and breaking cost O(log leases), all else O(1); only a client at its share of a used-up budget costs a look
+    at each of its leases.
     """
 
     def __init__(self, cache: RadixCache, budget: LeaseBudget, *, value: LeaseValue) -> None:
@@ -153,27 +153,36 @@ class LeaseTable:
         return lease
 
     def make_room(self, terms: LeaseTerms, tokens: int = 0) -> bool:
-        """Break leases that are worth less than one on these terms, until it is within budget. A client at its own
-        limit has only its own leases to give. tokens: what it brings, held already. False if that is not enough."""
+        """Break leases until one on these terms is within budget: those of a client above its share, and then those
+        that are worth less. A client that would be above its share has only its own leases to give. tokens: what it
+        brings, held already. False if that is not enough."""
         if self.budget.never_holds(terms.client, tokens):
             return False
         worth = None
         while (limit := self.budget.exceeded_by(terms.client, tokens)) is not None:
-            own = limit == "client"
-            victim = self._least_of(terms.client, terms.now) if own else self.least_valuable(terms.now)
+            if limit == "all" and (victim := self._above_share(terms.now)) is not None:
+                self.break_lease(victim)
+                continue
+            victim = self._least_of(terms.client, terms.now) if limit == "client" else self.least_valuable(terms.now)
             worth = self._value(self._lease(None, terms), terms.now) if worth is None else worth
             if victim is None or self._value(victim, terms.now) >= worth:
                 return False
             self.break_lease(victim)
         return True
 
+    def _above_share(self, now: float) -> Lease | None:
+        """The least valuable lease of a client above its share; None if there is no such client, or its child waits for
+        that lease."""
+        client = self.budget.client_above_share()
+        lease = None if client is None else self._least_of(client, now)
+        return lease if lease is not None and lease.state is LeaseState.GRANTED else None
+
     def _lease(self, kv: KVSequence | None, terms: LeaseTerms) -> Lease:
         return Lease(kv, terms.deadline, self._next_serial, terms.now, terms.client, terms.owner)
 
-    def _least_of(self, client: str, now: float) -> Lease:
-        """client: one that has leases, as every client at its limit does."""
+    def _least_of(self, client: str, now: float) -> Lease | None:
         leases = [self._leases[serial] for serial in self.budget.serials_of(client)]
-        return min(leases, key=lambda lease: self._value(lease, now))
+        return min(leases, key=lambda lease: self._value(lease, now), default=None)
 
     def claim(self, lease: Lease, now: float) -> bool:
         """Claim a lease for a child, which stops its clock. False if it has ended or is overdue. Several children may

@@ -1,5 +1,8 @@
 """The budgets of all leases together and of one client's leases: rows, and tokens of the pool.
 
+One client may hold more than its share while no other needs it: a lease of a client within its share breaks leases of
+one that is above. So a single user has the whole budget, and no client can keep another from its share.
+
 Tokens that several leases share count once, for the lease that brought them. ``lease_ref`` of a node counts the leases
 on it, as ``lock_ref`` counts locks.
 """
@@ -26,7 +29,8 @@ class _Share:
 class LeaseBudget:
     """Counts what live leases hold. Clients without a name ("") cannot be told apart: no client's limit binds them.
 
-    max_tokens, max_leases: of all leases. max_client_tokens, max_client_leases: of one client's; None for no limit.
+    max_tokens, max_leases: of all leases. max_client_tokens, max_client_leases: a client's share, which it may exceed
+    while the whole is not used up; None for all of it.
     """
 
     def __init__(
@@ -49,19 +53,33 @@ class LeaseBudget:
         self._shares: dict[str, _Share] = {}
 
     def exceeded_by(self, client: str, tokens: int) -> Limit | None:
-        """The limit that one more lease would break, the client's first. tokens: what `hold` has returned for it."""
-        share = self._shares.get(client)  # those without a name have none
-        if share is not None and (
-            len(share.serials) >= self.max_client_leases or share.tokens + tokens > self.max_client_tokens
-        ):
+        """The limit that one more lease would break: none unless the whole is used up, and then the client's first.
+        tokens: what `hold` has returned for it."""
+        if self.leases < self.max_leases and self.tokens <= self.max_tokens:
+            return None
+        leases, held = self._held_by(client)
+        if client and (leases >= self.max_client_leases or held + tokens > self.max_client_tokens):
             return "client"
-        if self.leases >= self.max_leases or self.tokens > self.max_tokens:
-            return "all"
+        return "all"
+
+    def client_above_share(self) -> str | None:
+        """A client that holds more than its share; None if there is none."""
+        for client, share in self._shares.items():
+            if len(share.serials) > self.max_client_leases or share.tokens > self.max_client_tokens:
+                return client
         return None
 
     def never_holds(self, client: str, tokens: int) -> bool:
-        """True if a lease with this many tokens of its own would be too large were it the only one."""
-        return tokens > (min(self.max_tokens, self.max_client_tokens) if client else self.max_tokens)
+        """True if one more lease with this many tokens of its own would be too large were it the client's only one."""
+        if tokens > self.max_tokens:
+            return True
+        _, held = self._held_by(client)
+        return bool(client) and tokens > self.max_client_tokens and self.tokens - held > self.max_tokens
+
+    def _held_by(self, client: str) -> tuple[int, int]:
+        """(leases, tokens) of a client."""
+        share = self._shares.get(client)
+        return (len(share.serials), share.tokens) if share is not None else (0, 0)
 
     def serials_of(self, client: str) -> list[int]:
         """The serials of a client's leases, oldest first."""

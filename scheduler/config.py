@@ -117,10 +117,13 @@ class SchedulerConfig:
         64, "Maximum number of leased sequences. Each occupies a row, like a running request."
     )
     max_leases_per_client: int = flag(
-        0, "Maximum number of leased sequences per client (user, salt or API key); 0: half of --max-leased-requests."
+        0,
+        "Share of --max-leased-requests that a client (user, salt or API key) keeps when others need leases, too; "
+        "0: half.",
     )
     max_client_leased_ratio: float = flag(
-        0.5, "Fraction of the tokens allowed by --max-leased-ratio that one client may hold, 0 to 1."
+        0.5,
+        "Share of the tokens allowed by --max-leased-ratio that a client keeps when others need leases, too, 0 to 1.",
     )
     max_retain_ttl: float = flag(
         86400.0, "Maximum retain_ttl of a request, in seconds. Larger values are reduced to it."

@@ -349,7 +349,7 @@ def test_subagents_keep_their_kv_in_a_flood(
     flags = [
         *("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--max-total-tokens", str(POOL)),
         *("--served-model-name", "small", "--serve-any-model-name", "--record-requests", str(log)),
-        *("--schedule-policy", "handoff", "--max-leased-ratio", "0.9", "--max-client-leased-ratio", "1"),
+        *("--schedule-policy", "handoff", "--max-leased-ratio", "0.9"),
         *("--lease-protection", str(BREAK_EVEN_S), "--pin-seconds", str(BREAK_EVEN_S)),
     ]
     folder, launcher = tmp_path_factory.mktemp("server"), "scripted_server.py"

@@ -1,4 +1,4 @@
-"""Who gives way when leases are full: the least valuable, and of a client at its own limit only its own."""
+"""What gives way when leases are full: the least valuable, those of a client above its share first."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from baton.radix.invariants import check_leases
 from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
+from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
 from tests.doubles.cache_rig import CacheRig
 from tests.doubles.policy_scene import fcfs
 
@@ -77,30 +78,51 @@ def test_claimed_leases_do_not_break_for_new_grants() -> None:
     assert scene.grant() is not None and not claimed.is_live
 
 
-def test_client_at_its_limit_breaks_only_its_own_leases() -> None:
+def test_single_client_may_use_the_whole_budget() -> None:
+    scene = Scene(max_leases=4, max_client_leases=1, max_tokens=40, max_client_tokens=10)
+    alone = [scene.must_grant("a") for _ in range(4)]
+    assert all(lease.is_live for lease in alone)
+    assert scene.grant("a") is not None and not alone[0].is_live, "the whole is used up: its oldest gives way"
+
+
+def test_client_above_its_share_gives_way_to_others_up_to_theirs() -> None:
     scene = Scene(max_leases=4, max_client_leases=2)
-    other = scene.must_grant("b")
+    greedy = [scene.must_grant("a") for _ in range(4)]
+    for lease in greedy:
+        lease.owner = KeptTurn(Worth.RETURNED)
+        scene.table.extend_lease(lease, lease.deadline)
+    other, unnamed = scene.must_grant("b"), scene.must_grant()
+    assert [lease.is_live for lease in greedy] == [False, False, True, True], "whatever they are worth"
+    assert scene.grant("b") is not None and not other.is_live and unnamed.is_live
+    assert all(lease.is_live for lease in greedy[2:]), "within its share, worth decides"
+
+
+def test_client_that_would_exceed_its_share_breaks_only_its_own_leases() -> None:
+    scene = Scene(max_leases=4, max_client_leases=2)
+    others = [scene.must_grant("b"), scene.must_grant("c")]
     greedy = [scene.must_grant("a") for _ in range(5)]
-    assert other.is_live and [lease.is_live for lease in greedy] == [False, False, False, True, True]
+    assert all(lease.is_live for lease in others)
+    assert [lease.is_live for lease in greedy] == [False, False, False, True, True]
 
 
-def test_client_token_limit_breaks_only_its_own_leases() -> None:
-    scene = Scene(max_tokens=100, max_client_tokens=25)
-    other = scene.must_grant("b")
+def test_client_token_share_breaks_only_its_own_leases() -> None:
+    scene = Scene(max_tokens=40, max_client_tokens=25)
+    others = [scene.must_grant("b"), scene.must_grant("c")]
     greedy = [scene.must_grant("a") for _ in range(3)]
-    assert other.is_live and [lease.is_live for lease in greedy] == [False, True, True]
-    assert scene.grant("a", np.arange(500, 530, dtype=np.int32)) is None
-    assert [lease.is_live for lease in greedy] == [False, True, True], "more than its share breaks nobody"
+    assert all(lease.is_live for lease in others) and [lease.is_live for lease in greedy] == [False, True, True]
+    assert scene.grant("a", np.arange(5000, 5030, dtype=np.int32)) is None
+    assert all(lease.is_live for lease in (*others, *greedy[1:])), "more than its share, which would not even do"
 
 
-def test_client_may_hold_exactly_its_token_limit() -> None:
-    scene = Scene(max_tokens=100, max_client_tokens=20)
-    both = [scene.must_grant("a") for _ in range(2)]
-    assert all(lease.is_live for lease in both)
+def test_claimed_leases_above_the_share_do_not_break() -> None:
+    scene = Scene(max_leases=2, max_client_leases=1)
+    greedy = [scene.must_grant("a"), scene.must_grant("a")]
+    assert all(scene.table.claim(lease, scene.now) for lease in greedy)
+    assert scene.grant("b") is None and all(lease.is_live for lease in greedy)
 
 
 def test_released_lease_no_longer_counts_against_its_client() -> None:
-    scene = Scene(max_tokens=100, max_client_tokens=25)
+    scene = Scene(max_tokens=25, max_client_tokens=25)
     small = scene.must_grant("a", np.arange(300, 304, dtype=np.int32))
     large = scene.must_grant("a", np.arange(400, 416, dtype=np.int32))
     scene.table.release(small)
@@ -141,7 +163,7 @@ def test_lease_refused_after_breaking_others_is_not_counted() -> None:
 def test_lease_value_is_evaluated_at_the_current_time(client: str) -> None:
     """The one that is worth least now gives way, not the one that was."""
     rig = CacheRig(num_tokens=1024, rows=8)
-    budget = LeaseBudget(1, max_tokens=1024, max_leases=8 if client else 2, max_client_leases=2)
+    budget = LeaseBudget(1, max_tokens=1024, max_leases=2, max_client_leases=2)
     rising = {0: 1.0, 1: 0.0, 2: 9.0}
     table = LeaseTable(rig.cache, budget, value=lambda lease, now: (lease.serial + rising[lease.serial] * now,))
     made = []
@@ -163,15 +185,19 @@ def test_exceeded_by_distinguishes_client_and_overall_limits() -> None:
     budget = LeaseBudget(1, max_tokens=10, max_leases=3, max_client_tokens=6, max_client_leases=2)
     budget.add_lease("a", 0, 3)
     budget.tokens = 10
-    assert [budget.exceeded_by("a", brought) for brought in (3, 4)] == [None, "client"]
-    assert budget.exceeded_by("", 99) is None, "what it brings is held already"
+    assert [budget.exceeded_by("a", brought) for brought in (3, 4)] == [None, None], "the whole is not used up"
     budget.tokens = 11
-    assert budget.exceeded_by("b", 0) == budget.exceeded_by("", 0) == budget.exceeded_by("a", 3) == "all"
+    assert [budget.exceeded_by("a", brought) for brought in (3, 4)] == ["all", "client"]
+    assert budget.exceeded_by("b", 0) == budget.exceeded_by("", 0) == "all"
     budget.tokens = 0
     budget.add_lease("a", 1, 0)
-    assert budget.exceeded_by("a", 0) == "client" and budget.exceeded_by("b", 0) is None
-    budget.add_lease("", 2, 0)
-    assert budget.exceeded_by("b", 0) == "all"
-    assert [budget.never_holds(client, 10) for client in ("", "a")] == [False, True] and budget.never_holds("", 11)
+    assert budget.exceeded_by("a", 0) is None and budget.client_above_share() is None
+    budget.add_lease("a", 2, 0)
+    assert budget.client_above_share() == "a"
+    assert budget.exceeded_by("a", 0) == "client" and budget.exceeded_by("b", 0) == "all"
+    assert [budget.never_holds("a", tokens) for tokens in (10, 11)] == [False, True]
+    budget.tokens = 20
+    assert [budget.never_holds(client, 10) for client in ("", "b")] == [False, True], "others hold 20"
+    assert budget.never_holds("b", 6) is False, "its share"
     budget.clear()
     assert (budget.tokens, budget.leases, budget.serials_of("a")) == (0, 0, [])
