@@ -33,10 +33,10 @@ LOOPS_HERE = [
 SHARE = 0.9
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+@pytest.fixture(scope="module", params=["auto", pytest.param("handoff", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     flags = [
-        *("--max-total-tokens", str(POOL), "--schedule-policy", "handoff", "--lease-protection", str(BREAK_EVEN_S)),
+        *("--max-total-tokens", str(POOL), "--schedule-policy", request.param, "--lease-protection", str(BREAK_EVEN_S)),
         *("--pin-seconds", str(BREAK_EVEN_S), "--dtype", "float32", "--device", "cpu", "--linear-backend", "torch"),
         *("--served-model-name", "toy", "--serve-any-model-name", "--tool-call-parser", "hermes"),
     ]
