@@ -125,7 +125,7 @@ def test_metrics_count_prepared_tokens(server: ServerUnderTest) -> None:
     assert values["baton:preparation_steps_total"] >= 3
 
 
-def test_flush_and_pause_meet_no_preparation(server: ServerUnderTest) -> None:
+def test_flush_meets_no_preparation(server: ServerUnderTest) -> None:
     """A flush between the end of a turn and the next is never refused because of a preparation."""
     for _ in range(5):
         asked = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 40}
