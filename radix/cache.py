@@ -259,9 +259,14 @@ class RadixCache:
         seq.node, seq.row, seq.tree_len, seq.length = None, -1, 0, 0
 
     def mark_end(self, node: TreeNode, how: SequenceEnd) -> None:
-        """Note on a node that a sequence which held the path down to it has ended, or that its reuse has."""
+        """Note on a node that a sequence which held the path down to it has ended."""
         self._ends += 1
         node.last_end = self._ends * NUM_ENDS + how
+
+    def mark_retired(self, node: TreeNode, how: SequenceEnd) -> None:
+        """Note on a node that its reuse has been given up, which says nothing of the nodes above it."""
+        self._ends += 1
+        node.retired_end = self._ends * NUM_ENDS + how
 
     def _report_tail(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> None:
         """Report the computed tokens from position ``end`` on, where ``node`` ends; there are fewer than a page."""

@@ -38,7 +38,7 @@ def retire(
                 break
             cache.tree.split(node, count)  # the object stays the lower part
         node.last_access = 0
-        cache.mark_end(node, how)
+        cache.mark_retired(node, how)
         tokens += len(node)
         is_leaf = not (node.device_children or node.lock_ref)
         if node.on_device and (is_leaf or node.entry is not None):

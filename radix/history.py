@@ -95,7 +95,7 @@ class CacheHistory:
     def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
         for node in nodes:
             if node.past is not None and node.host is None:
-                self._remove(node, _EVICTED[node.last_end % NUM_ENDS], self.pressure)
+                self._remove(node, _EVICTED[max(node.last_end, node.retired_end) % NUM_ENDS], self.pressure)
         self._forget_oldest()
 
     def copy_made(self, node: TreeNode) -> None:

@@ -50,6 +50,7 @@ class TreeNode:
         "past",
         "prefix_len",
         "priority",
+        "retired_end",
         "serial",
         "storing",
         "turn",
@@ -116,6 +117,8 @@ class TreeNode:
         """The client of the request that computed it last; "" if it is unknown."""
         self.last_end = 0
         """The last end of a sequence that held it, or children that have gone: order × `NUM_ENDS` + `SequenceEnd`."""
+        self.retired_end = 0
+        """Likewise, when its reuse was given up last: of this node alone, what is above it may be used on."""
         self.past: PastNode | None = None
         """Its tokens in the history, where the path down to it is part of one; None if it does not count there."""
         self.entry: tuple[int, int, TreeNode] | None = None

@@ -97,7 +97,7 @@ class RadixTree:
         upper.on_device, upper.hits = node.on_device, node.hits
         upper.born, upper.used = node.born, node.used
         upper.turn, upper.priority, upper.note = node.turn, node.priority, node.note
-        upper.client, upper.past = node.client, node.past
+        upper.client, upper.past, upper.retired_end = node.client, node.past, node.retired_end
         upper.storing, upper.loading = node.storing, node.loading
         node.block_keys = None
         upper.lock_ref = 1 if node.lock_ref else 0

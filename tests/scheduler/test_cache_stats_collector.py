@@ -395,7 +395,7 @@ def test_cache_statistics_match_twin_in_simulation(options: dict[str, Any]) -> N
 
 def test_statistics_register_one_cache_watcher() -> None:
     harness = Harness()
-    assert [type(watcher) for watcher in harness.cache.watchers] == [KVLives]
+    assert [type(watcher) for watcher in harness.cache.watchers].count(KVLives) == 1
     assert harness.scheduler.stats().cache == CacheStats(
         totals=totals(harness), windows=harness.scheduler.stats().cache.windows
     )

@@ -45,6 +45,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "continuation_index": {"continuation_of": "parent"},
     "continuation_at": {"continuation_of": "parent"},
     "best_of": {"n": 1},
+    "parent_job_id": {"job_id": "j"},
 }
 """Field -> what else a body needs, as far as its API has it."""
 
