@@ -52,7 +52,6 @@ _COUNT = Operation(
     summary="Count the tokens of a chat",
     tag="Anthropic",
     body=with_extra_body(COUNT_BODY),
-    headers=JOB_HEADERS,
     answer=NUM_TOKENS,
     refusals=(404,),
     error=ERROR,
