@@ -354,7 +354,9 @@ def test_every_name_parameter_is_attacked() -> None:
     taken = {(endpoint, name) for endpoint, route in ROUTES.items() for name in names_taken(route)}
     attacked = {(endpoint_of(attack), attack.by) for attack in ATTACKS}
     assert taken <= attacked, taken - attacked
-    assert {by for _, by in attacked - taken} <= {"X-Request-Id"}, "which every route that generates takes"
+    # count_tokens belongs to no job: the attacks by a job's headers show that it reads none of them.
+    beyond = {by for endpoint, by in attacked - taken if endpoint != ("POST", "/v1/messages/count_tokens")}
+    assert beyond <= {"X-Request-Id"}, "which every route that generates takes"
 
 
 # -- the attacks -------------------------------------------------------------------------------------------------------
