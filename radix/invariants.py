@@ -111,6 +111,8 @@ def check_leases(leases: LeaseTable, cache: RadixCache) -> None:
     held = sum(len(node) for node in cache.tree.nodes() if node.lease_ref) + tails
     if held != budget.tokens:
         raise InvariantError(f"leases hold {held} tokens, {budget.tokens} are counted")
+    if budget.uncounted_tokens:
+        raise InvariantError(f"{budget.uncounted_tokens} leased tokens count for no lease")
     if budget.leases != len(leases):
         raise InvariantError(f"{len(leases)} leases are live, {budget.leases} are counted")
     most = 2 * budget.max_leases + SPARE_ENTRIES

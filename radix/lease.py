@@ -25,6 +25,7 @@ from .cache import RadixCache
 from .kv_sequence import KVSequence, SequenceEnd
 from .lazy_heap import LazyHeap
 from .lease_budget import LeaseBudget
+from .node import TreeNode
 
 
 class LeaseState(Enum):
@@ -63,7 +64,8 @@ class Lease:
     client: str = ""
     owner: object = None
     own_tokens: int = 0
-    """Pool tokens that no other lease held when it was granted, in whole pages."""
+    """Pool tokens that count for it, in whole pages: those that no other lease held when it was granted, and those
+    that other leases left to it when they ended."""
     state: LeaseState = LeaseState.GRANTED
     remaining: float = 0.0
     claims: int = 0
@@ -139,27 +141,28 @@ class LeaseTable:
 
     def grant(self, kv: KVSequence, terms: LeaseTerms, written_by: int | None = None) -> Lease | None:
         """Take ``kv`` over; None, and the caller keeps it, if that would exceed a budget and no lease gives way."""
-        added = self.budget.hold(kv)
-        if not self.make_room(terms, added):
-            self.budget.unhold(kv)
+        self.budget.hold(kv)
+        if not self.make_room(terms):
+            self._unhold(kv, self.budget.uncounted_tokens, terms.client)
             return None
         lease = self._lease(kv, terms)
-        lease.own_tokens, lease.written_by = added, written_by
+        lease.own_tokens, lease.written_by = self.budget.uncounted_tokens, written_by
         self._next_serial += 1
         self._leases[lease.serial] = self.unvalued[lease.serial] = lease
-        self.budget.add_lease(lease.client, lease.serial, added)
+        self.budget.add_lease(lease.client, lease.serial, lease.own_tokens)
         self.deadlines.push_entry(lease.deadline, lease.serial)
         self.counts.granted += 1
         return lease
 
-    def make_room(self, terms: LeaseTerms, tokens: int = 0) -> bool:
+    def make_room(self, terms: LeaseTerms) -> bool:
         """Break leases until one on these terms is within budget: those of a client above its share, and then those
-        that are worth less. A client that would be above its share has only its own leases to give. tokens: what it
-        brings, held already. False if that is not enough."""
-        if self.budget.never_holds(terms.client, tokens):
+        that are worth less. A client that would be above its share has only its own leases to give. What it brings is
+        held already, or nothing. False if that is not enough."""
+        budget = self.budget
+        if budget.never_holds(terms.client, budget.uncounted_tokens):
             return False
         worth = None
-        while (limit := self.budget.exceeded_by(terms.client, tokens)) is not None:
+        while (limit := budget.exceeded_by(terms.client, budget.uncounted_tokens)) is not None:
             if limit == "all" and (victim := self._above_share(terms.now)) is not None:
                 self.break_lease(victim)
                 continue
@@ -223,14 +226,15 @@ class LeaseTable:
         if old is None or lease.state is not LeaseState.GRANTED:
             return False
         budget.remove_lease(lease.client, lease.serial, lease.own_tokens)
-        budget.unhold(old)
-        added = budget.hold(kv)
+        self._unhold(old, lease.own_tokens, lease.client, lease)
+        budget.hold(kv)
+        added = budget.uncounted_tokens
         fits = not budget.never_holds(lease.client, added) and budget.exceeded_by(lease.client, added) is None
         if not fits:
-            budget.unhold(kv)
-            added = budget.hold(old)
-        budget.add_lease(lease.client, lease.serial, added)
-        lease.own_tokens = added
+            self._unhold(kv, added, lease.client, lease)
+            budget.hold(old)
+        lease.own_tokens = budget.uncounted_tokens
+        budget.add_lease(lease.client, lease.serial, lease.own_tokens)
         if fits:
             fence, lease.kv, lease.written_by = self._open_fence_of(lease), kv, None
             self._cache.release(old, fence=fence, how=SequenceEnd.RELEASED)
@@ -332,7 +336,8 @@ class LeaseTable:
         self.unvalued = dict(self._leases)
         for lease in kept:
             assert lease.kv is not None
-            lease.own_tokens = self.budget.hold(lease.kv)
+            self.budget.hold(lease.kv)
+            lease.own_tokens = self.budget.uncounted_tokens
             self.budget.add_lease(lease.client, lease.serial, lease.own_tokens)
             lease.value, lease.claims = None, claims.get(lease.serial, 0)
             if not lease.claims and lease.state is LeaseState.CLAIMED:
@@ -368,8 +373,21 @@ class LeaseTable:
         del self._leases[lease.serial]
         self.unvalued.pop(lease.serial, None)
         self.budget.remove_lease(lease.client, lease.serial, lease.own_tokens)
-        self.budget.unhold(kv)
+        self._unhold(kv, lease.own_tokens, lease.client)
         return kv
+
+    def _unhold(self, kv: KVSequence, own: int, client: str, lease: Lease | None = None) -> None:
+        """Hold a sequence no more. Of the ``own`` tokens that counted for it, those that other leases still hold count
+        for the oldest of them from now on, one of the same client if there is one. lease: the sequence's, if it is
+        still in the table."""
+        freed, node = self.budget.unhold(kv)
+        if freed == own:
+            return
+        heirs = [each for each in self._leases.values() if each is not lease and _passes(each, node)]
+        if heirs:  # otherwise the sequence of a lease that is being granted holds them
+            heir = min(heirs, key=lambda each: (each.client != client, each.serial))
+            heir.own_tokens += own - freed
+            self.budget.add_tokens(heir.client, own - freed)
 
     # -- the heaps: a change pushes a new entry, and the old one is dead ----------------------------------------------
 
@@ -394,3 +412,11 @@ class LeaseTable:
     def _value_of(self, serial: int) -> tuple[float, ...] | None:
         lease = self._leases.get(serial)
         return lease.value if lease is not None else None
+
+
+def _passes(lease: Lease, node: TreeNode) -> bool:
+    """Does a lease hold this node?"""
+    below = lease.kv.node if lease.kv is not None else None
+    while below is not None and below.prefix_len > node.prefix_len:
+        below = below.parent
+    return below is node

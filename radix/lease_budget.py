@@ -3,8 +3,8 @@
 One client may hold more than its share while no other needs it: a lease of a client within its share breaks leases of
 one that is above. So a single user has the whole budget, and no client can keep another from its share.
 
-Tokens that several leases share count once, for the lease that brought them. ``lease_ref`` of a node counts the leases
-on it, as ``lock_ref`` counts locks.
+Tokens that several leases share count once, for the lease that brought them; when that ends, for another of those
+leases. ``lease_ref`` of a node counts the leases on it, as ``lock_ref`` counts locks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .kv_sequence import KVSequence
+from .node import TreeNode
 
 Limit = Literal["all", "client"]
 """The budget that is used up: that of all leases together, or that of one client."""
@@ -50,11 +51,13 @@ class LeaseBudget:
         self.tokens = 0
         """Pool tokens that are held, in whole pages."""
         self.leases = 0
+        self._counted = 0
+        """Those of ``tokens`` that count for some lease."""
         self._shares: dict[str, _Share] = {}
 
     def exceeded_by(self, client: str, tokens: int) -> Limit | None:
         """The limit that one more lease would break: none unless the whole is used up, and then the client's first.
-        tokens: what `hold` has returned for it."""
+        tokens: that would count for it."""
         if self.leases < self.max_leases and self.tokens <= self.max_tokens:
             return None
         leases, held = self._held_by(client)
@@ -87,16 +90,18 @@ class LeaseBudget:
         return sorted(share.serials) if share is not None else []
 
     def add_lease(self, client: str, serial: int, tokens: int) -> None:
-        """Count a new lease. tokens: what `hold` returned for it."""
+        """Count a new lease. tokens: its `uncounted_tokens`."""
         self.leases += 1
+        self._counted += tokens
         if client:
             share = self._shares.setdefault(client, _Share())
             share.tokens += tokens
             share.serials.add(serial)
 
     def remove_lease(self, client: str, serial: int, tokens: int) -> None:
-        """Count a lease no more. tokens: as it was added."""
+        """Count a lease no more. tokens: those that count for it."""
         self.leases -= 1
+        self._counted -= tokens
         share = self._shares.get(client)
         if share is not None:
             share.tokens -= tokens
@@ -104,31 +109,43 @@ class LeaseBudget:
             if not share.serials:
                 del self._shares[client]
 
+    def add_tokens(self, client: str, tokens: int) -> None:
+        """Count more tokens for a lease of this client."""
+        self._counted += tokens
+        if client:
+            self._shares[client].tokens += tokens
+
+    @property
+    def uncounted_tokens(self) -> int:
+        """Tokens that are held but count for no lease yet: those of a sequence between `hold` and `add_lease`."""
+        return self.tokens - self._counted
+
     def clear(self) -> None:
-        self.tokens = self.leases = 0
+        self.tokens = self.leases = self._counted = 0
         self._shares.clear()
 
-    def hold(self, kv: KVSequence) -> int:
-        """Mark the path of ``kv`` as leased once more; returns the tokens that no other lease held."""
+    def hold(self, kv: KVSequence) -> None:
+        """Mark the path of ``kv`` as leased once more."""
         assert kv.node is not None
         node = kv.node
         while node.lease_ref == 0 and node.parent is not None:
             node.lease_ref = 1
             node = node.parent
         node.lease_ref += 1
-        added = kv.node.prefix_len - node.prefix_len + self._tail(kv)
-        self.tokens += added
-        return added
+        self.tokens += kv.node.prefix_len - node.prefix_len + self._tail(kv)
 
-    def unhold(self, kv: KVSequence) -> None:
-        """Undo `hold`."""
+    def unhold(self, kv: KVSequence) -> tuple[int, TreeNode]:
+        """Undo `hold`. Returns the tokens that no lease holds any more, and the last node of the path that one does, or
+        the root."""
         assert kv.node is not None
         node = kv.node
         node.lease_ref -= 1
         while node.lease_ref == 0 and node.parent is not None:
             node = node.parent
             node.lease_ref -= 1
-        self.tokens -= kv.node.prefix_len - node.prefix_len + self._tail(kv)
+        freed = kv.node.prefix_len - node.prefix_len + self._tail(kv)
+        self.tokens -= freed
+        return freed, node
 
     def _tail(self, kv: KVSequence) -> int:
         page = self._page_size

@@ -43,7 +43,7 @@ _LEASE = answered(
         "job_id": nullable(string()),
         "user": string("The client (user, cache salt or API key) in whose share it counts."),
         "tokens": COUNT,
-        "own_tokens": whole("Tokens that no other lease held when it was granted.", 0),
+        "own_tokens": whole("Tokens that count for it, of those that several leases hold.", 0),
         "idle_s": number("Since it was granted or returned.", 0),
         "expires_in_s": nullable(number("Null while a request waits to take it over.", 0)),
         "is_claimed": flag("A request waits to take it over."),

@@ -201,3 +201,30 @@ def test_exceeded_by_distinguishes_client_and_overall_limits() -> None:
     assert budget.never_holds("b", 6) is False, "its share"
     budget.clear()
     assert (budget.tokens, budget.leases, budget.serials_of("a")) == (0, 0, [])
+
+
+@pytest.mark.parametrize("how", ["release", "hand_off", "exchange"])
+def test_tokens_still_leased_count_for_the_lease_that_is_left(how: str) -> None:
+    """Otherwise a client whose leases share tokens could take the share of others with tokens that count nowhere."""
+    scene = Scene(max_tokens=100, max_client_tokens=50)
+    shared = np.arange(700, 780, dtype=np.int32)
+    first = scene.must_grant("a", shared)
+    second = scene.must_grant("a", np.append(shared, [1, 2, 3]).astype(np.int32))
+    third = scene.must_grant("a", np.append(shared[:40], [4]).astype(np.int32))
+    for lease in (second, third):
+        lease.owner = KeptTurn(Worth.RETURNED)
+        scene.table.extend_lease(lease, lease.deadline)
+    if how == "release":
+        scene.table.release(first)
+    elif how == "hand_off":
+        scene.rig.cache.release(scene.table.hand_off(first))
+    else:
+        running = scene.rig.start(np.arange(5, dtype=np.int32))
+        assert scene.rig.compute(running)
+        assert scene.table.exchange(first, running.kv)
+        scene.table.release(first)
+    check_leases(scene.table, scene.rig.cache)
+    assert (second.own_tokens, third.own_tokens) == (83, 1)
+    assert scene.table.budget.client_above_share() == "a"
+    newcomer = scene.grant("b", np.arange(900, 940, dtype=np.int32))
+    assert newcomer is not None and not second.is_live and third.own_tokens == 41
