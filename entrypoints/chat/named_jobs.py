@@ -119,11 +119,13 @@ class NamedJobs:
 def _nearest(conversations: OrderedDict[str, bytes], digests: bytes) -> str | None:
     """The conversation that has most of the first messages in common; of equals the last used. All have the first: if
     several have no more than that, there is no telling, and it is none of them."""
-    best, best_shared = None, 0
+    best, best_shared, better = None, 0, digests[:_BYTES]
     for job_id, known in reversed(conversations.items()):
-        shared = _shared(known, digests)
-        if shared > best_shared:
-            best, best_shared = job_id, shared
+        if known.startswith(better):  # thousands may begin alike: messages are counted only where one is nearer
+            best, best_shared = job_id, _shared(known, digests)
+            if best_shared * _BYTES == len(digests):
+                break
+            better = digests[: (best_shared + 1) * _BYTES]
     return best if best_shared > 1 or len(conversations) == 1 else None
 
 

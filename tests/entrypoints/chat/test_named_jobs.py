@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton.entrypoints.chat import named_jobs
 from baton.entrypoints.chat.messages import Conversation
 from baton.entrypoints.chat.named_jobs import MAX_MESSAGES, NamedJobs, opening_of
 
@@ -41,6 +42,20 @@ def test_a_thousand_conversations_with_one_name_and_first_message_are_a_thousand
     random.Random(0).shuffle(order)
     for number in order:
         assert find(jobs, "Hi", f"answer {number}", "[cleared]", "Ho", "And then?") == names[number]
+
+
+def test_conversations_that_are_no_nearer_are_not_compared_message_by_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands with the same messages would stop the server's loop for a quarter of a second."""
+    compared: list[bytes] = []
+    shared = named_jobs._shared
+    monkeypatch.setattr(named_jobs, "_shared", lambda one, other: compared.append(one) or shared(one, other))
+    jobs, texts = NamedJobs(), [f"text {number}" for number in range(40)]
+    names = [find(jobs, "text 0") for _ in range(100)]
+    for number, name in enumerate(names):
+        jobs.record_chat("", "key:k", opening_of(chat(*texts, f"end {number}")), name)
+    assert find(jobs, *texts, "end 7", "more") == names[7] and len(compared) == 2
+    assert find(jobs, *texts, "another end") == names[7], "of equals the last one used"
+    assert find(jobs, *texts[:30]) == names[7] and len(compared) == 4
 
 
 def test_edited_conversation_finds_its_job_by_what_is_left() -> None:
