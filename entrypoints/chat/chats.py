@@ -102,7 +102,7 @@ class Chats:
         prompt = await self._prompt(call, rendered + forced, known, job_id, make_parser().keeps_special_tokens)
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
         prompt = await self._with_details(prompt, seen.taken)
-        last = seen.last or self._conversations.last_turn(scope, job_id, ())
+        last = seen.last or self._conversations.last_turn(scope, prompt.spec.client, job_id, ())
         self._hints.log_seen(seen.conversation, len(prompt.input_ids or []))
         diverged = await self._divergence(seen, last, known, rendered, forced, prompt.input_ids or [], size)
         # Where the chat continues a turn and parts before its end, another conversation was taken for this one.
@@ -222,7 +222,8 @@ class Chats:
             normal = normalized(sent, self._rules, {})
         else:
             known_by = recognition_of(sent)
-            last = self._conversations.last_turn(scope, call.prompt.spec.job_id, known_by.keys)
+            spec = call.prompt.spec
+            last = self._conversations.last_turn(scope, spec.client, spec.job_id, known_by.keys)
             fixed: Mapping[str, str] = {}
             if last is not None and last.digests is not None and has_answers(sent):
                 fixed = last.digests.fixed
@@ -445,6 +446,7 @@ class ChatAnswer:
             rid=asked.prompt.rid,
             index=output.sample,
             scope=asked.scope,
+            user=asked.prompt.spec.client,
             job_id=asked.prompt.spec.job_id,
             conversation=self._call.name,
             num_messages=asked.num_messages,

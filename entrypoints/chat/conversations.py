@@ -56,6 +56,8 @@ class Turn:
     index: int
     scope: str
     """Its client and namespace (`Client.scope`): only chats of the same scope continue it."""
+    user: str = ""
+    """The client's user (`RequestSpec.client`): only the same user's chats are compared with it."""
     num_messages: int
     """Messages of the prompt; the answer is the message behind them."""
     prompt_chars: int
@@ -117,10 +119,10 @@ class Conversations:
         self._by_prompt: dict[Key, list[Turn]] = {}
         self._lengths: Counter[int] = Counter()
         """Bytes of the recorded prompts."""
-        self._by_job: dict[tuple[str, str], Turn] = {}
-        """(scope, job) -> its latest turn."""
-        self._by_message: dict[tuple[str, bytes], Turn] = {}
-        """(scope, key of a message) -> the latest turn with that message."""
+        self._by_job: dict[tuple[str, str, str], Turn] = {}
+        """(scope, user, job) -> its latest turn."""
+        self._by_message: dict[tuple[str, str, bytes], Turn] = {}
+        """(scope, user, key of a message) -> the latest turn with that message."""
         self._chars = 0
         self._lock = threading.Lock()
         """Guards all records; never held while a template is rendered or an answer parsed."""
@@ -153,9 +155,9 @@ class Conversations:
             self._by_prompt.setdefault(key, []).append(turn)
             self._lengths[len(prompt)] += 1
             if turn.job_id is not None and not turn.is_prepared:
-                self._by_job[turn.scope, turn.job_id] = turn
+                self._by_job[turn.scope, turn.user, turn.job_id] = turn
             for message in turn.digests.keys if turn.digests is not None else ():
-                self._by_message[turn.scope, message] = turn
+                self._by_message[turn.scope, turn.user, message] = turn
             self._chars += len(turn.text)
             self._shares.put_key(client, turn.name, len(turn.text))
             while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
@@ -178,15 +180,16 @@ class Conversations:
                 return found
         return None
 
-    def last_turn(self, scope: str, job_id: str | None, keys: tuple[bytes, ...]) -> Turn | None:
+    def last_turn(self, scope: str, user: str, job_id: str | None, keys: tuple[bytes, ...]) -> Turn | None:
         """The latest turn of the conversation that a chat belongs to, also where the chat does not continue it. job_id:
-        the one that the chat names; other jobs are then left out. keys: of its `Recognition`."""
+        the one that the chat names; other jobs are then left out. keys: of its `Recognition`. Texts of the turn are
+        shown to the chat's client, so it is one of the same user."""
         with self._lock:
             for key in keys:
-                turn = self._by_message.get((scope, key))
+                turn = self._by_message.get((scope, user, key))
                 if turn is not None and (job_id is None or turn.job_id == job_id):
                     return turn
-            return None if job_id is None else self._by_job.get((scope, job_id))
+            return None if job_id is None else self._by_job.get((scope, user, job_id))
 
     def match_turn(self, turn: Turn, conversation: Conversation, text: str) -> GoesOn | None:
         """``text``, the conversation's prompt, as a continuation of this turn, recorded or not; None if it is none."""
@@ -261,8 +264,9 @@ class Conversations:
         turns.remove(turn)
         if not turns:
             del self._by_prompt[key]
-        if turn.job_id is not None and self._by_job.get((turn.scope, turn.job_id)) is turn:
-            del self._by_job[turn.scope, turn.job_id]
+        owner = turn.scope, turn.user
+        if turn.job_id is not None and self._by_job.get((*owner, turn.job_id)) is turn:
+            del self._by_job[*owner, turn.job_id]
         for message in turn.digests.keys if turn.digests is not None else ():
-            if self._by_message.get((turn.scope, message)) is turn:
-                del self._by_message[turn.scope, message]
+            if self._by_message.get((*owner, message)) is turn:
+                del self._by_message[*owner, message]

@@ -617,6 +617,21 @@ def test_divergence_is_for_the_owner_of_the_conversation(tokenizer: Tokenizer) -
     assert scene.divergence is not None
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_divergence_is_for_the_user_of_the_conversation(tokenizer: Tokenizer, named: bool) -> None:
+    """A greeting is answered alike, so both know the answer; it must not show one what the other wrote next."""
+    scene = Scene(tokenizer)
+    job: dict[str, Any] = {"job_id": "j"} if named else {}
+    greeting = "Hello! How can I help you today?"
+    scene.chat(HI, says=greeting, user="alice", **job)
+    scene.chat(HI, said(greeting), {"role": "user", "content": "My secret."}, user="alice", **job)
+    for user in ({"user": "bob"}, {}):
+        scene.chat(HI, said(greeting), {"role": "user", "content": "Go on."}, **user, **job)
+        assert scene.divergence is None
+    scene.chat(HI, said(greeting), {"role": "user", "content": "My password."}, user="alice", **job)
+    assert scene.divergence is not None and "secret" in scene.divergence.was
+
+
 def test_nothing_is_compared_without_recorded_turns(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, no_auto_continue=True, normalize_prefix="dates,claude-code-billing")
     scene.chat(system("One."), HI)
