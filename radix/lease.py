@@ -113,10 +113,20 @@ class LeaseTable:
     at each of its leases.
     """
 
-    def __init__(self, cache: RadixCache, budget: LeaseBudget, *, value: LeaseValue) -> None:
+    def __init__(
+        self,
+        cache: RadixCache,
+        budget: LeaseBudget,
+        *,
+        value: LeaseValue,
+        has_share: Callable[[Lease], bool] = lambda lease: True,
+    ) -> None:
+        """has_share: whether a lease may use its client's share against those of other clients. Leases without one are
+        valued least: they never break others for their client's share, and break first for any that is worth more."""
         self._cache = cache
         self.budget = budget
         self._value = value
+        self._has_share = has_share
         self._leases: dict[int, Lease] = {}
         """By serial, as in the heaps."""
         self._next_serial = 0
@@ -155,19 +165,22 @@ class LeaseTable:
         return lease
 
     def make_room(self, terms: LeaseTerms) -> bool:
-        """Break leases until one on these terms is within budget: those of a client above its share, and then those
-        that are worth less. A client that would be above its share has only its own leases to give. What it brings is
-        held already, or nothing. False if that is not enough."""
-        budget = self.budget
+        """Break leases until one on these terms is within budget: those without a share, those of a client above its
+        share, and then those that are worth less. Of leases with a share, a client that would be above its own has only
+        its own to give. What it brings is held already, or nothing. False if that is not enough."""
+        budget, new = self.budget, self._lease(None, terms)
         if budget.never_holds(terms.client, budget.uncounted_tokens):
             return False
         worth = None
         while (limit := budget.exceeded_by(terms.client, budget.uncounted_tokens)) is not None:
-            if limit == "all" and (victim := self._above_share(terms.now)) is not None:
-                self.break_lease(victim)
-                continue
-            victim = self._least_of(terms.client, terms.now) if limit == "client" else self.least_valuable(terms.now)
-            worth = self._value(self._lease(None, terms), terms.now) if worth is None else worth
+            victim = self.least_valuable(terms.now)
+            if victim is not None and self._has_share(victim):
+                above = self._above_share(terms.now) if limit == "all" and self._has_share(new) else None
+                if above is not None:
+                    self.break_lease(above)
+                    continue
+                victim = self._least_of(terms.client, terms.now) if limit == "client" else victim
+            worth = self._value(new, terms.now) if worth is None else worth
             if victim is None or self._value(victim, terms.now) >= worth:
                 return False
             self.break_lease(victim)

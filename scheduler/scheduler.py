@@ -38,6 +38,7 @@ from .continuation.records import SampleRecord, describe_leases
 from .decode import DecodeScheduler, NoFreeSlots
 from .jobs.calls import ToolCall
 from .jobs.job import Job
+from .jobs.kept_turn import has_share
 from .jobs.tool_time import ToolTimes
 from .limits import (
     check_queue,
@@ -126,7 +127,9 @@ class Scheduler:
         times = ToolTimes(config.random_seed or 0, config.learn_tools)
         tools = PolicyTools(cache, self._fill_time, config.pin_time, config.pin_seconds, config.provisional_ttl, times)
         self._policy = make_policy(config.schedule_policy, tools)
-        self._leases = LeaseTable(cache, lease_budget(config, allocator), value=self._policy.lease_value)
+        self._leases = LeaseTable(
+            cache, lease_budget(config, allocator), value=self._policy.lease_value, has_share=has_share
+        )
         host_rates = TransferRates(self._fill_time)
         self._history = CacheHistory(cache, int(config.cache_history * allocator.total_tokens))
         self._memory = KVMemory(req_to_token, allocator, cache, self._leases, tier, host_rates, self._history)

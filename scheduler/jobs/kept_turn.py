@@ -45,3 +45,8 @@ def job_id_of(lease: Lease) -> str | None:
 def worth_of(lease: Lease) -> Worth:
     """The worth of a lease. One that belongs to no turn counts as asked for."""
     return lease.owner.worth if isinstance(lease.owner, KeptTurn) else Worth.ASKED_FOR
+
+
+def has_share(lease: Lease) -> bool:
+    """False for a first turn that no client asked to keep: it takes no other client's KV for the sake of fairness."""
+    return worth_of(lease) is not Worth.FIRST_TURN

@@ -277,8 +277,9 @@ def computed_twice(requests: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return found
 
 
-def jobs(server: ServerUnderTest) -> list[str]:
-    return [job["job_id"] for job in server.client.get("/jobs").json()["jobs"]]
+def jobs(server: ServerUnderTest) -> dict[str, str | None]:
+    """The parent of each job."""
+    return {job["job_id"]: job["parent_job_id"] for job in server.client.get("/jobs").json()["jobs"]}
 
 
 def refusals(server: ServerUnderTest) -> list[str]:
@@ -302,8 +303,8 @@ def test_harness_session_calls_a_tool_and_continues(
     requests = turns_of_agents(log, before)
     assert len(requests) == 4, "a call and an answer, twice"
     assert computed_twice(requests) == [(1, 0), (2, 0), (3, 0)]
-    (job,) = set(jobs(server)) - known
-    assert re.fullmatch(harness.job, job)
+    ((job, parent),) = [(job, parent) for job, parent in jobs(server).items() if job not in known]
+    assert re.fullmatch(harness.job, job) and parent is None
 
 
 def delegate(harness: Harness, server: ServerUnderTest, log: Path, home: Path) -> list[int]:
@@ -326,14 +327,18 @@ def delegate(harness: Harness, server: ServerUnderTest, log: Path, home: Path) -
 def test_subagents_compute_only_their_new_tokens(
     harness: Harness, server: ServerUnderTest, log: Path, tmp_path: Path
 ) -> None:
+    """Each is a job, with the job of the agent that started it as its parent."""
     known = set(jobs(server))
     more = delegate(harness, server, log, tmp_path)
     assert not any(more), more
-    new = set(jobs(server)) - known
-    print(sorted(new))
-    assert len(new) == 1 + harness.subagents
-    assert sum(bool(re.fullmatch(harness.job, job)) for job in new) >= 1
-    assert sum(bool(re.fullmatch(harness.subagent_job, job)) for job in new) >= harness.subagents
+    parents = {job: parent for job, parent in jobs(server).items() if job not in known}
+    print(parents)
+    (main,) = [job for job, parent in parents.items() if parent is None]
+    subagents = parents.keys() - {main}
+    assert re.fullmatch(harness.job, main) and len(subagents) == harness.subagents
+    assert all(re.fullmatch(harness.subagent_job, job) for job in subagents)
+    of_main = {job for job in subagents if parents[job] == main}
+    assert len(of_main) == 2 and all(parents[job] in of_main for job in subagents - of_main)
 
 
 @pytest.mark.timeout(6 * SECONDS)

@@ -8,7 +8,7 @@ import pytest
 from baton.radix.invariants import check_leases
 from baton.radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
-from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
+from baton.scheduler.jobs.kept_turn import KeptTurn, Worth, has_share
 from tests.doubles.cache_rig import CacheRig
 from tests.doubles.policy_scene import fcfs
 
@@ -19,17 +19,17 @@ class Scene:
     def __init__(self, **limits: int) -> None:
         self.rig = CacheRig(num_tokens=1024, rows=32)
         budget = LeaseBudget(1, **{"max_tokens": 1024, "max_leases": 32, **limits})
-        self.table = LeaseTable(self.rig.cache, budget, value=fcfs().lease_value)
+        self.table = LeaseTable(self.rig.cache, budget, value=fcfs().lease_value, has_share=has_share)
         self.now = 0.0
 
-    def grant(self, client: str = "", prompt: np.ndarray | None = None) -> Lease | None:
+    def grant(self, client: str = "", prompt: np.ndarray | None = None, owner: KeptTurn | None = None) -> Lease | None:
         self.now += 1.0
         if prompt is None:
             prompt = np.arange(10, dtype=np.int32) + 100 * int(self.now)
         running = self.rig.start(prompt)
         assert self.rig.compute(running)
         self.rig.publish(running)
-        lease = self.table.grant(running.kv, LeaseTerms(1e9, self.now, client))
+        lease = self.table.grant(running.kv, LeaseTerms(1e9, self.now, client, owner))
         if lease is None:
             self.rig.finish(running)
         else:
@@ -37,8 +37,8 @@ class Scene:
         check_leases(self.table, self.rig.cache)
         return lease
 
-    def must_grant(self, client: str = "", prompt: np.ndarray | None = None) -> Lease:
-        lease = self.grant(client, prompt)
+    def must_grant(self, client: str = "", prompt: np.ndarray | None = None, owner: KeptTurn | None = None) -> Lease:
+        lease = self.grant(client, prompt, owner)
         assert lease is not None
         return lease
 
@@ -95,6 +95,28 @@ def test_client_above_its_share_gives_way_to_others_up_to_theirs() -> None:
     assert [lease.is_live for lease in greedy] == [False, False, True, True], "whatever they are worth"
     assert scene.grant("b") is not None and not other.is_live and unnamed.is_live
     assert all(lease.is_live for lease in greedy[2:]), "within its share, worth decides"
+
+
+@pytest.mark.parametrize("others", ["", "b"])
+def test_first_turns_do_not_break_leases_of_client_above_its_share(others: str) -> None:
+    scene, turns = Scene(max_leases=4, max_client_leases=2), [KeptTurn(Worth.ASKED_FOR) for _ in range(3)]
+    greedy = [scene.must_grant("a", owner=turn) for turn in turns]
+    one_shot = scene.must_grant(others, owner=KeptTurn(Worth.FIRST_TURN))
+    next_one = scene.must_grant(others, owner=KeptTurn(Worth.FIRST_TURN))
+    assert not one_shot.is_live and all(lease.is_live for lease in greedy)
+    turns[0].worth = Worth.FIRST_TURN  # it has been away for long
+    scene.table.extend_lease(greedy[0], greedy[0].deadline)
+    assert scene.grant(others, owner=KeptTurn(Worth.FIRST_TURN)) is not None
+    assert [lease.is_live for lease in (*greedy, next_one)] == [False, True, True, True], "the longest idle"
+
+
+@pytest.mark.parametrize("others", ["", "b"])
+def test_client_above_its_share_breaks_first_turns_of_others(others: str) -> None:
+    scene = Scene(max_leases=4, max_client_leases=2)
+    one_shots = [scene.must_grant(others, owner=KeptTurn(Worth.FIRST_TURN)) for _ in range(4)]
+    kept = [scene.must_grant("a", owner=KeptTurn(Worth.ASKED_FOR)) for _ in range(4)]
+    assert all(lease.is_live for lease in kept) and not any(lease.is_live for lease in one_shots)
+    assert scene.grant("a", owner=KeptTurn(Worth.FIRST_TURN)) is None and all(lease.is_live for lease in kept)
 
 
 def test_client_that_would_exceed_its_share_breaks_only_its_own_leases() -> None:
