@@ -84,6 +84,10 @@ _WORKER_GAUGES = {
     ),
     "open_fences": ("open_fences", "Steps, and copies between tiers, that have not ended."),
     "longest_token_gap_steps": ("longest_gap", "Most steps from one token of a running request to its next, so far."),
+    "fill_time_seconds": (
+        "fill_time_s",
+        "Time to compute a whole pool of KV, measured lately: KV that idles for longer costs more than it saves.",
+    ),
 }
 
 # The same for the tiers below the device, by the fields of TierStats and of its CopyStats.

@@ -770,6 +770,7 @@ class Scheduler:
             + (self._prefill.prefilling is not None),
             num_waiting=self.num_waiting,
             prefill_tokens_per_s=self._fill_time.tokens_per_s,
+            fill_time_s=self._fill_time.seconds,
             bytes_per_token=self._bytes_per_token,
             tiers=self._offload.stats(),
             jobs=self._pins.stats(),

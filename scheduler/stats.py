@@ -169,6 +169,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """``prefix_cache_hits``, by where they were found."""
     prefill_tokens_per_s: float | None = None
     """Measured lately; None until enough has been computed."""
+    fill_time_s: float = 0.0
+    """T_fill (policies/fill_time.py): the break-even time of idle KV."""
     bytes_per_token: int = 0
     """Bytes of KV per token, on every tier; 0 where unknown."""
     tiers: tuple[TierStats, ...] = ()
@@ -191,6 +193,7 @@ def take_stats(
     num_running: int,
     num_waiting: int,
     prefill_tokens_per_s: float | None,
+    fill_time_s: float,
     bytes_per_token: int,
     tiers: tuple[TierStats, ...],
     jobs: JobStats,
@@ -227,6 +230,7 @@ def take_stats(
         open_fences=len(allocator.fences),
         hits_by_tier=counters.prefix_cache_hits,
         prefill_tokens_per_s=prefill_tokens_per_s,
+        fill_time_s=fill_time_s,
         bytes_per_token=bytes_per_token,
         tiers=tiers,
         jobs=jobs,
