@@ -4,7 +4,8 @@
     bob     b1 b2 b3 b4 b5          carol, alone, may fill a whole table
 
 So a client that floods a table makes it forget its own entries, and others keep theirs up to an equal share. This is
-max-min fairness; among clients that hold equally much, the one that has held an entry for longest loses one first.
+max-min fairness; among clients that hold equally many, the one that has held so many for longest loses one first. A
+table may have as many clients as entries, so the first key is found without looking at each of them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class ClientShares(Generic[Key]):
         self._sizes: dict[str, int] = {}
         """The sum of each client's sizes."""
         self._client_of: dict[Key, str] = {}
+        self._by_number: dict[int, dict[str, None]] = {}
+        """Clients by the number of their entries; those that have held so many for longest first."""
 
     def __len__(self) -> int:
         return len(self._client_of)
@@ -46,6 +49,7 @@ class ClientShares(Generic[Key]):
         self._entries[client][key] = size
         self._sizes[client] += size
         self._client_of[key] = client
+        self._note_number(client, len(self._entries[client]) - 1)
 
     def renew_key(self, key: Key) -> None:
         """Make an entry its client's newest."""
@@ -57,8 +61,18 @@ class ClientShares(Generic[Key]):
             return
         entries = self._entries[client]
         self._sizes[client] -= entries.pop(key)
+        self._note_number(client, len(entries) + 1)
         if not entries:
             del self._entries[client], self._sizes[client]
+
+    def _note_number(self, client: str, before: int) -> None:
+        """The number of a client's entries is another than before."""
+        if (others := self._by_number.get(before)) is not None:
+            del others[client]
+            if not others:
+                del self._by_number[before]
+        if now := len(self._entries[client]):
+            self._by_number.setdefault(now, {})[client] = None
 
     def in_order_of_forgetting(self, *, by_size: bool = False, least: int = -1) -> Iterator[Key]:
         """All keys: those of the client that holds most first, and of each client the oldest first. Valid until the
@@ -67,9 +81,15 @@ class ClientShares(Generic[Key]):
         by_size: clients are compared by the sizes of their entries, not by their number. least: clients that hold no
         more than that are left out.
         """
-        held = self._sizes if by_size else {client: len(entries) for client, entries in self._entries.items()}
-        # sorted keeps the order of equals: that in which the clients began to hold something
-        for client in sorted(held, key=held.__getitem__, reverse=True):
-            if held[client] <= least:
+        if by_size:
+            # sorted keeps the order of equals: that in which the clients began to hold something
+            for client in sorted(self._sizes, key=self._sizes.__getitem__, reverse=True):
+                if self._sizes[client] <= least:
+                    return
+                yield from self._entries[client]
+            return
+        for number in sorted(self._by_number, reverse=True):
+            if number <= least:
                 return
-            yield from self._entries[client]
+            for client in self._by_number[number]:
+                yield from self._entries[client]

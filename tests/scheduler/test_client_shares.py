@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
+from baton.scheduler import client_shares
 from baton.scheduler.client_shares import ClientShares
+from tests.doubles.counted_lines import lines_run
 
 
 def shares_of(**keys: str) -> ClientShares[str]:
@@ -28,6 +30,22 @@ def test_equal_clients_forget_the_oldest_key_first() -> None:
     assert next(shares.in_order_of_forgetting()) == "a1"
     shares.put_key("alice", "a1")
     assert next(shares.in_order_of_forgetting()) == "b1"
+
+
+def test_first_key_costs_the_same_for_a_thousand_clients() -> None:
+    """Each user of an app may be a client: a full table would cost a look at thousands of them for each request."""
+
+    def costs(clients: int) -> list[int]:
+        shares = shares_of(**{f"c{number}": f"k{number}" for number in range(clients)})
+        calls = [
+            lambda: shares.put_key("new", "k"),
+            lambda: shares.remove_key(next(shares.in_order_of_forgetting())),
+        ]
+        lines = [lines_run(call, client_shares) for call in calls]
+        assert "k0" not in shares and "k" in shares
+        return lines
+
+    assert costs(2) == costs(1000)
 
 
 def test_clients_can_be_compared_by_size() -> None:
