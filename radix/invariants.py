@@ -57,8 +57,8 @@ class Account:
 
 def check_tree(
     cache: RadixCache, sequences: Iterable[KVSequence] | None = None, copied: Iterable[TreeNode] = ()
-) -> None:
-    """Structure, locks, counters, eviction order and slots of the tree.
+) -> list[TreeNode]:
+    """Structure, locks, counters, eviction order and slots of the tree. Returns its nodes, as ``RadixTree.nodes`` does.
 
     With ``sequences`` (all that are open), each direct lock must also be one of theirs, or of ``copied``: the nodes
     that copies between tiers lock. Raises InvariantError.
@@ -80,7 +80,8 @@ def check_tree(
         else:
             unlocked += len(node.value)
     _check_children(cache, root, direct_locks)
-    _check_pages(cache, nodes)
+    slots = _concatenate(node.value for node in nodes)
+    _check_pages(cache, nodes, slots)
     _expect(len(nodes) == cache.total_nodes, cache, f"{len(nodes)} nodes, but total_nodes is {cache.total_nodes}")
     if direct_locks is not None:
         unknown = direct_locks.keys() - {id(root)} - {id(node) for node in nodes}
@@ -88,13 +89,14 @@ def check_tree(
     _expect(locked == cache.protected_tokens, cache, f"{locked} protected tokens, counted {cache.protected_tokens}")
     _expect(unlocked == cache.evictable_tokens, cache, f"{unlocked} evictable tokens, counted {cache.evictable_tokens}")
     _check_order(cache, nodes)
-    slots = _concatenate(node.value for node in nodes)
-    _expect(len(np.unique(slots)) == len(slots), cache, "a slot stands in the tree twice")
+    _expect(not _has_duplicates(slots), cache, "a slot stands in the tree twice")
+    return nodes
 
 
-def check_leases(leases: LeaseTable, cache: RadixCache) -> None:
+def check_leases(leases: LeaseTable, cache: RadixCache, nodes: Iterable[TreeNode] | None = None) -> None:
     """Check that every live lease is where the table looks for it, so that it expires and can break, that the budget
-    counts what they hold, and that the table's heaps stay small. Raises InvariantError."""
+    counts what they hold, and that the table's heaps stay small. nodes: all of the tree, where they have been listed.
+    Raises InvariantError."""
     expiring, valued = leases.deadlines.serials(), leases.values.serials()
     for lease in leases.live():
         if lease.kv is None or lease.kv.node is None:
@@ -108,7 +110,8 @@ def check_leases(leases: LeaseTable, cache: RadixCache) -> None:
         raise InvariantError(f"{len(leases.unvalued)} leases are to be valued, but only {len(leases)} are live")
     budget, page = leases.budget, cache.page_size
     tails = sum(-(-kv.length // page) * page - kv.tree_len for lease in leases.live() if (kv := lease.kv) is not None)
-    held = sum(len(node) for node in cache.tree.nodes() if node.lease_ref) + tails
+    nodes = cache.tree.nodes() if nodes is None else nodes
+    held = sum(len(node) for node in nodes if node.lease_ref) + tails
     if held != budget.tokens:
         raise InvariantError(f"leases hold {held} tokens, {budget.tokens} are counted")
     if budget.uncounted_tokens:
@@ -126,10 +129,12 @@ def conservation(
     allocator: Allocator,
     sequences: Iterable[KVSequence],
     beam_pages: Iterable[np.ndarray] = (),
+    nodes: Iterable[TreeNode] | None = None,
 ) -> Account:
     """Where every token is, given all open ``sequences``; ``Account.check`` compares the sum.
 
-    beam_pages: int32 [n] for each beam search, the pages that its beams hold, each once.
+    beam_pages: int32 [n] for each beam search, the pages that its beams hold, each once. nodes: all of the tree, where
+    they have been listed.
 
     Raises InvariantError where a page has two owners, or a row names a slot that is neither its own nor its path's.
     """
@@ -138,7 +143,8 @@ def conservation(
     rows = cache.req_to_token.rows
     private = 0
     owners = [("free", allocator.free_pages()), ("quarantined", allocator.quarantined_pages())]
-    owners.append(("tree", _concatenate(node.value for node in cache.tree.nodes())[::page] // page))  # whole pages each
+    values = [node.value for node in (cache.tree.nodes() if nodes is None else nodes)]
+    owners.append(("tree", _concatenate(values)[::page] // page))  # whole pages each
     if len({seq.row for seq in sequences}) != len(sequences):
         raise InvariantError(f"two sequences share a row: {sequences}")
     for seq in sequences:
@@ -186,11 +192,18 @@ def _broken(cache: RadixCache, node: TreeNode, message: str) -> InvariantError:
 def _check_node(cache: RadixCache, root: TreeNode, node: TreeNode) -> None:
     """Runs for every node after every step of a simulation: a call, or a text, for each check would take most of the
     time."""
-    parent, count, host, on_device = node.parent, len(node), node.host, node.on_device
+    parent, host, on_device, name = node.parent, node.host, node.on_device, node.child_key
     page, key_bytes = cache.page_size, len(node.key)
-    if parent is None or parent.children.get(node.child_key) is not node:
+    count = key_bytes // ID_BYTES
+    if parent is None or parent.children.get(name) is not node:
         raise _broken(cache, node, "and its parent disagree")
-    if not _is_filed(cache, root, node):
+    # Under its first page, and under a namespace too where a namespace begins or where it is hidden.
+    first_page = node.key[: page * ID_BYTES]
+    if isinstance(name, tuple):
+        is_filed = name[1] == first_page and (parent is root or cache.tree.is_hidden(node))
+    else:
+        is_filed = name == first_page and parent is not root
+    if not is_filed:
         raise _broken(cache, node, "is not filed under its first page")
     if not count or count % page:
         raise _broken(cache, node, f"does not hold whole pages of {page} tokens")
@@ -205,36 +218,25 @@ def _check_node(cache: RadixCache, root: TreeNode, node: TreeNode) -> None:
         raise _broken(cache, node, "is there without its parent")
     if key_bytes % ID_BYTES:
         raise _broken(cache, node, f"has {key_bytes} key bytes")
-    _check_slots(cache, node, node.value, count if on_device else 0)
-    if host is not None:
-        if parent is not root and parent.host is None:
-            raise _broken(cache, node, "has a copy without its parent")
-        _check_slots(cache, node, host, count)
-
-
-def _is_filed(cache: RadixCache, root: TreeNode, node: TreeNode) -> bool:
-    """Under its first page, and under a namespace too where a namespace begins or where it is hidden."""
-    name, page_bytes = node.child_key, cache.page_size * ID_BYTES
-    first_page = node.key[:page_bytes]
-    if isinstance(name, tuple):
-        return (node.parent is root or cache.tree.is_hidden(node)) and name[1] == first_page
-    return node.parent is not root and name == first_page
-
-
-def _check_slots(cache: RadixCache, node: TreeNode, slots: np.ndarray, want: int) -> None:
-    if slots.dtype != SLOT:
-        raise _broken(cache, node, "has slots that are not int32")
-    if len(slots) != want:
-        raise _broken(cache, node, f"has {len(node.key)} key bytes for {len(slots)} slots, not {want}")
+    if host is not None and parent is not root and parent.host is None:
+        raise _broken(cache, node, "has a copy without its parent")
+    for slots, want in ((node.value, count if on_device else 0), (host, count)):
+        if slots is None:
+            continue
+        if slots.dtype != SLOT:
+            raise _broken(cache, node, "has slots that are not int32")
+        if len(slots) != want:
+            raise _broken(cache, node, f"has {key_bytes} key bytes for {len(slots)} slots, not {want}")
 
 
 def _check_children(cache: RadixCache, node: TreeNode, direct_locks: Counter[int] | None) -> None:
     """Check a node's counts of its children: on the device, with a copy on the host, and in ``lock_ref`` the locked."""
     resident = stored = locked = 0
-    for child in node.children.values():
-        resident += child.on_device
-        stored += child.host is not None
-        locked += child.lock_ref > 0
+    if node.children:  # most nodes have none
+        for child in node.children.values():
+            resident += child.on_device
+            stored += child.host is not None
+            locked += child.lock_ref > 0
     if node.device_children != resident:
         raise _broken(cache, node, f"has {resident} children on the device")
     if node.host_children != stored:
@@ -245,10 +247,11 @@ def _check_children(cache: RadixCache, node: TreeNode, direct_locks: Counter[int
         raise _broken(cache, node, f"should have lock_ref {direct_locks[id(node)] + locked}")
 
 
-def _check_pages(cache: RadixCache, nodes: list[TreeNode]) -> None:
-    """The slots of all nodes, whole pages each, are pages of the pools; all at once, as most nodes are short."""
-    for tier in ([node.value for node in nodes], [node.host for node in nodes if node.host is not None]):
-        if not _are_pages(_concatenate(tier), cache.page_size):
+def _check_pages(cache: RadixCache, nodes: list[TreeNode], slots: np.ndarray) -> None:
+    """The slots of all nodes, whole pages each, are pages of the pools; all at once, as most nodes are short. slots:
+    all on the device."""
+    for tier in (slots, _concatenate(node.host for node in nodes if node.host is not None)):
+        if not _are_pages(tier, cache.page_size):
             for node in nodes:
                 own = _concatenate([node.value, node.host if node.host is not None else node.value])
                 if not _are_pages(own, cache.page_size):
@@ -256,15 +259,20 @@ def _check_pages(cache: RadixCache, nodes: list[TreeNode]) -> None:
 
 
 def _are_pages(slots: np.ndarray, size: int) -> bool:
-    pages = slots.reshape(-1, size)
-    whole = (pages[:, 0] % size == 0).all() and (pages == pages[:, :1] + np.arange(size)).all()
-    return bool(whole and (pages >= size).all())
+    if size > 1:  # any slot is a page of one
+        pages = slots.reshape(-1, size)
+        if (pages[:, 0] % size).any() or (pages != pages[:, :1] + np.arange(size, dtype=np.int32)).any():
+            return False
+    return bool((slots >= size).all())
 
 
 def _check_order(cache: RadixCache, nodes: list[TreeNode]) -> None:
-    listed = [(id(node), rank) for rank, node in cache.order.entries()]
-    entries = dict(listed)
-    _expect(len(entries) == len(listed), cache, "a node has two entries in the eviction order")
+    entries: dict[int, int] = {}
+    listed = 0
+    for rank, node in cache.order.entries():
+        entries[id(node)] = rank
+        listed += 1
+    _expect(len(entries) == listed, cache, "a node has two entries in the eviction order")
     for node in nodes:
         rank = entries.get(id(node))
         if (node.entry is not None) != (rank is not None):
@@ -282,9 +290,11 @@ def _check_row(cache: RadixCache, seq: KVSequence, row: np.ndarray) -> None:
     if seq.node is None or not 0 <= seq.tree_len <= seq.length or seq.tree_len % cache.page_size:
         raise InvariantError(f"{seq} is closed or has impossible lengths")
     path = _concatenate(cache.tree.path_values(seq.node, cache.tree.root))
-    if not np.array_equal(path, row[: seq.tree_len]):
+    if len(path) != seq.tree_len or (path != row[: seq.tree_len]).any():
         raise InvariantError(f"{seq}: row and tree disagree\nrow  {row[: seq.tree_len]}\ntree {path}")
     page = cache.page_size
+    if page == 1:
+        return
     private = row[seq.tree_len :]
     in_pages = np.repeat(private[::page], page)[: len(private)] + np.arange(len(private)) % page
     if not np.array_equal(private, in_pages) or (private[::page] % page).any():
@@ -308,10 +318,15 @@ def _concatenate(arrays: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, dtype=np.int32), *arrays])
 
 
-def check_host(tier: HostTier, tree: RadixTree) -> None:
-    """Raises InvariantError."""
-    nodes = [node for node in tree.nodes() if node.host is not None]
-    held = sum(map(len, nodes))
+def _has_duplicates(numbers: np.ndarray) -> bool:
+    ordered = np.sort(numbers)
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
+def check_host(tier: HostTier, nodes: Iterable[TreeNode]) -> None:
+    """nodes: all of the tree. Raises InvariantError."""
+    stored = [(node, node.host) for node in nodes if node.host is not None]
+    held = sum(len(node) for node, _ in stored)
     allocator, page = tier.allocator, tier.allocator.page_size
     if held != tier.tokens:
         raise InvariantError(f"{held} tokens have a copy on the host, {tier.tokens} are counted")
@@ -322,12 +337,10 @@ def check_host(tier: HostTier, tree: RadixTree) -> None:
             f"host: {allocator.free_tokens} free + {allocator.quarantined_tokens} quarantined + {held} held + {read} "
             f"being read are not {allocator.total_tokens}"
         )
-    copies = [node.host for node in nodes if node.host is not None]
-    in_use = np.concatenate([np.empty(0, dtype=np.int32), *copies, *coming])[::page] // page  # whole pages each
-    pages = np.concatenate([allocator.free_pages(), allocator.quarantined_pages(), in_use])
-    if len(np.unique(pages)) != len(pages):
+    in_use = _concatenate([*(host for _, host in stored), *coming])[::page] // page  # whole pages each
+    if _has_duplicates(np.concatenate([allocator.free_pages(), allocator.quarantined_pages(), in_use])):
         raise InvariantError("a page of the host has two owners")
-    for node in nodes:
+    for node, _ in stored:
         if HostOrder.is_leaf(node) and not tier.order.has(node):
             raise InvariantError(f"{node} could be evicted from the host, but has no entry")
         if node.storing or node.loading:

@@ -250,7 +250,7 @@ class Recovery:
             raise InvariantError("a load from the host ended by half")
         tier.recount()
         try:
-            check_host(tier, tree)
+            check_host(tier, tree.nodes())
         except InvariantError:
             logger.exception("the host's copies are given up")
             tier.discard_copies()

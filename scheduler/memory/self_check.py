@@ -71,14 +71,14 @@ def check_invariants(memory: KVMemory, beams: BeamMemory, live: Sequence[Request
     """Check tree, leases, host tier, the owners of all tokens and the lengths of the live requests. Raises
     InvariantError."""
     cache, leases = memory.cache, memory.leases
-    check_tree(cache)
-    check_leases(leases, cache)
+    nodes = check_tree(cache)
+    check_leases(leases, cache, nodes)
     if memory.tier is not None:
-        check_host(memory.tier, cache.tree)
+        check_host(memory.tier, nodes)
     sequences = [request.kv for request in live if request.kv is not None]
     sequences += [lease.kv for lease in leases.live() if lease.kv is not None]
     beam_pages = [beams.pages(request) for request in live if request.beam_kv is not None]
-    conservation(cache, cache.allocator, sequences, beam_pages).check()
+    conservation(cache, cache.allocator, sequences, beam_pages, nodes).check()
     if lost := unaccounted_tokens(cache, sequences, beam_pages):
         raise InvariantError(f"{lost} tokens of the pool are not accounted for")
     for request in live:

@@ -78,7 +78,7 @@ class TierRig(CacheRig):
         sequences = [running.kv for running in self.running]
         check_tree(self.cache, sequences, self.tier.holders())
         conservation(self.cache, self.allocator, sequences).check()
-        check_host(self.tier, self.cache.tree)
+        check_host(self.tier, self.cache.tree.nodes())
         self.check_contents()
 
     def check_contents(self) -> None:
