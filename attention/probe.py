@@ -7,6 +7,7 @@ Run at start, as libraries may be compiled there or have been built for another 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -44,18 +45,24 @@ class ProbeScene:
         rng = np.random.default_rng(0)
         totals = [prefix + new for prefix, new in step.lengths]
         counts = [-(-total // page_size) for total in totals]
-        free = iter((rng.permutation(sum(counts)) + 1).tolist())
-        pages = [[next(free) for _ in range(count)] for count in counts]
+        common = [0] * len(totals)
+        """Of each row, the pages that are those of the first row of its group."""
+        first_row = list(range(len(totals)))
         for group in step.shared:
-            common = group.length // page_size
             for row in range(group.first + 1, group.first + group.count):
-                pages[row][:common] = pages[group.first][:common]
+                common[row], first_row[row] = group.length // page_size, group.first
+        num_pages = sum(counts) - sum(common)
+        free = iter((rng.permutation(num_pages) + 1).tolist())
+        pages: list[list[int]] = []
+        for row, count in enumerate(counts):
+            theirs = pages[first_row[row]][: common[row]] if common[row] else []
+            pages.append([*theirs, *itertools.islice(free, count - common[row])])
         table = np.zeros((len(totals) + 1, max(counts) * page_size), dtype=np.int32)  # the last row is padding
         for row, own in enumerate(pages):
             table[row, : len(own) * page_size] = (np.array(own)[:, None] * page_size + np.arange(page_size)).ravel()
         self.spec = spec
         self.pool = MHAKVPool(
-            num_tokens=sum(counts) * page_size,
+            num_tokens=num_pages * page_size,
             page_size=page_size,
             num_layers=1,
             num_kv_heads=spec.num_kv_heads,
@@ -80,17 +87,18 @@ class ProbeScene:
 
     def expected(self) -> torch.Tensor:
         """The right output, computed one sequence at a time in float32."""
-        group, parts, first = self.spec.num_heads // self.spec.num_kv_heads, [], 0
+        parts, first = [], 0
+        q = self.q.float().unflatten(1, (self.spec.num_kv_heads, -1))  # [tokens, KV heads, heads of each, numbers]
         for row, (prefix, new) in enumerate(zip(self.batch.prefix_lens.tolist(), self.batch.extend_lens.tolist())):
             slots = self.batch.req_to_token[row, : prefix + new].long()
-            k, v = (pool[0][slots].float().repeat_interleave(group, dim=1) for pool in (self.pool.k, self.pool.v))
-            scores = torch.einsum("qhd,khd->hqk", self.q[first : first + new].float(), k) * self.spec.scale
+            k, v = (pool[0][slots].float() for pool in (self.pool.k, self.pool.v))
+            scores = torch.einsum("qhgd,khd->hgqk", q[first : first + new], k) * self.spec.scale
             age = torch.arange(prefix, prefix + new, device=k.device)[:, None] - torch.arange(len(k), device=k.device)
             hidden = age < 0
             if self.spec.sliding_window is not None:
                 hidden |= age >= self.spec.sliding_window
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            parts.append(torch.einsum("hqk,khd->qhd", weights, v))
+            parts.append(torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2))
             first += new
         return torch.cat(parts).to(self.q.dtype)
 
