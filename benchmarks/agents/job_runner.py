@@ -11,12 +11,15 @@ from typing import Any
 
 import openai
 
+from baton.entrypoints.step_calls.call_reader import CallReader
 from benchmarks.agents.workload import Job, Message, Turn
 
 WORDS = """
 the file holds a list of names and numbers that were written by the last run of the program which reads every line
 counts the words in it and prints what it has found to the log before it goes on with the next one
 """
+
+_CALLS = CallReader()
 
 LOADING_TRIES, LOADING_POLL_S = 300, 1.0
 """A large model takes minutes to load."""
@@ -25,8 +28,8 @@ LOADING_TRIES, LOADING_POLL_S = 300, 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
     """Times in seconds. cached_tokens: None where the server does not tell. reusable_tokens: those of the prompt that
-    the job's last turn had already computed. tool_s: how long its tool really took. followed: the answer has the
-    command that was asked for; None where none was."""
+    the job's last turn had already computed. tool_s: how long its tool really took. followed: see `follows`; None
+    until the answer has been read."""
 
     ttft: float
     latency: float
@@ -122,9 +125,11 @@ class Server:
             for each in (*before, last)
         ]
 
-    def system_of(self, job: Job) -> dict[str, str]:
+    def beginning_of(self, job: Job) -> list[dict[str, str]]:
+        """What all jobs of a workload begin with: the system prompt and the examples."""
         words = self._filler(job.system, job.system_tokens, "system") if job.system_tokens else ""
-        return {"role": "system", "content": f"{job.system}\n{words}".rstrip()}
+        system = {"role": "system", "content": f"{job.system}\n{words}".rstrip()}
+        return [system, *({"role": each.role, "content": each.text} for each in job.examples)]
 
     async def answer(self, messages: list[Any], max_tokens: int, job_id: str, is_last: bool) -> tuple[str, TurnResult]:
         """(the answer's text, its times and token counts)."""
@@ -187,20 +192,25 @@ async def run_jobs(
 
 
 async def _run_job(server: Server, job: Job, result: JobResult, seed: int, job_id: str) -> None:
-    system = server.system_of(job)
-    messages, known = [system], 0
+    beginning = server.beginning_of(job)
+    messages, known, computed = list(beginning), job.example_tokens, 0
     for number, turn in enumerate(job.turns):
         if turn.drops_history:
-            messages, known = [system], 0
+            messages, known, computed = list(beginning), job.example_tokens, 0
         messages += server.messages_of(turn, known, f"{seed} {job.number} {number}")
         is_last = number == len(job.turns) - 1
         text, cost = await server.answer(messages, turn.max_tokens, job_id, is_last)
         messages.append({"role": "assistant", "content": text})
         slept = await _use_tool(turn.tool_s)
-        followed = turn.command in text if turn.command else None
+        followed = follows(text, turn.command)
         # The last token of an answer was not computed.
-        result.turns.append(replace(cost, reusable_tokens=max(0, known - 1), tool_s=slept, followed=followed))
-        known = cost.prompt_tokens + cost.output_tokens
+        result.turns.append(replace(cost, reusable_tokens=max(0, computed - 1), tool_s=slept, followed=followed))
+        known = computed = cost.prompt_tokens + cost.output_tokens
+
+
+def follows(answer: str, command: str) -> bool:
+    """True if the server reads this command out of the answer, and nothing else; for "", if it reads no call."""
+    return _CALLS.read_calls(answer) == _CALLS.read_calls(f"```bash\n{command}\n```" if command else "")
 
 
 async def _use_tool(seconds: float) -> float:

@@ -12,7 +12,8 @@ A server of its own for every run, with a pool for ``--conversations`` of the wo
 shares of saturation: the rate at which fcfs finishes jobs of which all have arrived, with tools that take no time. For
 each load and seed the arms get the same jobs, in an order that is swapped with every seed. The table compares the mean
 service times (a job's duration less that of its tools) of two arms seed by seed: the mean of the ratios, and its 95 %
-interval (Student's t, over seeds).
+interval (Student's t, over seeds). `followed` is the share of answers from which the server reads the call that was
+asked for, or none where none was; the arms say little about agents where it is low, and a warning says so.
 """
 
 from __future__ import annotations
@@ -52,9 +53,15 @@ BURST = 12
 """Jobs by which saturation is measured."""
 
 
+FOLLOWED_AT_LEAST = 0.9
+"""Share of answers that do what they were asked to; with fewer, the comparison says little about agents."""
+
+
 def pool_tokens(jobs: Sequence[Job], conversations: float) -> int:
-    """Tokens of so many conversations at their ends, on average."""
-    return round(conversations * fmean(job.turns[-1].prompt_tokens + job.turns[-1].max_tokens for job in jobs))
+    """Tokens of so many conversations at their ends, on average. The examples that they share count once."""
+    shared = jobs[0].example_tokens
+    ends = [job.turns[-1].prompt_tokens + job.turns[-1].max_tokens for job in jobs]
+    return shared + round(conversations * (fmean(ends) - shared))
 
 
 def run_arm(args: argparse.Namespace, arm: Arm, jobs: Sequence[Job], pool: int, seed: int) -> dict[str, Any]:
@@ -105,9 +112,16 @@ def show_run(run: dict[str, Any]) -> None:
     print(
         f"load {run['load']:.0%}  seed {run['seed']}  {run['arm']:<6}{run['jobs_done']:>4} of {run['jobs']:<4}"
         f"service mean {run['avg_service_s']:7.2f} s  p95 {run['p95_service_s']:7.2f} s  "
-        f"p99 of the first token {run['p99_ttft_s']:6.2f} s  computed again {again:4.0%}",
+        f"p99 of the first token {run['p99_ttft_s']:6.2f} s  computed again {again:4.0%}  "
+        f"followed {run['followed']:4.0%}",
         flush=True,
     )
+    if run["followed"] < FOLLOWED_AT_LEAST:
+        print(
+            f"warning: only {run['followed']:.0%} of the answers call what they were asked to call (or nothing, where "
+            f"nothing was asked for); below {FOLLOWED_AT_LEAST:.0%} the server sees little of the tools",
+            flush=True,
+        )
 
 
 def compare(runs: Sequence[dict[str, Any]], load: float, arms: tuple[str, str], key: str) -> tuple[float, float, int]:

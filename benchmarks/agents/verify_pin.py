@@ -94,8 +94,8 @@ class Watch:
     async def run(self, job: Job, job_id: str) -> tuple[Look, list[Step]]:
         """(the state before the job, its steps)."""
         await asyncio.sleep(self._settle)
-        start, steps, known = await self.look(), [], 0
-        messages = [self._server.system_of(job)]
+        start, steps, known = await self.look(), [], job.example_tokens
+        messages = self._server.beginning_of(job)
         for number, turn in enumerate(job.turns, 1):
             is_last = number == len(job.turns)
             messages += self._server.messages_of(turn, known, f"{job.number} {number}")

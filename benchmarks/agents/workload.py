@@ -6,12 +6,14 @@ gets the same.
               from 30 s on (Pareto); the command gives a hint
     coding    1,000 to 2,000 new tokens a turn behind a system prompt of 2,000 that all jobs share, answers of 150 to
               450 tokens, heavy tool times; a tenth of the jobs drops its history in the middle
-    mixed     5 to 8 turns (as many as asked for, or up to three fewer); the contexts of mini; tools of two speeds (0.2
-              or 6 s), tools with a heavy tail, and one that lies: most of its calls take 0.1 s, every fourth 20 s
+    mixed     5 to 8 turns (as many as asked for, or up to three fewer); the contexts of mini, behind examples that all
+              jobs share; tools of two speeds (0.2 or 6 s), tools with a heavy tail, and one that lies: most of its
+              calls take 0.1 s, every fourth 20 s; the last answer calls nothing
     toy       tasks in the language of the model in examples/toy_model, which answers them with the right command
 
-In all but the last, each message ends by asking for one command in a code block. If the model repeats it, the server
-sees the tool for which the time was drawn.
+In mini, heavy and coding each message ends by asking for one command in a code block. If the model repeats it, the
+server sees the tool for which the time was drawn. SmolLM2-135M-Instruct seldom does. In mixed each message quotes the
+whole answer, and the examples show that it is to be repeated, which that model nearly always does.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ MAX_TOOL_S = 600.0
 _ENOUGH_TOKENS = 24
 """For any of the commands in a code block."""
 
+_ENOUGH_TO_QUOTE = 32
+"""For any of the answers that are quoted, so that the model ends them by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -50,8 +55,8 @@ class Message:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """says: the messages before the answer. prompt_tokens: what the prompt should have in all; words are added to the
-    last message for that; 0: add none. command: what the model is to run; "" for none. tool_s: seconds until the next
-    turn, 0 for the last. drops_history: begin again with the system prompt and these messages."""
+    last message for that; 0: add none. command: what the model is to run; "" if it is to call nothing. tool_s: seconds
+    until the next turn, 0 for the last. drops_history: begin again with the system prompt and these messages."""
 
     says: tuple[Message, ...]
     prompt_tokens: int = 0
@@ -65,13 +70,16 @@ class Turn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """arrival: seconds after the start. system_tokens: as `Turn.prompt_tokens`, of the system prompt, which is the same
-    in all jobs."""
+    in all jobs. examples: the messages behind it, also the same in all jobs; the turns' prompt_tokens include their
+    example_tokens."""
 
     number: int
     arrival: float
     system: str
     turns: tuple[Turn, ...]
     system_tokens: int = 0
+    examples: tuple[Message, ...] = ()
+    example_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +159,7 @@ def mixed_tool(rng: random.Random) -> tuple[str, float]:
 
 def mixed_job(rng: random.Random, number: int, at: float, sizes: Sizes) -> Job:
     turns = max(1, sizes.turns - rng.randrange(4)) if sizes.turns > 4 else sizes.turns
-    return _growing_job(number, at, replace(sizes, turns=turns), lambda turn: mixed_tool(rng))
+    return _quoting(_growing_job(number, at, replace(sizes, turns=turns), lambda turn: mixed_tool(rng)))
 
 
 def _growing_job(number: int, at: float, sizes: Sizes, tool: Callable[[int], tuple[str, float]]) -> Job:
@@ -196,6 +204,48 @@ def _request(job: int, turn: int, command: str) -> Message:
     """The user's message of a turn, which follows the tool's output. As it names the job, jobs share only the system
     prompt."""
     return Message("user", f"Job {job}, step {turn + 1}. Run this:\n```bash\n{command}\n```")
+
+
+FINAL_ANSWER = "I am done, and there is nothing left to run."
+
+
+def _calling_answer(command: str) -> str:
+    return f"I need to know more, so I run this now:\n```bash\n{command}\n```"
+
+
+def _quoted(answer: str) -> str:
+    return f"Say this:\n{answer}"
+
+
+EXAMPLES = tuple(
+    Message(role, text)
+    for answer in (_calling_answer("ls"), FINAL_ANSWER, _calling_answer("cat README.md"))
+    for role, text in (("user", _quoted(answer)), ("assistant", answer))
+)
+
+EXAMPLE_TOKENS = 153
+"""Of the examples, with the marks around them, in the tokens of SmolLM2."""
+
+
+def _quoting(job: Job) -> Job:
+    """The job in a form that a model of 135 M parameters follows: each message quotes its answer, behind examples of
+    such answers. A request in words (run this, say that you are done) does not do: a few turns on, the model calls a
+    tool whatever it says. The last turn asks for no call, as with agents that end by themselves."""
+    turns = []
+    for number, turn in enumerate(job.turns, 1):
+        command = turn.command if number < len(job.turns) else ""
+        answer = _calling_answer(command) if command else FINAL_ANSWER
+        turns.append(
+            replace(
+                turn,
+                says=(Message("user", f"Job {job.number}, step {number}. {_quoted(answer)}"),),
+                prompt_tokens=turn.prompt_tokens + EXAMPLE_TOKENS,
+                max_tokens=max(_ENOUGH_TO_QUOTE, turn.max_tokens),
+                command=command,
+            )
+        )
+    system = "You are an agent with a shell."
+    return replace(job, system=system, turns=tuple(turns), examples=EXAMPLES, example_tokens=EXAMPLE_TOKENS)
 
 
 _TOY_TIMES = {"find": (1.0, 3.0), "tail": (2.0, 5.0), "grep": (0.3, 1.0)}

@@ -10,12 +10,14 @@ import openai
 import pytest
 
 from benchmarks.agents import job_runner
-from benchmarks.agents.job_runner import JobResult, Server, TurnResult, run_jobs
+from benchmarks.agents.job_runner import JobResult, Server, TurnResult, follows, run_jobs
 from benchmarks.agents.workload import Job, Message, Turn
+
+CALL = "```bash ls```"
 
 
 class Scripted(Server):
-    """Answers each prompt with ``ok ls``; a word is a token. Fails for jobs, and never answers, as it is told."""
+    """Answers each prompt with a call of ``ls``; a word is a token. Fails for jobs, and never answers, as told."""
 
     def __init__(self, *, fails: str = "-", hangs: str = "-") -> None:
         super().__init__("http://nowhere", "key", plain=True, timeout_s=1)
@@ -29,7 +31,7 @@ class Scripted(Server):
         if job_id.endswith(self._hangs):
             await asyncio.sleep(3600)
         words = sum(len(message["content"].split()) for message in messages)
-        return "ok ls", TurnResult(ttft=0.0, latency=0.0, prompt_tokens=words, output_tokens=2, cached_tokens=0)
+        return CALL, TurnResult(ttft=0.0, latency=0.0, prompt_tokens=words, output_tokens=2, cached_tokens=0)
 
 
 def turn(words: str = "go", **fields: Any) -> Turn:
@@ -55,11 +57,11 @@ def test_each_turn_resends_history_and_only_the_last_sets_is_last() -> None:
     texts = [[message["content"] for message in messages] for _, _, messages in server.asked]
     assert texts == [
         ["be brief", "a"],
-        ["be brief", "a", "ok ls", "b"],
-        ["be brief", "a", "ok ls", "b", "ok ls", "c"],
+        ["be brief", "a", CALL, "b"],
+        ["be brief", "a", CALL, "b", CALL, "c"],
     ]
     assert [message["role"] for message in third[2]] == ["system", "user", "assistant", "user", "assistant", "user"]
-    assert [each.followed for each in result.turns] == [True, False, None]
+    assert [each.followed for each in result.turns] == [True, False, False]
     assert [each.reusable_tokens for each in result.turns] == [0, 3 + 2 - 1, 6 + 2 - 1]
     assert done == 1 and result.duration is not None and result.service is not None
     assert result.turns[0].tool_s >= 0.02 and result.turns[1].tool_s == 0
@@ -88,6 +90,33 @@ def test_dropped_history_leaves_system_prompt_and_new_message() -> None:
     (result,), _ = run(server, job(0, turn("a"), turn("b", drops_history=True)))
     assert [message["content"] for message in server.asked[1][2]] == ["be brief", "b"]
     assert result.turns[1].reusable_tokens == 0
+
+
+def test_examples_stand_behind_the_system_prompt_and_count_in_the_planned_lengths() -> None:
+    server = Scripted()
+    examples = (Message("user", "now " * 20), Message("assistant", "then " * 20))
+    turns = (turn("a", prompt_tokens=100), turn("b", prompt_tokens=200), turn("c", drops_history=True))
+    given = Job(number=0, arrival=0.0, system="be brief", turns=turns, examples=examples, example_tokens=40)
+    (result,), _ = run(server, given)
+    assert all(
+        messages[1:3] == [{"role": m.role, "content": m.text} for m in examples] for *_, messages in server.asked
+    )
+    assert [abs(each.prompt_tokens - wanted) <= 5 for each, wanted in zip(result.turns, (100, 200, 43))] == [True] * 3
+    assert result.turns[0].reusable_tokens == result.turns[2].reusable_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "command", "is_followed"),
+    [
+        ("I run this:\n```bash\nls -la\n```", "ls -la", True),
+        ("I run this:\n```bash\nls\n```", "ls -la", False),
+        ("ls -la lists the files", "ls -la", False),
+        ("I am done.", "", True),
+        ("I am done.\n```bash\nls\n```", "", False),
+    ],
+)
+def test_answers_follow_with_the_asked_call_or_with_none(answer: str, command: str, is_followed: bool) -> None:
+    assert follows(answer, command) is is_followed
 
 
 def test_failed_and_cut_off_jobs_have_no_duration() -> None:

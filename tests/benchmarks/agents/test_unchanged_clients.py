@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.agents.unchanged_clients import compare, pool_tokens
+from benchmarks.agents.unchanged_clients import compare, pool_tokens, show_run
 from benchmarks.agents.workload import Sizes, plan_jobs
 
 
@@ -31,3 +31,20 @@ def test_pool_holds_the_ends_of_conversations() -> None:
     jobs = plan_jobs("mini", Sizes(turns=8, tokens=0.5), 4, 0)
     last = jobs[0].turns[-1]
     assert pool_tokens(jobs, 6) == 6 * (last.prompt_tokens + last.max_tokens)
+
+
+def test_pool_counts_shared_examples_once() -> None:
+    jobs = plan_jobs("mixed", Sizes(turns=4, tokens=0.5), 3, 0)
+    last, shared = jobs[0].turns[-1], jobs[0].example_tokens
+    assert pool_tokens(jobs, 6) == shared + 6 * (last.prompt_tokens - shared + last.max_tokens)
+
+
+@pytest.mark.parametrize(("followed", "warns"), [(0.89, True), (0.9, False)])
+def test_line_of_a_run_warns_of_answers_that_call_something_else(
+    followed: float, warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {"recomputed_tokens": 1, "reusable_tokens": 4, "jobs_done": 3, "jobs": 3, "followed": followed}
+    show_run(run("plain", 0, 2.0) | counts | {"p95_service_s": 3.0, "p99_ttft_s": 0.5})
+    first, *warning = capsys.readouterr().out.splitlines()
+    assert first.endswith(f"followed  {followed:.0%}")
+    assert [line.startswith(f"warning: only {followed:.0%} of the answers") for line in warning] == [True] * warns

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from statistics import fmean, median
 
 import pytest
 
+from benchmarks.agents.job_runner import follows
 from benchmarks.agents.workload import (
     DEFAULT_TURNS,
+    EXAMPLE_TOKENS,
+    EXAMPLES,
     MAX_TOOL_S,
     MINI_CONTEXTS,
     WORKLOADS,
@@ -104,3 +108,16 @@ def test_mixed_tools_have_two_speeds_a_tail_and_a_liar() -> None:
     assert sum(seconds > 1 for seconds in lying) / len(lying) == pytest.approx(0.25, abs=0.05)
     assert median(lying) == 0.1
     assert {len(job.turns) for job in plan_jobs("mixed", SIZES, 60, 0)} == {5, 6, 7, 8}
+
+
+def test_mixed_jobs_quote_each_answer_and_end_without_a_call() -> None:
+    for question, answer in pairwise(EXAMPLES):
+        assert answer.role == "user" or question.text.endswith(f":\n{answer.text}"), "an example repeats the quote"
+    jobs = plan_jobs("mixed", Sizes(turns=8, tokens=0.25), 40, 0)
+    for job in jobs:
+        assert (job.examples, job.example_tokens) == (EXAMPLES, EXAMPLE_TOKENS)
+        assert [turn.prompt_tokens - EXAMPLE_TOKENS for turn in job.turns[:3]] == [23, 117, 203]
+        assert [turn.command == "" for turn in job.turns] == [False] * (len(job.turns) - 1) + [True]
+        assert all(follows(turn.says[0].text, turn.command) for turn in job.turns), "repeating the message is enough"
+    firsts = {job.turns[0].says[0].text.partition("Say")[0] for job in jobs}
+    assert len(firsts) == len(jobs), "jobs share the examples only"
