@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.agents.job_runner import JobResult, TurnResult
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON; increased when a key changes its meaning."""
 
 PERCENTILES = (50, 90, 95, 99)
