@@ -490,7 +490,7 @@ def _with_answer(asked: ChatDigests, pieces: list[Piece]) -> ChatDigests:
     answer = answer_message(text, calls.values())
     return dataclasses.replace(
         asked,
-        keys=answer_keys(asked.last, answer) + asked.keys,
+        keys=answer_keys(asked.last, answer, asked.begins) + asked.keys,
         said=said_digest(answer),
         thought=any(isinstance(piece, Reasoning) for piece in pieces),
     )

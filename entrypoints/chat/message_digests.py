@@ -3,7 +3,8 @@ the first message that changed is found.
 
     keys       of the last messages that are the assistant's or stand beside one, each with the one before it: the texts
                that change (`prefix_rules`) are left out, and an assistant's message counts by what it says and calls;
-               of a chat that has no answer yet, one key of all messages
+               of a chat that has no answer yet, one key of all messages. Where there are such texts, the same keys
+               with them come first, so that conversations that differ in nothing else are told apart
     messages   one digest for each message, as the template gets it
 """
 
@@ -33,7 +34,8 @@ _NOT_OF_SYSTEM = ("user", "assistant", "tool")
 class ChatDigests:
     """messages: uint64 [n]. tools: of tools and documents. variables: of the template's. fixed: the values that rules
     keep for the conversation (`Normalized.fixed`). keys: the latest message first; those of the answer of a recorded
-    turn are among them. last: of the last message that is not the system's; empty if there is none. said: of what the
+    turn are among them. last: of the last message that is not the system's; empty if there is none. begins: see
+    `Recognition`. said: of what the
     answer of a recorded turn says and calls. thought: it has thoughts."""
 
     messages: np.ndarray
@@ -41,6 +43,7 @@ class ChatDigests:
     variables: bytes
     keys: tuple[bytes, ...] = ()
     last: bytes = b""
+    begins: bytes = b""
     fixed: Mapping[str, str] = field(default_factory=dict)
     said: bytes = b""
     thought: bool = False
@@ -57,15 +60,18 @@ def digest_chat(conversation: Conversation, known_by: Recognition, fixed: Mappin
         variables=_digest(conversation.variables),
         keys=known_by.keys,
         last=known_by.last,
+        begins=known_by.begins,
         fixed=fixed,
     )
 
 
 class Recognition(NamedTuple):
-    """See `ChatDigests.keys` and `ChatDigests.last`."""
+    """See `ChatDigests.keys` and `ChatDigests.last`. begins: digest of the messages before the first answer, as the
+    client sent them, if they have texts that change; else empty."""
 
     keys: tuple[bytes, ...] = ()
     last: bytes = b""
+    begins: bytes = b""
 
 
 def recognition_of(conversation: Conversation) -> Recognition:
@@ -74,8 +80,10 @@ def recognition_of(conversation: Conversation) -> Recognition:
     stable = without_volatile_texts(conversation.messages)
     messages = [message for message in stable if message["role"] in _NOT_OF_SYSTEM]
     last = _key(messages[-1]) if messages else b""
+    begins = b"" if stable is conversation.messages else _begins(conversation.messages)
     if not has_answers(conversation):
-        return Recognition((_digest([(message["role"], _words(message)) for message in stable]),), last)
+        whole = _digest([(message["role"], _words(message)) for message in stable])
+        return Recognition(_with_beginning([whole], begins), last, begins)
     keys: list[bytes] = []
     later: Message | None = None
     for message in messages[: -MAX_KEYED_MESSAGES - 2 : -1]:
@@ -84,13 +92,13 @@ def recognition_of(conversation: Conversation) -> Recognition:
         later = message
     if later is not None and later["role"] == "assistant" and len(messages) <= MAX_KEYED_MESSAGES:
         keys += _keys(later, b"")
-    return Recognition(tuple(keys), last)
+    return Recognition(_with_beginning(keys, begins), last, begins)
 
 
-def answer_keys(last: bytes, answer: Message) -> tuple[bytes, ...]:
-    """The keys of an answer, which are those that it has where the client sends it back. last: of the chat that it
-    answers."""
-    return tuple(_keys(answer, last))
+def answer_keys(last: bytes, answer: Message, begins: bytes = b"") -> tuple[bytes, ...]:
+    """The keys of an answer, which are those that it has where the client sends it back. last, begins: of the chat that
+    it answers."""
+    return _with_beginning(_keys(answer, last), begins)
 
 
 def answer_message(text: str, calls: Iterable[tuple[str, str]]) -> Message:
@@ -103,6 +111,17 @@ def said_digest(message: Message) -> bytes:
     """Of what an assistant's message says and calls, without its thoughts and the ids of calls."""
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     return _digest((_words(message), [(call.get("name"), call.get("arguments") or {}) for call in calls]))
+
+
+def _begins(messages: list[Message]) -> bytes:
+    answer = next((number for number, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
+    return _digest([(message["role"], message.get("content")) for message in messages[:answer]])
+
+
+def _with_beginning(keys: list[bytes], begins: bytes) -> tuple[bytes, ...]:
+    if not begins:
+        return tuple(keys)
+    return (*(hashlib.blake2b(begins + key, digest_size=8).digest() for key in keys), *keys)
 
 
 def _keys(message: Message, before: bytes) -> list[bytes]:

@@ -521,6 +521,22 @@ def test_fixed_date_is_found_in_the_first_message_of_the_user(tokenizer: Tokeniz
     assert "2026-11-24" in scene.text and scene.sent.spec.predecessor is not None
 
 
+def test_conversations_of_two_days_keep_their_dates(tokenizer: Tokenizer) -> None:
+    """They differ in nothing else, and the later one was recorded last."""
+    scene = Scene(tokenizer, normalize_prefix="dates")
+
+    def told(day: int) -> dict[str, str]:
+        return {"role": "user", "content": f"# currentDate\nToday's date is 2026-11-{day}.\nHello"}
+
+    for day in (24, 25):
+        scene.chat(told(day), rid=f"day-{day}")
+    for day in (24, 25):
+        scene.chat(told(day), said("Ho"), HI)
+        assert f"2026-11-{day}" in scene.text and scene.sent.spec.predecessor == Predecessor(f"day-{day}", 0)
+    scene.chat(told(26), said("Ho"), HI, said("Ho"), HI)
+    assert "2026-11-25" in scene.text, "the latest of those that it may be"
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_changed_first_line_is_located_with_no_rule_on(
     tokenizer: Tokenizer, named: bool, caplog: pytest.LogCaptureFixture
