@@ -121,7 +121,7 @@ class Chats:
             digests=seen.digests,
         )
         if last is not None and last.digests is not None and last.digests.thought:
-            for message in sent.conversation.messages[last.num_messages :][:1]:
+            for message in call.conversation.messages[last.num_messages :][:1]:
                 if message["role"] == "assistant":
                     self._habits.record_return(scope, message)
 

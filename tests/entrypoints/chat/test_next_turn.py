@@ -12,7 +12,7 @@ from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Rea
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.request_spec import Predecessor
 from tests.doubles.byte_tokenizer import EOS_ID, write_byte_tokenizer
-from tests.entrypoints.chat.test_chats import HI, LS, STOP, Scene
+from tests.entrypoints.chat.test_chats import BILLING, HI, LS, STOP, Scene
 
 FORGETFUL = """{%- for message in messages %}[{{ message.role }}]
 {%- if message.reasoning_content and loop.index0 > ns_last_user %}<think>
@@ -94,13 +94,18 @@ def test_answer_that_the_next_chat_continues_is_not_prepared(scene: Scene) -> No
     assert scene.manager.prepared == []
 
 
-def test_thoughts_of_a_chain_of_calls_are_kept_until_the_user_speaks(scene: Scene) -> None:
+@pytest.mark.parametrize("dropped", [[], [{"role": "system", "content": BILLING % 1}]])
+def test_thoughts_of_a_chain_of_calls_are_kept_until_the_user_speaks(
+    tokenizer: Tokenizer, tmp_path: Path, dropped: list[dict[str, str]]
+) -> None:
+    scene = make_scene(tokenizer, tmp_path, normalize_prefix="claude-code-billing")
     call = '<tool_call>\n{"name": "ls", "arguments": {"path": "/"}}\n</tool_call>'
-    (update,) = scene.chat(HI, says=f"{THOUGHTS}{call}", tools=[LS], rid="one")
+    (update,) = scene.chat(*dropped, HI, says=f"{THOUGHTS}{call}", tools=[LS], rid="one")
     # A client that was not seen to send thoughts back is expected to drop them.
     assert prepared_text(scene).endswith(f"[user]Hi<eos>\n[assistant]{call}")
     sent_back = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": '{"path": "/"}'}}
-    messages = [HI, assistant("", tool_calls=[sent_back], reasoning_content="Let me think about that for a while.")]
+    thoughts = "Let me think about that for a while."
+    messages = [*dropped, HI, assistant("", tool_calls=[sent_back], reasoning_content=thoughts)]
     messages.append({"role": "tool", "tool_call_id": "c", "content": "a.txt"})
     scene.manager.prepared.clear()
     scene.chat(*messages, says=f"{THOUGHTS}{call}", tools=[LS], rid="two")
