@@ -63,8 +63,8 @@ class SchedulerConfig:
     )
     pin_seconds: float = flag(
         2.0,
-        "Seconds for which a job's KV is pinned if --pin-time is fixed, and while nothing is known about a "
-        "tool's times.",
+        "Seconds for which a job's KV is pinned if --pin-time is fixed, and while nothing is known about the times of "
+        "its tool (cdf) or its user (cdf, gittins).",
     )
     learn_tools: bool = flag(
         False,

@@ -118,6 +118,15 @@ class ToolTimes:
         """The best time to live by the `expected` mixture; None if nothing is known."""
         return self._kept("gittins", calls, break_even_s)
 
+    def may_return(self, calls: Calls, within_s: float) -> bool:
+        """Too little is known to rule out that the called tool returns within this time: it, or all tools if it was
+        never seen, have fewer than `ENOUGH` durations, and not all of those are longer. False for the user."""
+        if not calls:
+            return False
+        own = self.history.durations_of(name_of(calls))
+        durations = own if len(own) else self.history.all_durations()
+        return len(durations) < ENOUGH and (not len(durations) or float(durations[0]) <= within_s)
+
     def belief(self, calls: Calls) -> LogNormalBelief:
         """The belief about the tool: the one about all tools as a prior, updated with its own durations."""
         prior = LogNormalBelief().after(self._of_unseen(calls)).as_prior(PRIOR_WORTH)

@@ -104,8 +104,8 @@ class ContextServe(JobOrder):
 
 class Handoff(JobOrder):
     """Baton's own policy. A pin lasts until the rate at which its job may return falls to 1 / T_fill (Gittins' index,
-    jobs/tool_time.py). KV that only a finished job used is evicted first. Among the pins of jobs that are expected
-    back, the newest job's breaks first.
+    jobs/tool_time.py), and for T_fill while little is known of its tool. KV that only a finished job used is evicted
+    first. Among the pins of jobs that are expected back, the newest job's breaks first.
 
     It follows from a simulation of agents (docs/policies.md): refusing newcomers does less harm than any ranking of the
     evicted KV; a pin helps only if its request also goes first; a lease that idles for longer than T_fill costs more
@@ -146,7 +146,12 @@ def _cdf(tools: PolicyTools, step: FinishedStep) -> float:
 
 
 def _gittins(tools: PolicyTools, step: FinishedStep) -> float:
-    found = tools.times.gittins_ttl(step.calls, tools.fill_time.seconds)
+    """Up to T_fill while little is known of a tool. Whatever it takes, that costs at most twice as much as pinning by
+    its true time (the break-even rule of ski rental), and a few durations say little about the next one."""
+    fill_s = tools.fill_time.seconds
+    found = tools.times.gittins_ttl(step.calls, fill_s)
+    if tools.times.may_return(step.calls, fill_s):
+        return max(fill_s, found or 0.0)
     return tools.pin_seconds if found is None else found
 
 

@@ -24,9 +24,9 @@ PinTime = Literal["auto", "fixed", "cdf", "posterior", "thompson", "gittins"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyTools:
-    """pin_time: rule that replaces the policy's own. pin_seconds: length of a fixed pin, and of one for a tool of which
-    nothing is known. provisional_s: length of a pin until the step's calls are known. times: durations of tools so
-    far."""
+    """pin_time: rule that replaces the policy's own. pin_seconds: length of a fixed pin, and of one for a tool or user
+    of which a rule knows nothing. provisional_s: length of a pin until the step's calls are known. times: durations of
+    tools so far."""
 
     cache: RadixCache
     fill_time: FillTime

@@ -1,7 +1,8 @@
 """Runs in litellm's environment: mini-swe-agent with its own prompts and models, on an environment that runs nothing.
-Prints a JSON list for each run: [[prompt, cached, output], …], the tokens of each request as litellm was told them.
+Prints a line of JSON for each run: {"turns": [[prompt, cached, output], …], "fill_times_s": […]}, the tokens of each
+request as litellm was told them, and the server's fill time at each command.
 
-python mini_swe_agent_runs.py URL [POOL]      POOL: between a command and its result, chats of so many tokens are sent
+python mini_swe_agent_runs.py URL [PAGES]     PAGES: of the pool, which is filled between a command and its result
 """
 
 import json
@@ -12,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from tests.doubles.chat_flood import ChatFlood
+from tests.doubles.page_flood import PageFlood
+from tests.doubles.pressed_tools import PressedTool
 from tests.doubles.swe_commands import COMMANDS, output_of, task_of
 
 # Not packages of the environment that type checkers see.
@@ -40,9 +42,9 @@ RUNS = [
 class StubEnvironment:
     """The n-th command of a task has the n-th output."""
 
-    def __init__(self, way: str, flood: ChatFlood | None) -> None:
+    def __init__(self, way: str, pressure: PressedTool | None) -> None:
         self.config = None
-        self._way, self._flood = way, flood
+        self._way, self._pressure = way, pressure
         self._number = 0
 
     def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]:
@@ -50,8 +52,8 @@ class StubEnvironment:
         self._number += 1
         if self._number == len(COMMANDS):
             raise Submitted({"role": "exit", "content": "", "extra": {"exit_status": "Submitted", "submission": ""}})
-        if self._flood is not None:
-            self._flood.fill_pool()
+        if self._pressure is not None:
+            self._pressure.wait()
         return {"output": output_of(self._way, self._number), "returncode": 0, "exception_info": ""}
 
     def get_template_vars(self, **_: Any) -> dict[str, Any]:
@@ -75,12 +77,15 @@ for number, (way, name, model_name, base, prompts) in enumerate(RUNS):
     if model_name.startswith("anthropic/"):
         options["model_kwargs"]["max_tokens"] = 4096  # litellm's own, 128,000, is more than the context
     model = get_model_class(model_name, name)(**options)
-    flood = ChatFlood(URL, f"{number}", int(sys.argv[2])) if len(sys.argv) > 2 else None
+    pressure = PressedTool(URL, PageFlood(URL, f"{number}", int(sys.argv[2]))) if len(sys.argv) > 2 else None
     templates = {key: settings["agent"][key] for key in ("system_template", "instance_template")}
     # A task's last command never returns: what is kept of earlier tasks would leave no room to keep this one's.
     assert httpx.post(f"{URL}/flush_cache").status_code == 200
-    agent = DefaultAgent(model, StubEnvironment(way, flood), **templates)
+    agent = DefaultAgent(model, StubEnvironment(way, pressure), **templates)
     ended = agent.run(task_of(way, number))
     assert ended["exit_status"] == "Submitted", ended
     answers = [message.get("extra", {}).get("response") or message for message in agent.messages]
-    print(json.dumps([usage_of(answer) for answer in answers if "usage" in answer]), flush=True)
+    turns = [usage_of(answer) for answer in answers if "usage" in answer]
+    print(
+        json.dumps({"turns": turns, "fill_times_s": pressure.fill_times_s if pressure is not None else []}), flush=True
+    )

@@ -4,6 +4,9 @@ tokenised, looked up, computed and cached as always, and every token is sampled,
 BATON_SCRIPT: JSON, [[needle, answer], ...]. The prompt is answered with what belongs to the needle that stands last in
 it, of several at one place the longest. With [needle, answer, pattern], FOUND in the answer is the last match of that
 pattern's group in the prompt: an id that only the client knew.
+
+BATON_DEVICE: JSON, {"step_s": …, "prompt_token_s": …}, the speed of a slower device: each step takes so many seconds
+longer, and so many for each prompt token that it computes. It sleeps for that time, so a busy machine changes little.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import os
 import re
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,7 @@ import numpy as np
 from baton.runtime import worker
 from baton.runtime.launcher.child_process import WorkerProcess, run_child
 from baton.runtime.text.tokenizer import Tokenizer
+from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.constraints.constraint import AllowedTokens, Constraint
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import RequestSpec
@@ -80,8 +85,16 @@ def filled_in(prompt: str, answer: str, pattern: str = "") -> str:
     return answer.replace("FOUND", re.findall(pattern, prompt)[-1]) if pattern else answer
 
 
-def scripted_scheduler(tokenizer: Tokenizer, script: list[list[str]]) -> type[Scheduler]:
+def scripted_scheduler(
+    tokenizer: Tokenizer, script: list[list[str]], step_s: float = 0.0, prompt_token_s: float = 0.0
+) -> type[Scheduler]:
     class ScriptedScheduler(Scheduler):
+        def next_batch(self, now: float) -> ScheduleBatch | None:
+            batch = super().next_batch(now)
+            if batch is not None:
+                time.sleep(step_s + prompt_token_s * self._in_flight[-1].num_prompt_tokens)
+            return batch
+
         def add_request(
             self,
             spec: RequestSpec,
@@ -103,7 +116,9 @@ def scripted_scheduler(tokenizer: Tokenizer, script: list[list[str]]) -> type[Sc
 
 def run(child: WorkerProcess, stop: Any) -> None:
     tokenizer = worker.load_tokenizer(child.config)()
-    worker.Scheduler = scripted_scheduler(tokenizer, json.loads(os.environ["BATON_SCRIPT"]))
+    worker.Scheduler = scripted_scheduler(
+        tokenizer, json.loads(os.environ["BATON_SCRIPT"]), **json.loads(os.environ.get("BATON_DEVICE", "{}"))
+    )
     worker.run_worker(child.config, child.endpoints, stop)
 
 

@@ -20,7 +20,9 @@ LS = (ToolCall("ls", "ls -l"),)
 
 
 def harness(**more: Any) -> Harness:
-    scene = Harness(**{"policy": "handoff", "num_tokens": 2048, "leases": 16, "rows": 4, **more})
+    """Pins last 2 s: the fill time, as nothing is known of the tools."""
+    flags = {"policy": "handoff", "num_tokens": 2048, "leases": 16, "rows": 4, "lease_protection": 2.0}
+    scene = Harness(**{**flags, **more})
     scene.turn_s = 0.01
     return scene
 

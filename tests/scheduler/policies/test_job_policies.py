@@ -109,9 +109,25 @@ class TestPins:
         policy = kind(knowing())
         assert 0.2 < policy.ttl(finished("quick"), 100.0) < 3.0  # a little longer than ever, too
         assert policy.ttl(finished("crawl"), 100.0) == 0.0
-        assert kind(tools()).ttl(finished("new"), 100.0) == 2.0, "without a history it is a fixed time"
+        assert kind(tools()).ttl(finished(), 100.0) == 2.0, "without a history of the user it is a fixed time"
         assert policy.ttl(finished("quick", has_copy=True), 100.0) == 0.0, "the host has it"
         assert policy.ttl(finished(read=False, has_copy=True), 100.0) == 0.0
+
+    @pytest.mark.parametrize("kind", [Handoff, Auto])
+    def test_handoff_pins_for_fill_time_while_little_is_known(self, kind: type[Handoff]) -> None:
+        """T_fill is 10 s."""
+        few = tools()
+        policy = kind(few)
+        assert policy.ttl(finished("new"), 100.0) == 10.0
+        for _ in range(7):
+            few.times.record_duration((ToolCall("quick"),), 0.1)
+        assert policy.ttl(finished("quick"), 100.0) == policy.ttl(finished("new"), 100.0) == 10.0
+        few.times.record_duration((ToolCall("quick"),), 0.1)
+        assert policy.ttl(finished("quick"), 100.0) < 3.0 and policy.ttl(finished("new"), 100.0) == 0.1
+        few.times.record_duration((ToolCall("slow"),), 30.0)
+        assert policy.ttl(finished("slow"), 100.0) < 10.0, "it has never returned in time"
+        few.times.record_duration((ToolCall("slow"),), 9.0)
+        assert policy.ttl(finished("slow"), 100.0) >= 10.0
 
     @pytest.mark.parametrize("rule", [rule for rule in get_args(PinTime) if rule != "auto"])
     def test_every_pin_time_rule_separates_quick_and_slow_tools(self, rule: PinTime) -> None:
