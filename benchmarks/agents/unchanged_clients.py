@@ -49,6 +49,12 @@ ARMS = (Arm("fcfs", "fcfs", True), Arm("plain", "auto", True), Arm("named", "han
 
 COMPARED = (("plain", "named"), ("plain", "fcfs"), ("named", "fcfs"))
 
+WARM_UP_LOAD = 0.7
+"""Of saturation, while a server warms up."""
+
+OTHER = 1_000_000
+"""Added to a seed: that of the jobs of the warm-up."""
+
 BURST = 12
 """Jobs by which saturation is measured."""
 
@@ -64,16 +70,23 @@ def pool_tokens(jobs: Sequence[Job], conversations: float) -> int:
     return shared + round(conversations * (fmean(ends) - shared))
 
 
-def run_arm(args: argparse.Namespace, arm: Arm, jobs: Sequence[Job], pool: int, seed: int) -> dict[str, Any]:
-    """The figures of one run (run_report.py), on a server of its own."""
+def run_arm(
+    args: argparse.Namespace, arm: Arm, jobs: Sequence[Job], pool: int, seed: int, before: Sequence[Job] = ()
+) -> dict[str, Any]:
+    """The figures of one run (run_report.py), on a server of its own. before: jobs that arrive in the ``--warm-up``
+    seconds before the others, and do not count."""
 
     async def run(url: str) -> dict[str, Any]:
         async with Server(url, "none", plain=arm.plain, timeout_s=args.timeout) as server:
-            with tqdm(total=len(jobs), desc=arm.name, unit="job", leave=False, disable=None) as bar:
+            with tqdm(total=len(before) + len(jobs), desc=arm.name, unit="job", leave=False, disable=None) as bar:
                 loop = asyncio.get_running_loop()
+                warming = loop.create_task(run_jobs(server, list(before), seed + OTHER, args.drain, bar.update))
+                await asyncio.sleep(args.warm_up if before else 0.0)
                 started = loop.time()
                 results = await run_jobs(server, list(jobs), seed, args.drain, bar.update)
-                return {"took_s": loop.time() - started} | summarize(results)
+                took = loop.time() - started
+                await warming
+                return {"took_s": took} | summarize(results)
 
     flags = ("--schedule-policy", arm.policy, "--max-total-tokens", str(pool), *args.flag)
     with contextlib.ExitStack() as stack:
@@ -99,8 +112,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         seed = args.seed + number
         for load in args.loads:
             jobs = plan(args.workload, sizes, jps=load * rate, duration=args.duration, seed=seed)
+            warm = plan(args.workload, sizes, jps=WARM_UP_LOAD * rate, duration=args.warm_up, seed=seed + OTHER)
             for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
-                run = {"load": load} | run_arm(args, arm, jobs, pool, seed)
+                run = {"load": load} | run_arm(args, arm, jobs, pool, seed, warm)
                 found["runs"].append(run)
                 (args.out / "unchanged_clients.json").write_text(json.dumps(found, indent=1) + "\n")
                 show_run(run)
@@ -149,6 +163,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--saturation", type=float, help="jobs a second; default: measured first")
     parser.add_argument("--conversations", type=float, default=6, help="that the pool has room for")
     parser.add_argument("--duration", type=float, default=120.0, help="seconds during which jobs arrive")
+    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds of other jobs before those that count")
     parser.add_argument("--turns", type=int, help=f"of a job; by workload: {DEFAULT_TURNS}")
     parser.add_argument("--time-scale", type=float, default=1.0, help="of tool times")
     parser.add_argument("--token-scale", type=float, default=0.25, help="of lengths")
@@ -163,6 +178,8 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
         given = getattr(args, name)
         if given is not None and given <= 0:
             parser.error(f"--{name.replace('_', '-')} is {given}; it must be more than 0")
+    if args.warm_up < 0:
+        parser.error(f"--warm-up is {args.warm_up:g}; it must be 0 or more")
     if min(args.loads) <= 0:
         parser.error(f"--loads holds {min(args.loads)}; loads must be more than 0")
     return args
