@@ -3,7 +3,8 @@
     request arrives ──▶ it names its job, or its ids extend a finished turn of one; otherwise it may begin a job
                         the time since the job's last step is how long its tool took; the request may use its lease
     request ends    ──▶ pinned: leased for a moment (the policy's `ttl` without calls), until its text has been parsed
-    calls are known ──▶ the policy's `ttl` for this tool extends the lease or lets it go
+    calls are known ──▶ the policy's `ttl` for this tool extends the lease or lets it go; without a call it is given up
+                        where nearly no such conversation continues (jobs/returns.py)
     last step, or `end_job` ──▶ all leases of the job are given up
     a child of the job computes ──▶ its leases do not expire (jobs/family.py)
 
@@ -25,6 +26,7 @@ import numpy as np
 
 from ..radix.discarding import retire
 from ..radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
+from ..radix.node import TreeNode
 from .continuation.records import SampleRecord
 from .jobs.calls import ToolCall
 from .jobs.family import adopt_child, ancestors, hold_for_children, note_activity
@@ -32,7 +34,7 @@ from .jobs.finished_turns import FinishedTurn, FinishedTurns
 from .jobs.job import FinishedStep, Job, describe_job
 from .jobs.job_table import JobTable
 from .jobs.kept_turn import KeptTurn, Worth
-from .jobs.openings import Openings
+from .jobs.returns import Returns, TurnKind
 from .policies.job_policies import MAX_PIN_S
 from .policies.policy import PolicyTools, SchedulePolicy
 from .request import Request
@@ -45,6 +47,18 @@ COPIED = 0.9
 
 LIKELY = 0.5
 """A first turn of a client that continues at least this share of them is kept as if it were asked for."""
+
+UNLIKELY = 0.25
+"""A later turn of a client that continues less than this share of such turns is worth no more than a first one."""
+
+OVER = 0.1
+"""Where less than this share of such turns is continued, the conversation counts as over."""
+
+USUAL = 0.9
+"""A conversation is overdue once it has been away for longer than this share of those that returned."""
+
+USUAL_S = 20.0
+"""Seconds after which it is overdue as long as few have returned."""
 
 MAX_EVENTS = 100_000
 """Events kept until `take_events` is called; later ones are dropped, and counted."""
@@ -70,7 +84,7 @@ class PinManager:
         self._leases = leases
         self._policy = policy
         self._moment_s = tools.provisional_s
-        self._openings = Openings()
+        self._returns = Returns()
         self._table = JobTable(max_jobs)
         self._turns = FinishedTurns(max_turns)
         self._pins: dict[Lease, FinishedStep] = {}
@@ -135,12 +149,12 @@ class PinManager:
             return
         job, forgotten = self._table.open_job(spec.namespace, first.job_id, now, first.serial, spec.client)
         for old in forgotten:
-            self._count_opening(old, continued=False)
+            self._count_unreturned(old)
             self._let_go(old)
         if not job.turns and not job.open_rids:
             job.is_unasked = first.is_unasked
         if job.ended is not None and not job.open_rids:
-            self._count_opening(job, continued=True)
+            self._count_return_to(job)
             job.returns += 1
             self.trace.record_return(job, now)
             if self._table.mark_returned(job):
@@ -232,7 +246,10 @@ class PinManager:
 
     def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
         step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
-        step.is_refused = lease is None and step.index < request.num_retained
+        step.is_asked = request.asked_ttl > 0 and not request.spec.default_lease
+        if step.index < request.num_retained:
+            step.is_refused = lease is None
+            step.node = self._node_of(step, request, lease)
         old = self._table.keep_step(step)
         if old is not None and old.lease is not None and old.asked_until <= now:
             self._leases.release(old.lease)
@@ -274,11 +291,15 @@ class PinManager:
         step = self.find_step(rid, index)
         if step is None or step.calls is not None:
             return None
-        job = step.job
-        step.calls = calls
+        job, node = step.job, step.node
+        step.calls, step.node = calls, None
+        job.called_tools |= bool(calls)
         self._table.touch_job(job, now)
         self.trace.record_calls(step, now)
         if job.is_over:
+            return None
+        if self._is_probably_over(step):
+            self._give_up(step, node)
             return None
         if step.lease is None:
             return self._late_terms(step, now) if step.is_refused and calls and not job.open_rids else None
@@ -320,9 +341,13 @@ class PinManager:
         continued, and note when the worth falls. until: time until which the policy pins it."""
         kept, calls, client = lease.owner, step.calls, step.job.client
         assert isinstance(kept, KeptTurn) and calls is not None
-        opened = self._openings.share_continued(client)
-        if kept.worth is Worth.FIRST_TURN and (calls or opened >= LIKELY):
-            kept.worth = Worth.ASKED_FOR
+        opened = self._returns.share_continued(client, TurnKind.OPENING)
+        kind = step.job.turn_kind
+        if kept.worth is Worth.FIRST_TURN:
+            if calls or opened >= LIKELY:
+                kept.worth = Worth.ASKED_FOR
+        elif kind is not None and not step.is_asked and self._returns.share_continued(client, kind) < UNLIKELY:
+            kept.worth = Worth.FIRST_TURN
         within_s = self._fill_time.seconds
         first = self.times.chance((), within_s)
         if first is None or kept.worth is Worth.FIRST_TURN:
@@ -333,12 +358,42 @@ class PinManager:
             if kept.falls_at < step.own_until:  # otherwise the lease ends first
                 heappush(self._expected, (kept.falls_at, next(self._numbers), lease))
 
-    def _count_opening(self, job: Job, *, continued: bool) -> None:
-        """Learn whether a job went beyond its first turn, if that is where it was."""
-        if job.is_opening and job.ended is not None:
-            self._openings.record_opening(job.client, continued=continued)
-            if not continued:
-                job.is_unasked = False  # it counts once, even if it comes back
+    def _is_probably_over(self, step: FinishedStep) -> bool:
+        """Is this step's conversation over, by what was learned of such turns? Never a first turn, which may be the
+        first of many that share a prompt; nor one that its client asked to keep, or of a job with other work."""
+        job = step.job
+        kind = job.turn_kind if step is job.last_step else None
+        if kind is None or kind is TurnKind.OPENING or step.is_asked or job.open_rids or job.children:
+            return False
+        return self._returns.share_continued(job.client, kind) < OVER
+
+    def _give_up(self, step: FinishedStep, node: TreeNode | None) -> None:
+        """Let the KV of a conversation go that is probably over. node: its end in the tree, if that is known."""
+        if step.lease is not None:
+            self._leases.release(step.lease)
+        if self._policy.retires_jobs and node is not None:
+            retire(self._cache, node, step.job.shared_tokens or 0)
+
+    def _node_of(self, step: FinishedStep, request: Request, lease: Lease | None) -> TreeNode | None:
+        """The end of a finished sequence's KV in the tree."""
+        if lease is not None:
+            return lease.kv.node if lease.kv is not None else None
+        return self._cache.find_prefix(request.namespace, request.token_ids.view())[0]
+
+    def _count_return_to(self, job: Job) -> None:
+        """Learn that a conversation has been continued, if it was its user's turn."""
+        kind, counted, job.counted_as = job.turn_kind, job.counted_as, None
+        if counted is not None:
+            self._returns.correct_turn(job.client, counted)
+        elif kind is not None:
+            self._returns.record_turn(job.client, kind, continued=True)
+
+    def _count_unreturned(self, job: Job) -> None:
+        """Learn that a conversation has not been continued, if it is its user's turn. It counts once."""
+        kind = job.turn_kind
+        if kind is not None and job.counted_as is None and job.ended is not None:
+            self._returns.record_turn(job.client, kind, continued=False)
+            job.counted_as = kind
 
     def _note_duration(self, job: Job, seconds: float) -> None:
         """Record that the tools of the job's last step took this many seconds, or longer."""
@@ -385,10 +440,12 @@ class PinManager:
         unsettled, self._unsettled = self._unsettled, []
         for job in unsettled:
             self._hold_family(job, now)
+        usual_s = self.times.usual_s((), USUAL, MAX_PIN_S) or USUAL_S
+        for job in self._table.take_overdue_jobs(now, usual_s):
+            self._count_unreturned(job)
         for job in self._table.give_up_jobs(now, MAX_PIN_S):
-            if job.is_opening:  # it says nothing about the users of conversations that are continued
-                self._count_opening(job, continued=False)
-            else:
+            self._count_unreturned(job)
+            if job.turn_kind is not TurnKind.OPENING:  # those say nothing about users of conversations that continue
                 self._note_duration(job, MAX_PIN_S)
         while self._expected and self._expected[0][0] < now:
             _, _, lease = heappop(self._expected)

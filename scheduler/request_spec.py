@@ -81,6 +81,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     parent_job_id: the job that started this one and waits for it, such as a subagent's; None for none.
     is_last_step: nothing of the job follows; all that is kept for it is given up when this ends.
     unasked: its client asked for no lease and named no job; where it has them, they are the server's doing.
+    default_lease: ``retain_ttl`` is the server's default, which its client did not ask for.
     no_reuse_from: once it has ended, no later request reuses more than this many of its tokens, prompt and output;
     None if that is not known.
     diverged_at: position at which the prompt is known to leave the last turn of its conversation; for reports only.
@@ -108,6 +109,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     parent_job_id: str | None = None
     is_last_step: bool = False
     unasked: bool = False
+    default_lease: bool = False
     no_reuse_from: int | None = None
     clamps_output: bool = False
     diverged_at: int | None = None

@@ -332,7 +332,8 @@ class Chats:
                 [text], add_special_tokens=False, is_truncated=is_truncated, param="messages"
             )
         if spec.retain_ttl is None and not spec.is_last_step:
-            spec = msgspec.structs.replace(spec, retain_ttl=self._retain_ttl or None, unasked=spec.job_id is None)
+            ttl, unasked = self._retain_ttl or None, spec.job_id is None
+            spec = msgspec.structs.replace(spec, retain_ttl=ttl, unasked=unasked, default_lease=True)
         spec = msgspec.structs.replace(spec, job_id=job_id)
         if keeps_special_tokens and spec.sampling.skip_special_tokens:
             sampling = msgspec.structs.replace(spec.sampling, skip_special_tokens=False)

@@ -284,6 +284,7 @@ class Simulation:
             job_id=job_ids.get(sender, job.name),
             is_last_step=playing.is_last_turn and sender not in UNNAMED,
             unasked=sender == "plain",
+            default_lease=sender in CHATS and not self._conditions.pin_s,
         )
         playing.last_rid = rid
         playing.record.turns.append(TurnRecord(sent, turn.prompt, turn.kept))

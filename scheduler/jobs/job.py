@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...radix.lease import Lease
+from ...radix.node import TreeNode
 from .calls import ToolCall, shown_name
+from .returns import TurnKind
 
 MAX_STEPS = 8
 """The last finished steps of a job, which its next request may continue."""
@@ -41,8 +43,11 @@ class Job:
     is_over: bool = False
     """Its last step has ended."""
     is_unasked: bool = False
-    """The client of its first request named no job and asked for no lease. False once that has counted as an opening
-    which was not continued."""
+    """The client of its first request named no job and asked for no lease."""
+    called_tools: bool = False
+    """One of its steps called a tool."""
+    counted_as: TurnKind | None = None
+    """The kind as which its last turn has counted as not continued; None as long as it has not."""
     shared_tokens: int | None = None
     """Tokens that its first request found in the cache: others computed them and may use them too. None until that
     request has ended."""
@@ -66,10 +71,14 @@ class Job:
         return self.steps[-1] if self.steps else None
 
     @property
-    def is_opening(self) -> bool:
-        """True while it waits for the user to write for the second time, if ever; see openings.py."""
+    def turn_kind(self) -> TurnKind | None:
+        """The kind of its last turn while it is the user who may write again, if ever; None at other times."""
         last = self.last_step
-        return self.is_unasked and not (self.returns or self.is_over) and last is not None and last.calls == ()
+        if self.is_over or last is None or last.calls != ():
+            return None
+        if self.called_tools:
+            return TurnKind.ANSWER
+        return TurnKind.OPENING if self.is_unasked and not self.returns else TurnKind.TALK
 
     def pinned_steps(self) -> list[FinishedStep]:
         """The finished steps that have a live lease."""
@@ -92,6 +101,10 @@ class FinishedStep:
     lease: Lease | None = None
     is_refused: bool = False
     """Its KV was to be kept, but the lease was refused."""
+    is_asked: bool = False
+    """The client itself asked for the lease (retain_ttl)."""
+    node: TreeNode | None = None
+    """The end of its KV in the tree, if that was to be leased; until its calls are known."""
     asked_until: float = 0.0
     """Deadline that the client requested with retain_ttl; a policy may extend it, but never shortens it."""
     own_until: float = -math.inf

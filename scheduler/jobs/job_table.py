@@ -27,6 +27,8 @@ class JobTable:
         """The job of every request that has not ended and of every kept step, by rid."""
         self._away: OrderedDict[Job, float] = OrderedDict()
         """Jobs that wait for their tools, with the time at which each left; longest away first."""
+        self._fresh: OrderedDict[Job, float] = OrderedDict()
+        """Those of them that `take_overdue_jobs` has not returned."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -123,24 +125,23 @@ class JobTable:
         """Record that all requests of a job have ended, and another should follow. No effect if it is over or
         forgotten."""
         if not job.is_over and self.get_job(job.namespace, job.id) is job:
-            self._away[job] = now
-            self._away.move_to_end(job)
+            for jobs in (self._away, self._fresh):
+                jobs[job] = now
+                jobs.move_to_end(job)
 
     def mark_returned(self, job: Job) -> bool:
         """Record that the next request of a job has arrived. False if the job was given up, or was not away."""
+        self._fresh.pop(job, None)
         return self._away.pop(job, None) is not None
 
     def give_up_jobs(self, now: float, seconds: float) -> list[Job]:
         """Stop waiting for the jobs that have been away for at least ``seconds``, and return them. They stay in the
         table."""
-        lost = []
-        while self._away:
-            job, left = next(iter(self._away.items()))
-            if now - left < seconds:
-                break
-            del self._away[job]
-            lost.append(job)
-        return lost
+        return _pop_away(self._away, now, seconds)
+
+    def take_overdue_jobs(self, now: float, seconds: float) -> list[Job]:
+        """The jobs that have been away for at least ``seconds``, each once. They are still waited for."""
+        return _pop_away(self._fresh, now, seconds)
 
     def keep_step(self, step: FinishedStep) -> FinishedStep | None:
         """Remember a step. Returns the step that is forgotten to make room, if any. No effect if its job is not known
@@ -169,6 +170,7 @@ class JobTable:
         self._idle.remove_key((job.namespace, job.id))
         del self._jobs[job.namespace, job.id]
         self._away.pop(job, None)
+        self._fresh.pop(job, None)
         leave_family(job)
         for rid in [*job.open_rids, *(step.rid for step in job.steps)]:
             self._by_rid.pop(rid, None)
@@ -176,3 +178,16 @@ class JobTable:
     def _drop_name(self, job: Job, rid: str) -> None:
         if rid not in job.open_rids and not any(step.rid == rid for step in job.steps):
             self._by_rid.pop(rid, None)
+
+
+def _pop_away(jobs: OrderedDict[Job, float], now: float, seconds: float) -> list[Job]:
+    """Remove the jobs that left at least ``seconds`` ago, and return them. jobs: with their times, longest away
+    first."""
+    found = []
+    while jobs:
+        job, left = next(iter(jobs.items()))
+        if now - left < seconds:
+            break
+        del jobs[job]
+        found.append(job)
+    return found

@@ -104,6 +104,13 @@ class ToolTimes:
         durations = self.history.durations_of(name_of(calls))
         return longest_stay(durations, within_s, chance, never_s) if len(durations) >= ENOUGH else None
 
+    def usual_s(self, calls: tuple[ToolCall, ...], share: float, never_s: float) -> float | None:
+        """Seconds within which ``share`` of the calls that returned did so; None of fewer than `ENOUGH`. never_s: such
+        a duration stands for a job that never returned."""
+        durations = self.history.durations_of(name_of(calls))
+        returned = int(np.searchsorted(durations, never_s))
+        return float(durations[math.ceil(share * returned) - 1]) if returned >= ENOUGH else None
+
     def fixed_ttl(self, calls: Calls, threshold_s: float) -> float:
         """``threshold_s`` if the tool is unknown or takes at most that long on average; else 0."""
         own = self.history.durations_of(name_of(calls)) if calls is not None else ()

@@ -157,6 +157,7 @@ class Harness:
         is_last_step: bool = False,
         no_reuse_from: int | None = None,
         unasked: bool = False,
+        default_lease: bool = False,
         **sampling,
     ) -> None:
         if trie is not None:
@@ -178,6 +179,7 @@ class Harness:
             is_last_step=is_last_step,
             no_reuse_from=no_reuse_from,
             unasked=unasked,
+            default_lease=default_lease,
         )
         constraint = ItemConstraint(trie, "items") if trie is not None else None
         if params.allowed_token_ids:

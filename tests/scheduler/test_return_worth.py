@@ -11,7 +11,7 @@ import pytest
 from baton.radix.lease import Lease
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.kept_turn import KeptTurn, Worth
-from baton.scheduler.jobs.openings import PRIOR_SHARE
+from baton.scheduler.jobs.returns import PRIOR_SHARE, TurnKind
 from baton.scheduler.pins import PinManager
 from baton.scheduler.policies.job_policies import MAX_PIN_S
 from baton.scheduler.policies.registry import PINNING, POLICIES
@@ -38,7 +38,7 @@ def learn_user(scene: Harness, seconds: list[float]) -> None:
 
 def learn_openings(scene: Harness, client: str, continued: int, ended: int) -> None:
     for number in range(ended):
-        pins_of(scene)._openings.record_opening(client, continued=number < continued)
+        pins_of(scene)._returns.record_turn(client, TurnKind.OPENING, continued=number < continued)
 
 
 def prompt(number: int, length: int = 70) -> list[int]:
@@ -55,7 +55,13 @@ def chat(
     **more: Any,
 ) -> list[int]:
     """A turn of a plain chat, to its end, and what it called, if that is known. Returns prompt and output."""
-    scene.add(rid, ids, 4, job_id=job or f"chat-{rid}", **{"retain_ttl": 100.0, "unasked": True, **more})
+    scene.add(
+        rid,
+        ids,
+        4,
+        job_id=job or f"chat-{rid}",
+        **{"retain_ttl": 100.0, "unasked": True, "default_lease": True, **more},
+    )
     scene.run()
     if calls is not None:
         scene.scheduler.record_tool_calls(rid, 0, calls, scene.now)
@@ -126,31 +132,149 @@ def test_first_turns_of_client_that_continues_them_are_kept() -> None:
 
 def test_share_of_continued_openings_is_learned() -> None:
     scene = harness(num_tokens=4096, leases=64)
-    openings, times = pins_of(scene)._openings, pins_of(scene).times
+    times = pins_of(scene).times
     said = {rid: chat(scene, rid, prompt(number), client="c") for number, rid in enumerate("abcdef")}
     for rid in "abc":
         chat(scene, f"{rid}2", [*said[rid], 7], job=f"chat-{rid}", client="c")
-    assert openings._by_client["c"].ended == openings._by_client["c"].continued == 3
+    assert counts(scene, TurnKind.OPENING) == (3, 3)
     chat(scene, "tool", prompt(20), LS, client="c")
     chat(scene, "named", prompt(21), job="mine", unasked=False, client="c")
     chat(scene, "unread", prompt(22), None, client="c")
     assert len(times.history.durations_of("")) == 3
     pass_time(scene, MAX_PIN_S + 1)
-    assert (openings._by_client["c"].ended, openings._by_client["c"].continued) == (6, 3), "d, e and f"
+    assert counts(scene, TurnKind.OPENING) == (6, 3), "d, e and f"
+    assert counts(scene, TurnKind.TALK) == (4, 0), "a2, b2, c2 and the named one"
     users = times.history.durations_of("").tolist()
-    assert users[3:] == [MAX_PIN_S] * 4, "a2, b2, c2 and the named one; not the openings that were never continued"
+    assert users[3:] == [MAX_PIN_S] * 4, "the same four; not the openings that were never continued"
     assert times.history.durations_of("ls").tolist() == [MAX_PIN_S]
     chat(scene, "d2", [*said["d"], 7], job="chat-d", client="c")
-    assert openings._by_client["c"].ended == 6, "it has counted"
+    assert counts(scene, TurnKind.OPENING) == (6, 4), "corrected"
+
+
+def counts(scene: Harness, kind: TurnKind, client: str = "c") -> tuple[float, float]:
+    """(turns that have counted, those of them that were continued)"""
+    found = pins_of(scene)._returns._by_client[client][kind]
+    return found.ended, found.continued
 
 
 def test_openings_that_are_forgotten_count_as_not_continued() -> None:
     scene = harness(max_jobs=4)
     for number in range(10):
-        chat(scene, f"one{number}", prompt(number))
-    openings = pins_of(scene)._openings
-    assert (openings._all.ended, openings._all.continued) == (6, 0)
-    assert openings.share_continued("") < PRIOR_SHARE
+        chat(scene, f"one{number}", prompt(number), client="c")
+    assert counts(scene, TurnKind.OPENING) == (6, 0)
+    assert pins_of(scene)._returns.share_continued("", TurnKind.OPENING) < PRIOR_SHARE[TurnKind.OPENING]
+
+
+# -- agents that have answered -----------------------------------------------------------------------------------------
+
+
+def agent(scene: Harness, rid: str, number: int, calls: tuple[ToolCall, ...] | None = (), **more: Any) -> list[int]:
+    """An agent that calls a tool in its first turn and, unless said otherwise, answers in the second."""
+    job = more.pop("job", f"chat-{rid}")
+    said = chat(scene, f"{rid}-call", prompt(number), LS, job=job, **more)
+    return chat(scene, rid, [*said, 7], calls, job=job, **more)
+
+
+def learn_answers(scene: Harness, continued: int, ended: int, client: str = "") -> None:
+    for number in range(ended):
+        pins_of(scene)._returns.record_turn(client, TurnKind.ANSWER, continued=number < continued)
+
+
+def found(scene: Harness, ids: list[int]) -> int:
+    return scene.cache.match_len("", np.array(ids, dtype=np.int32))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_answers_of_agents_that_never_return_are_given_up(policy: str) -> None:
+    """The first five are kept, and overdue after 20 s. Where jobs are retired, the next one's KV is evicted first."""
+    scene = harness(policy=policy, num_tokens=4096, leases=64)
+    for number in range(5):
+        agent(scene, f"agent{number}", number)
+        assert kept(scene, f"agent{number}").worth is Worth.RETURNED
+    pass_time(scene, 20.1)
+    assert counts(scene, TurnKind.ANSWER, "") == (5, 0)
+    old = chat(scene, "old", prompt(8))
+    scene.scheduler.release_leases("old")
+    over = agent(scene, "over", 9)
+    assert "over" not in leases(scene)
+    scene.cache.evict(10)
+    victim, spared = (over, old) if scene.scheduler._policy.retires_jobs else (old, over)
+    assert found(scene, victim) < len(victim) - 10 and found(scene, spared) >= len(spared) - 1
+
+
+def test_agent_that_returns_after_all_is_corrected() -> None:
+    scene = harness(num_tokens=4096, leases=64)
+    said = [agent(scene, f"agent{number}", number) for number in range(5)]
+    pass_time(scene, 20.1)
+    assert pins_of(scene)._returns.share_continued("", TurnKind.ANSWER) < 0.1
+    for number in range(3):
+        chat(scene, f"back{number}", [*said[number], 7], job=f"chat-agent{number}")
+    assert counts(scene, TurnKind.ANSWER, "") == (5, 3)
+    agent(scene, "kept", 9)
+    assert kept(scene, "kept").worth is Worth.RETURNED
+
+
+def test_overdue_follows_the_times_of_those_that_returned() -> None:
+    scene = harness()
+    learn_user(scene, [50.0] * 9 + [80.0] + [MAX_PIN_S] * 5)
+    agent(scene, "a", 1)
+    pass_time(scene, 49.0)
+    assert "" not in pins_of(scene)._returns._by_client
+    pass_time(scene, 1.1)
+    assert counts(scene, TurnKind.ANSWER, "") == (1, 0)
+    pass_time(scene, MAX_PIN_S)
+    assert counts(scene, TurnKind.ANSWER, "") == (1, 0), "it counts once"
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["read", "unread"])
+@pytest.mark.parametrize(
+    ("why", "fields"),
+    [("calls a tool", {}), ("asked for", {"default_lease": False}), ("default", {})],
+)
+def test_only_answers_are_given_up(why: str, fields: dict[str, Any], unread: bool) -> None:
+    """Not what calls a tool, or has not been read, and not what the client itself asked to keep."""
+    scene = harness()
+    learn_answers(scene, 0, 50)
+    calls = None if unread else LS if why == "calls a tool" else ()
+    agent(scene, "a", 1, calls, **fields)
+    assert ("a" in leases(scene)) is (unread or why != "default")
+
+
+def test_first_turn_is_never_given_up() -> None:
+    """However few are continued: many of them may share a prompt."""
+    scene = harness()
+    learn_openings(scene, "", 0, 200)
+    chat(scene, "one", prompt(1))
+    assert kept(scene, "one").worth is Worth.FIRST_TURN
+
+
+def test_answer_is_kept_while_other_work_of_its_job_runs() -> None:
+    scene = harness()
+    learn_answers(scene, 0, 50)
+    said = chat(scene, "call", prompt(1), LS, job="chat-a")
+    for rid, tokens in (("a", 4), ("other", 100)):
+        scene.add(rid, [*said, 7], tokens, job_id="chat-a", retain_ttl=100.0, unasked=True, default_lease=True)
+    while ("a", 0) not in scene.scheduler.named_leases().values():
+        scene.step()
+    scene.scheduler.record_tool_calls("a", 0, (), scene.now)
+    assert "a" in leases(scene)
+    scene.run()
+    scene.scheduler.record_tool_calls("other", 0, (), scene.now)
+    assert "other" not in leases(scene)
+
+
+def test_answer_without_a_lease_is_retired_too() -> None:
+    """There was no room for its lease: its KV is evicted before older KV that may be used again."""
+    scene = harness(leases=1, num_tokens=4096)
+    learn_answers(scene, 0, 50)
+    old = chat(scene, "old", prompt(5))
+    scene.scheduler.release_leases("old")
+    job = "chat-a"
+    said = chat(scene, "a-call", prompt(1), LS, job=job)
+    chat(scene, "holder", prompt(2), LS, job="mine", unasked=False, retain_ttl=1000.0)
+    over = chat(scene, "a", [*said, 7], (), job=job)
+    scene.cache.evict(10)
+    assert found(scene, over) < len(over) - 10 and found(scene, old) >= len(old) - 1
 
 
 # -- conversations that stay away --------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Responses:
         prompt = call.prompt
         if request.store and spec.retain_ttl is None and not spec.is_last_step:
             ttl = self._config.response_ttl
-            spec = msgspec.structs.replace(spec, retain_ttl=ttl, unasked=spec.job_id is None)
+            spec = msgspec.structs.replace(spec, retain_ttl=ttl, unasked=spec.job_id is None, default_lease=True)
             prompt = dataclasses.replace(prompt, spec=spec)
         return dataclasses.replace(
             call,
