@@ -29,7 +29,7 @@ from ..reasoning_parsers.output_parser import OutputParser
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text, joined
 from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
-from .conversations import Conversations, GoesOn, Turn
+from .conversations import Conversations, GoesOn, Owner, Turn
 from .divergence import Divergence, Rendered, find_divergence
 from .message_digests import ChatDigests, answer_keys, answer_message, digest_chat, recognition_of, said_digest
 from .messages import Conversation, has_answers
@@ -102,7 +102,7 @@ class Chats:
         prompt = await self._prompt(call, rendered + forced, known, job_id, make_parser().keeps_special_tokens)
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
         prompt = await self._with_details(prompt, seen.taken)
-        last = seen.last or self._conversations.last_turn(scope, prompt.spec.client, job_id, ())
+        last = seen.last or self._conversations.last_of_job(_owner_of(sent, scope), job_id)
         self._hints.log_seen(seen.conversation, len(prompt.input_ids or []))
         diverged = await self._divergence(seen, last, known, rendered, forced, prompt.input_ids or [], size)
         # Where the chat continues a turn and parts before its end, another conversation was taken for this one.
@@ -222,8 +222,9 @@ class Chats:
             normal = normalized(sent, self._rules, {})
         else:
             known_by = recognition_of(sent)
-            spec = call.prompt.spec
-            last = self._conversations.last_turn(scope, spec.client, spec.job_id, known_by.keys)
+            owner = _owner_of(call, scope)
+            last = self._conversations.last_turn(owner, known_by.keys)
+            last = last or self._conversations.last_of_job(owner, call.prompt.spec.job_id)
             fixed: Mapping[str, str] = {}
             if last is not None and last.digests is not None and has_answers(sent):
                 fixed = last.digests.fixed
@@ -357,6 +358,10 @@ class Chats:
             return conversation.messages[-1].get("content") or ""
         before = self.renderer.render(conversation.first(len(conversation.messages)))
         return rendered[len(before) :] if rendered.startswith(before) else ""
+
+
+def _owner_of(call: ChatCall, scope: str) -> Owner:
+    return Owner(scope, call.prompt.spec.client, call.name)
 
 
 class _Recognized(NamedTuple):

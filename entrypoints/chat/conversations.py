@@ -22,6 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,6 +48,14 @@ Key = tuple[str, bytes]
 """Scope, and the digest of a prompt."""
 
 
+class Owner(NamedTuple):
+    """Whose a turn is, as far as its request says; see `Turn`. Its texts are shown to nobody else."""
+
+    scope: str
+    user: str
+    conversation: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Turn:
     """An answer that ended well. ``text``: prompt and answer, as ``ids``, int32 [n], have them; it leaves out the end
@@ -57,7 +66,7 @@ class Turn:
     scope: str
     """Its client and namespace (`Client.scope`): only chats of the same scope continue it."""
     user: str = ""
-    """The client's user (`RequestSpec.client`): only the same user's chats are compared with it."""
+    """The client's user (`RequestSpec.client`)."""
     num_messages: int
     """Messages of the prompt; the answer is the message behind them."""
     prompt_chars: int
@@ -80,6 +89,10 @@ class Turn:
     @property
     def said(self) -> str:
         return self.text[self.prompt_chars :]
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.scope, self.user, self.conversation)
 
     @property
     def name(self) -> tuple[str, str, int]:
@@ -119,10 +132,10 @@ class Conversations:
         self._by_prompt: dict[Key, list[Turn]] = {}
         self._lengths: Counter[int] = Counter()
         """Bytes of the recorded prompts."""
-        self._by_job: dict[tuple[str, str, str], Turn] = {}
-        """(scope, user, job) -> its latest turn."""
-        self._by_message: dict[tuple[str, str, bytes], Turn] = {}
-        """(scope, user, key of a message) -> the latest turn with that message."""
+        self._by_job: dict[tuple[Owner, str], Turn] = {}
+        """The latest turn of each job."""
+        self._by_message: dict[tuple[Owner, bytes], Turn] = {}
+        """The latest turn with each message, by the message's key."""
         self._chars = 0
         self._lock = threading.Lock()
         """Guards all records; never held while a template is rendered or an answer parsed."""
@@ -155,9 +168,9 @@ class Conversations:
             self._by_prompt.setdefault(key, []).append(turn)
             self._lengths[len(prompt)] += 1
             if turn.job_id is not None and not turn.is_prepared:
-                self._by_job[turn.scope, turn.user, turn.job_id] = turn
+                self._by_job[turn.owner, turn.job_id] = turn
             for message in turn.digests.keys if turn.digests is not None else ():
-                self._by_message[turn.scope, turn.user, message] = turn
+                self._by_message[turn.owner, message] = turn
             self._chars += len(turn.text)
             self._shares.put_key(client, turn.name, len(turn.text))
             while len(self._turns) > MAX_TURNS or (self._chars > MAX_CHARS and len(self._turns) > 1):
@@ -180,16 +193,17 @@ class Conversations:
                 return found
         return None
 
-    def last_turn(self, scope: str, user: str, job_id: str | None, keys: tuple[bytes, ...]) -> Turn | None:
-        """The latest turn of the conversation that a chat belongs to, also where the chat does not continue it. job_id:
-        the one that the chat names; other jobs are then left out. keys: of its `Recognition`. Texts of the turn are
-        shown to the chat's client, so it is one of the same user."""
+    def last_turn(self, owner: Owner, keys: tuple[bytes, ...]) -> Turn | None:
+        """The latest turn of the conversation that a chat belongs to, also where the chat does not continue it. keys:
+        of its `Recognition`."""
         with self._lock:
-            for key in keys:
-                turn = self._by_message.get((scope, user, key))
-                if turn is not None and (job_id is None or turn.job_id == job_id):
-                    return turn
-            return None if job_id is None else self._by_job.get((scope, user, job_id))
+            found = (self._by_message.get((owner, key)) for key in keys)
+            return next((turn for turn in found if turn is not None), None)
+
+    def last_of_job(self, owner: Owner, job_id: str | None) -> Turn | None:
+        """The latest turn of a job."""
+        with self._lock:
+            return None if job_id is None else self._by_job.get((owner, job_id))
 
     def match_turn(self, turn: Turn, conversation: Conversation, text: str) -> GoesOn | None:
         """``text``, the conversation's prompt, as a continuation of this turn, recorded or not; None if it is none."""
@@ -264,9 +278,9 @@ class Conversations:
         turns.remove(turn)
         if not turns:
             del self._by_prompt[key]
-        owner = turn.scope, turn.user
-        if turn.job_id is not None and self._by_job.get((*owner, turn.job_id)) is turn:
-            del self._by_job[*owner, turn.job_id]
+        owner = turn.owner
+        if turn.job_id is not None and self._by_job.get((owner, turn.job_id)) is turn:
+            del self._by_job[owner, turn.job_id]
         for message in turn.digests.keys if turn.digests is not None else ():
-            if self._by_message.get((*owner, message)) is turn:
-                del self._by_message[*owner, message]
+            if self._by_message.get((owner, message)) is turn:
+                del self._by_message[owner, message]

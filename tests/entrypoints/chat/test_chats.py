@@ -633,18 +633,18 @@ def test_divergence_is_for_the_owner_of_the_conversation(tokenizer: Tokenizer) -
     assert scene.divergence is not None
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_divergence_is_for_the_user_of_the_conversation(tokenizer: Tokenizer, named: bool) -> None:
+@pytest.mark.parametrize("name", ["user", "prompt_cache_key", "session_id", "job_id"])
+def test_divergence_is_for_the_user_and_name_of_the_conversation(tokenizer: Tokenizer, name: str) -> None:
     """A greeting is answered alike, so both know the answer; it must not show one what the other wrote next."""
-    scene = Scene(tokenizer)
-    job: dict[str, Any] = {"job_id": "j"} if named else {}
-    greeting = "Hello! How can I help you today?"
-    scene.chat(HI, says=greeting, user="alice", **job)
-    scene.chat(HI, said(greeting), {"role": "user", "content": "My secret."}, user="alice", **job)
-    for user in ({"user": "bob"}, {}):
-        scene.chat(HI, said(greeting), {"role": "user", "content": "Go on."}, **user, **job)
-        assert scene.divergence is None
-    scene.chat(HI, said(greeting), {"role": "user", "content": "My password."}, user="alice", **job)
+    scene, greeting = Scene(tokenizer), "Hello! How can I help you today?"
+    hers: dict[str, Any] = {name: "alice"}
+    others: list[dict[str, Any]] = [{name: "bob"}, {}, {name: "alice", "user": "carol"}]
+    scene.chat(HI, says=greeting, **hers)
+    scene.chat(HI, said(greeting), {"role": "user", "content": "My secret."}, **hers)
+    for other in others[: 2 if name == "user" else 3]:
+        scene.chat(HI, said(greeting), {"role": "user", "content": "Go on."}, **other)
+        assert scene.divergence is None, other
+    scene.chat(HI, said(greeting), {"role": "user", "content": "My password."}, **hers)
     assert scene.divergence is not None and "secret" in scene.divergence.was
 
 
