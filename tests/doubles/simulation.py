@@ -61,6 +61,7 @@ class Simulation:
         clients: bool = False,
         next_turns: float = 0.4,
         prepares: bool = False,
+        check_every: int = 1,
         **options,
     ) -> None:
         """jobs: half of the requests are steps of jobs, whose ids are few, so that they are used again. new_jobs: share
@@ -69,7 +70,8 @@ class Simulation:
         pool; 0: none. guesses: a step brings up to so many tokens more for a request. unwanted: share of the requests
         that say from where their KV is of no further use. clients: the requests come from two, or from one that is not
         known. next_turns: share of whole prompts that go on from what an earlier request said; half of them do not name
-        it. prepares: next turns are prepared, with lulls for it."""
+        it. prepares: next turns are prepared, with lulls for it. check_every: of the checks of all invariants, two or
+        three a turn, one in so many is made; more than 1 for tests of something else."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
@@ -105,6 +107,7 @@ class Simulation:
             eos=self.eos,
             **options,
         )
+        self.harness.check_every = check_every
         self.failure_rate = rng.choice([0.0, 0.0, 0.1])
         self.harness.allocator.should_fail = lambda call: rng.random() < self.failure_rate
         self.fault_rate = rng.choice([0.03, 0.1]) if faults else 0.0
@@ -150,7 +153,8 @@ class Simulation:
         self.failure_rate = self.fault_rate = 0.0
         if harness.tiers is not None:
             harness.tiers.failure_rate = 0.0
-        harness.check_every = 3  # most turns are still to come; two checks a turn, so that both have their turn
+        # Most turns are still to come; two checks a turn, so that both have their turn.
+        harness.check_every = max(harness.check_every, 3)
         harness.run()
         harness.now += 1000.0
         harness.step()  # the last leases expire

@@ -30,7 +30,7 @@ SCENES: dict[str, dict[str, Any]] = {
 
 def compare(seed: int, steps: int, patch: pytest.MonkeyPatch, **options: Any) -> CacheTwin:
     print(f"BATON_SIM_SEED={seed}")
-    simulation = Simulation(seed, cache_history=LASTING, clients=True, **options)
+    simulation = Simulation(seed, cache_history=LASTING, clients=True, check_every=9, **options)
     twin = CacheTwin(simulation.harness.scheduler)
     twin.attach(patch)
     simulation.run(steps)

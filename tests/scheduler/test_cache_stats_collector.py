@@ -224,6 +224,7 @@ class AlertScene:
 
     def __init__(self, threshold: float) -> None:
         self.harness = Harness(num_tokens=4096, context=256, chunk=256, hit_rate_alert=threshold)
+        self.harness.check_every = 9
         self.statistics = self.harness.scheduler._cache_statistics
         self._sent = 0
         self._hot = prompt_of(99, 1)
@@ -376,8 +377,7 @@ def test_cache_statistics_match_twin_in_simulation(options: dict[str, Any]) -> N
     seen = HitTokens()
     evicted = to_host = retired = 0
     for seed in range(SEED, SEED + 3):
-        simulation = Simulation(seed, **options)
-        simulation.harness.check_every = 10
+        simulation = Simulation(seed, check_every=9, **options)
         statistics, page_size = simulation.harness.scheduler._cache_statistics, simulation.harness.config.page_size
         twin = Twin(statistics, page_size)
         simulation.harness.cache.watchers.add_watcher(twin)

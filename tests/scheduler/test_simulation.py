@@ -60,7 +60,7 @@ def test_simulation_of_jobs(policy: str, page_size: int, faults: bool) -> None:
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_simulation_of_unnamed_jobs(policy: str, page_size: int) -> None:
     """Turns name neither their job nor the turn that they extend."""
-    options: dict[str, Any] = {"page_size": page_size, "policy": policy, "max_recognized_turns": 40}
+    options: dict[str, Any] = {"page_size": page_size, "policy": policy, "max_recognized_turns": 40, "check_every": 3}
     found = [
         simulate(SEED + 900, steps=400, next_turns=0.95, jobs=jobs, **options).recognized for jobs in (False, True)
     ]

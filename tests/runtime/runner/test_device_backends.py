@@ -196,13 +196,24 @@ def test_missing_flashinfer_logs_one_warning_with_reason(monkeypatch, caplog):
 
 
 def test_cpu_worker_imports_no_cuda_libraries():
+    """Nor do its operations and draws; Numba only where it is used."""
+    pytest.importorskip("numba")
     code = """
-import sys, baton.runtime.worker
-from baton.runtime.runner.device_backends import choose_backends
+import sys, baton.runtime.worker, baton.runtime.runner.model_runner
+assert "numba" not in sys.modules, "imported only where it is used"
+from baton.attention.numba_paged.team import Team
 from baton.runtime.config import ModelArgs
+from baton.runtime.layers.op_libraries import select_ops
+from baton.runtime.layers.ops import OpShape
+from baton.runtime.runner.device_backends import choose_backends
+from baton.runtime.sampling.op_providers import select_sampling_ops
+from baton.runtime.sampling.ops import TORCH_OPS
 import torch
 cpu = torch.device("cpu")
 choose_backends(ModelArgs(), None, [], page_size=1, dtype=torch.float32, device=cpu)
+assert select_sampling_ops(cpu, 100) is TORCH_OPS
+ops = select_ops(cpu, torch.float32, OpShape(512, 1376, 8, 4, 64, False, 1e-5), Team())
+assert "numba_ops" in type(ops.rotate_and_store).__module__, ops
 loaded = {"triton", "sgl_kernel", "flashinfer", "tvm_ffi"} & set(sys.modules)
 assert not loaded, loaded
 """

@@ -34,7 +34,7 @@ def test_numba_ops_match_torch(shape: OpShape, tokens: int, dtype: torch.dtype) 
             assert torch.allclose(found, expected, atol=allowed, rtol=allowed), name
 
 
-@settings(max_examples=5, deadline=None)  # each compiles all operations
+@settings(max_examples=3, deadline=None)  # each compiles all operations
 @given(
     hidden=st.integers(1, 70),
     half=st.integers(1, 36),
