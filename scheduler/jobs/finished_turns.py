@@ -49,11 +49,6 @@ class FinishedTurn:
     short_digest: bytes
     """Of the same ids without the last one; empty if the output has only one token."""
     place: int
-    serial: int
-    """A later turn has a greater one."""
-    extended: int = 0
-    """Prompts that extended it. Of turns with the same ids, the one that was extended least is found: so conversations
-    that began with the same words stay apart."""
 
 
 class FinishedTurns:
@@ -72,6 +67,11 @@ class FinishedTurns:
         """The ids in front of the last one, the nearest first."""
         self._scopes = np.zeros(places, dtype=np.int64)
         """Hashes of (client, namespace)."""
+        self._serials = np.zeros(places, dtype=np.int64)
+        """A later turn has a greater one."""
+        self._extended = np.zeros(places, dtype=np.int64)
+        """Prompts that extended each turn. Of turns with the same ids, the one that was extended least is found: so
+        conversations that began with the same words stay apart."""
         self._recorded = 0
 
     def __len__(self) -> int:
@@ -96,13 +96,13 @@ class FinishedTurns:
         hasher.update(_packed(output[-1:]))
         place = self._free.pop()
         self._recorded += 1
-        turn = FinishedTurn(client, namespace, name, job_id, length, hasher.digest(), short, place, self._recorded)
+        turn = FinishedTurn(client, namespace, name, job_id, length, hasher.digest(), short, place)
         self._turns[place] = turn
         self._shares.put_key(client, place)
         last = np.concatenate([prompt[-TAIL - 1 :], output[-TAIL - 1 :]])
         self._tails[:, place] = last[-2 : -TAIL - 2 : -1]
         self._scopes[place] = hash((client, namespace))
-        self._lengths[place] = length
+        self._lengths[place], self._serials[place], self._extended[place] = length, self._recorded, 0
         if len(self._turns) > self.max_turns:
             self._forget_turn(next(self._shares.in_order_of_forgetting()))
 
@@ -116,7 +116,7 @@ class FinishedTurns:
         for turn in near:
             whole = digests.get(turn.length) == turn.digest
             if whole or (turn.short_digest and digests.get(turn.length - 1) == turn.short_digest):
-                turn.extended += 1
+                self._extended[turn.place] += 1
                 self._shares.renew_key(turn.place)
                 return turn
         return None
@@ -132,10 +132,9 @@ class FinishedTurns:
             if not len(places):
                 return []
             places = places[prompt[self._lengths[places] - 2 - back] == self._tails[back, places]]
-        found = [self._turns[place] for place in places.tolist()]
-        found = [turn for turn in found if (turn.client, turn.namespace) == (client, namespace)]
-        found.sort(key=lambda turn: (-turn.length, turn.extended, -turn.serial))
-        return found[:MAX_HASHED]
+        order = np.lexsort((-self._serials[places], self._extended[places], -self._lengths[places]))
+        found = [self._turns[place] for place in places[order[:MAX_HASHED]].tolist()]
+        return [turn for turn in found if (turn.client, turn.namespace) == (client, namespace)]
 
     def _forget_turn(self, place: int) -> None:
         del self._turns[place]

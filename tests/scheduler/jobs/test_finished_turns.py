@@ -9,6 +9,7 @@ import pytest
 
 from baton.scheduler.jobs import finished_turns
 from baton.scheduler.jobs.finished_turns import TAIL, FinishedTurns
+from tests.doubles.counted_lines import lines_run
 
 
 def ids(*values: int) -> np.ndarray:
@@ -48,6 +49,18 @@ def test_prompt_extends_longest_turn_whose_ids_it_begins_with() -> None:
     assert found(turns, first[:-1]) is None and found(turns, ids()) is None
     turn = turns.find_turn("", "", first)
     assert turn is not None and (turn.name, turn.job_id, turn.length) == (("first", 0), "job first", 22)
+
+
+def test_thousands_of_equal_turns_cost_no_more_than_a_hundred() -> None:
+    def cost(number: int) -> int:
+        turns, said = FinishedTurns(number), ids()
+        for each in range(number):
+            said = record(turns, str(each), count(0, 20), ids(70, 71))
+        names = [found(turns, said) for _ in range(3)]
+        assert names == [str(number - each) for each in (1, 2, 3)], "each time one that was not extended"
+        return lines_run(lambda: found(turns, said), finished_turns)
+
+    assert cost(100) == cost(2000)
 
 
 @pytest.mark.parametrize("changed", range(20))
