@@ -187,11 +187,10 @@ class LeaseTable:
         return True
 
     def _above_share(self, now: float) -> Lease | None:
-        """The least valuable lease of a client above its share; None if there is no such client, or its child waits for
-        that lease."""
-        client = self.budget.client_above_share()
-        lease = None if client is None else self._least_of(client, now)
-        return lease if lease is not None and lease.state is LeaseState.GRANTED else None
+        """The least valuable lease of the first client above its share; leases that a child waits for do not count, so
+        None if there are no others."""
+        least = (self._least_of(client, now) for client in self.budget.clients_above_share())
+        return next((lease for lease in least if lease is not None and lease.state is LeaseState.GRANTED), None)
 
     def _lease(self, kv: KVSequence | None, terms: LeaseTerms) -> Lease:
         return Lease(kv, terms.deadline, self._next_serial, terms.now, terms.client, terms.owner)

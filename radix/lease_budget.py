@@ -65,12 +65,10 @@ class LeaseBudget:
             return "client"
         return "all"
 
-    def client_above_share(self) -> str | None:
-        """A client that holds more than its share; None if there is none."""
-        for client, share in self._shares.items():
-            if len(share.serials) > self.max_client_leases or share.tokens > self.max_client_tokens:
-                return client
-        return None
+    def clients_above_share(self) -> list[str]:
+        """The clients that hold more than their share."""
+        most, tokens = self.max_client_leases, self.max_client_tokens
+        return [name for name, share in self._shares.items() if len(share.serials) > most or share.tokens > tokens]
 
     def never_holds(self, client: str, tokens: int) -> bool:
         """True if one more lease with this many tokens of its own would be too large were it the client's only one."""

@@ -143,6 +143,17 @@ def test_claimed_leases_above_the_share_do_not_break() -> None:
     assert scene.grant("b") is None and all(lease.is_live for lease in greedy)
 
 
+def test_claims_of_one_client_above_its_share_spare_no_other() -> None:
+    scene = Scene(max_leases=4, max_client_leases=1)
+    claimed = [scene.must_grant("a"), scene.must_grant("a")]
+    assert all(scene.table.claim(lease, scene.now) for lease in claimed)
+    greedy = [scene.must_grant("b"), scene.must_grant("b")]
+    for lease in greedy:
+        lease.owner = KeptTurn(Worth.RETURNED)
+        scene.table.extend_lease(lease, lease.deadline)
+    assert scene.grant("c") is not None and [lease.is_live for lease in greedy] == [False, True]
+
+
 def test_released_lease_no_longer_counts_against_its_client() -> None:
     scene = Scene(max_tokens=25, max_client_tokens=25)
     small = scene.must_grant("a", np.arange(300, 304, dtype=np.int32))
@@ -213,9 +224,9 @@ def test_exceeded_by_distinguishes_client_and_overall_limits() -> None:
     assert budget.exceeded_by("b", 0) == budget.exceeded_by("", 0) == "all"
     budget.tokens = 0
     budget.add_lease("a", 1, 0)
-    assert budget.exceeded_by("a", 0) is None and budget.client_above_share() is None
+    assert budget.exceeded_by("a", 0) is None and not budget.clients_above_share()
     budget.add_lease("a", 2, 0)
-    assert budget.client_above_share() == "a"
+    assert budget.clients_above_share() == ["a"]
     assert budget.exceeded_by("a", 0) == "client" and budget.exceeded_by("b", 0) == "all"
     assert [budget.never_holds("a", tokens) for tokens in (10, 11)] == [False, True]
     budget.tokens = 20
@@ -247,6 +258,6 @@ def test_tokens_still_leased_count_for_the_lease_that_is_left(how: str) -> None:
         scene.table.release(first)
     check_leases(scene.table, scene.rig.cache)
     assert (second.own_tokens, third.own_tokens) == (83, 1)
-    assert scene.table.budget.client_above_share() == "a"
+    assert scene.table.budget.clients_above_share() == ["a"]
     newcomer = scene.grant("b", np.arange(900, 940, dtype=np.int32))
     assert newcomer is not None and not second.is_live and third.own_tokens == 41
