@@ -5,7 +5,9 @@ Whatever happens, every request ends exactly once, says what the model says with
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +17,17 @@ from baton.scheduler.jobs.job import MAX_STEPS
 from baton.scheduler.policies.registry import POLICIES
 from tests.doubles.simulation import SEED, Simulation, simulate
 from tests.doubles.tier_rig import FakeBlocks
+
+PAGE_SIZES, DEPTHS = (1, 16, 64), (1, 2)
+
+
+def product(names: str, *values: Sequence[Any]) -> pytest.MarkDecorator:
+    """All combinations of three or more values. Half of them are not slow: all pairs of two values are among these."""
+    cases = []
+    for places in itertools.product(*(range(len(each)) for each in values)):
+        case = [each[place] for each, place in zip(values, places)]
+        cases.append(pytest.param(*case, marks=[pytest.mark.slow] * (sum(places) % 2)))
+    return pytest.mark.parametrize(names, cases)
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
@@ -44,9 +57,7 @@ def test_simulation_of_mixed_steps(page_size: int, depth: int, faults: bool) -> 
     assert simulation.mixed > 10
 
 
-@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@product("policy, page_size, faults", sorted(POLICIES), PAGE_SIZES, (False, True))
 def test_simulation_of_jobs(policy: str, page_size: int, faults: bool) -> None:
     options: dict[str, Any] = {"page_size": page_size, "policy": policy, "faults": faults}
     offset = sorted(POLICIES).index(policy)
@@ -104,10 +115,7 @@ def test_simulation_without_radix_cache(page_size: int) -> None:
     simulate(SEED, steps=300, page_size=page_size, disable_radix_cache=True)
 
 
-@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
-@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("offset", range(2))
+@product("offset, page_size, depth, faults", range(2), PAGE_SIZES, DEPTHS, (False, True))
 def test_simulation_with_a_host_tier(page_size: int, depth: int, faults: bool, offset: int) -> None:
     """Copies end late and in any order, and fail; the host is smaller or larger than the device."""
     ratio = [1.0, 4.0][offset]
@@ -124,9 +132,7 @@ def test_simulation_of_parents_loaded_from_host() -> None:
     assert "tier" in simulate(321, steps=100, host_ratio=4.0).paths
 
 
-@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("policy", [HostPolicy(write_back=True), HostPolicy(min_hits=1)], ids=["back", "selective"])
+@product("policy, page_size, faults", (HostPolicy(write_back=True), HostPolicy(min_hits=1)), PAGE_SIZES, (False, True))
 def test_simulation_with_lazily_storing_host_tier(policy: HostPolicy, page_size: int, faults: bool) -> None:
     depth = 2 if faults else 1
     simulation = simulate(
@@ -135,9 +141,7 @@ def test_simulation_with_lazily_storing_host_tier(policy: HostPolicy, page_size:
     assert simulation.harness.tiers is not None and simulation.harness.tiers.host.counts.stored
 
 
-@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
-@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@product("page_size, depth, faults", PAGE_SIZES, DEPTHS, (False, True))
 def test_simulation_with_a_disk_tier(page_size: int, depth: int, faults: bool) -> None:
     """The second run finds on disk what the first has left there; or with a new disk, in the remote store."""
     options: dict[str, Any] = {"page_size": page_size, "depth": depth, "faults": faults, "host_ratio": 1.0}

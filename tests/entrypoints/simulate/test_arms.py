@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 import pytest
 
@@ -83,7 +85,9 @@ def test_continuum_always_heeds_the_time_of_its_arm() -> None:
 BUSY = Plan(arm="handoff", gpu="RTX6000", tools="heavy", pool=6000, rate=0.5, num_jobs=40, trim=0.0)
 
 
+@cache
 def played(arm: str, **changes: object) -> Simulation:
+    """One that has ended, for tests that only look."""
     simulation = make_simulation(msgspec.structs.replace(BUSY, arm=arm, **changes))
     simulation.run()
     return simulation
