@@ -1,9 +1,13 @@
 """Tools that run for a share of the fill time, which the server has measured itself, while others take its memory; and
-what its trace says of the turns behind them."""
+what its trace says of the turns behind them.
+
+python -m tests.doubles.pressed_tools URL PAGES     a tool of another program; PAGES: of the server's pool
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,12 +60,17 @@ class TracedJob:
     away_s: list[float] = field(default_factory=list)
 
 
-def job_of(turns: list[TurnUsage], trace: Path) -> TracedJob | None:
-    """The last job with just these turns, by the file of ``--scheduler-trace``; None until the file has it."""
+def traced_jobs(trace: Path) -> list[TracedJob]:
+    """By the file of ``--scheduler-trace``, in order of arrival."""
     jobs: dict[str, TracedJob] = {}
     for event in map(json.loads, trace.read_text().splitlines()):
         _record_event(jobs, event)
-    return next((job for job in reversed(jobs.values()) if job.turns == turns), None)
+    return list(jobs.values())
+
+
+def job_of(turns: list[TurnUsage], trace: Path) -> TracedJob | None:
+    """The last job with just these turns; None until the file has it."""
+    return next((job for job in reversed(traced_jobs(trace)) if job.turns == turns), None)
 
 
 def _record_event(jobs: dict[str, TracedJob], event: dict[str, Any]) -> None:
@@ -82,3 +91,7 @@ def behind_short_tools(
     assert job is not None, "no job has these turns"
     print([f"{job.away_s[number]:.2f} of {fill_s:.2f} s: {found[number]}" for number, fill_s in fill_times_s.items()])
     return [found[number] for number, fill_s in fill_times_s.items() if job.away_s[number] < fill_s]
+
+
+if __name__ == "__main__":
+    PressedTool(sys.argv[1], PageFlood(sys.argv[1], "program", int(sys.argv[2]))).wait()
