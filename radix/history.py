@@ -18,14 +18,13 @@ more after that is `EVICTED`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from .cache import RadixCache
 from .kv_sequence import NUM_ENDS
 from .node import ID_BYTES, TreeNode
-from .past_node import Departure, PastNode, Pressure
+from .past_node import NO_CHILDREN, Departure, PastNode, Pressure
 from .tree import common_prefix
 
 NODE_TOKENS = 64
@@ -37,23 +36,11 @@ MAX_NAMESPACES = 16
 MAX_CLIENTS = 4096
 """Clients whose namespaces are remembered."""
 
+MAX_JOINED = 4096
+"""Tokens of the longest node that is made of two: to join them, their ids are copied."""
 
 _EVICTED = Departure.EVICTED, Departure.EXPIRED, Departure.RELEASED
 """By the `SequenceEnd` of the last sequence that held the tokens."""
-
-
-class Past(NamedTuple):
-    """Consecutive tokens of a prompt that the history knows."""
-
-    tokens: int
-    departure: Departure | None
-    """None: the cache has them."""
-    left_at: float
-    """When they left it; in the caller's clock."""
-    pressure: Pressure | None
-    """The request that needed their memory, where it is known."""
-    client: str
-    """The client of the request that computed them last; "" if it is unknown."""
 
 
 class CacheHistory:
@@ -68,7 +55,8 @@ class CacheHistory:
         """Of departed nodes, each with `NODE_TOKENS` more."""
         self.pressure: Pressure | None = None
         """The request that memory is being found for now. Set by the component that evicts."""
-        self._now = 0.0
+        self.now = 0.0
+        """The time of all later events, in seconds. Set by the scheduler."""
         self._roots: dict[str, PastNode] = {}
         self._departed: dict[PastNode, None] = {}
         """Oldest first. A dict, because a node leaves it when it is stored again."""
@@ -78,10 +66,6 @@ class CacheHistory:
             cache.watchers.add_watcher(self)
             cache.watchers.add_tier_watcher(self)
             cache.watchers.add_sequence_watcher(self)
-
-    def set_time(self, now: float) -> None:
-        """Set the time of all later events. now: seconds."""
-        self._now = now
 
     # -- as a watcher -------------------------------------------------------------------------------------------------
 
@@ -93,9 +77,11 @@ class CacheHistory:
         pass
 
     def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
+        pressure = self.pressure
         for node in nodes:
             if node.past is not None and node.host is None:
-                self._remove(node, _EVICTED[max(node.last_end, node.retired_end) % NUM_ENDS], self.pressure)
+                end = node.last_end if node.last_end > node.retired_end else node.retired_end
+                self._remove(node, _EVICTED[end % NUM_ENDS], pressure)
         self._forget_oldest()
 
     def copy_made(self, node: TreeNode) -> None:
@@ -127,19 +113,18 @@ class CacheHistory:
         top = self._end_of(node, namespace, make_root=True)
         if top is None:
             return
-        path: list[PastNode] = []
-        self._extend_path(top, ids, path)
-        for part in reversed(path):
+        for part in reversed(self._join_path(top, ids, client)):
             if not part.live:
-                part.client = client
-                self._rejoin(part)
                 self._depart(part, Departure.PAGE, None)
         self._forget_oldest()
 
     # -- look-ups -----------------------------------------------------------------------------------------------------
 
-    def trace_prompt(self, node: TreeNode, namespace: str, token_ids: np.ndarray, start: int) -> list[Past]:
-        """The fates of the tokens from position ``start`` on, in order, up to the first that is not known.
+    def trace_prompt(
+        self, node: TreeNode, namespace: str, token_ids: np.ndarray, start: int
+    ) -> list[tuple[int, PastNode]]:
+        """The fates of the tokens from position ``start`` on, in order, up to the first that is not known: numbers of
+        consecutive tokens, each with their node, which must not be changed.
 
         node: where a known beginning of the prompt ends in the cache's tree, at or before ``start``. token_ids: int32
         [n], the whole prompt.
@@ -152,13 +137,11 @@ class CacheHistory:
         while above.start >= position > 0:
             assert above.parent is not None
             above = above.parent
-        found: list[Past] = []
+        found: list[tuple[int, PastNode]] = []
         for tokens, past in _follow(above, position, token_ids):
             position += tokens
-            known = min(tokens, position - start)
-            if known > 0:
-                departure = None if past.live else past.departure
-                found.append(Past(known, departure, past.left_at, past.pressure, past.client))
+            if position > start:
+                found.append((min(tokens, position - start), past))
         return found
 
     def find_elsewhere(self, client: str, namespace: str, token_ids: np.ndarray, start: int) -> int:
@@ -177,6 +160,8 @@ class CacheHistory:
             del own[next(iter(own))]
         if len(self._namespaces) > MAX_CLIENTS:
             del self._namespaces[next(iter(self._namespaces))]
+        if len(own) == 1:
+            return 0
         longest = 0
         for other in own:
             root = self._roots.get(other) if other != namespace else None
@@ -222,28 +207,49 @@ class CacheHistory:
         upper.pressure, upper.client = past.pressure, past.client
         parent.children[past.key[:ID_BYTES]] = upper
         past.key, past.start, past.parent = past.key[cut:], position, upper
-        upper.children[past.key[:ID_BYTES]] = past
+        upper.children = {past.key[:ID_BYTES]: past}
         if not past.live:
             self._departed[upper] = None  # behind the lower part, which is to be forgotten first
             self.departed_tokens += NODE_TOKENS
         return upper
 
-    def _extend_path(self, past: PastNode, key: bytes, path: list[PastNode]) -> None:
-        """Follow ``key`` below a node, and append the nodes to ``path``; those that are missing are made, without a
-        fate."""
-        offset = 0
-        while offset < len(key):
+    def _join_path(self, past: PastNode, key: bytes, client: str) -> list[PastNode]:
+        """The nodes of ``key`` below a node; those that are missing are made. Each that was not live has no fate now,
+        for the caller to give it one, and this client; of such neighbours without other branches one is made."""
+        path: list[PastNode] = []
+        offset, size, is_new = 0, len(key), False
+        while offset < size:
             first = key[offset : offset + ID_BYTES]
             child = past.children.get(first)
             if child is None:
                 rest = key[offset:] if offset else key
-                child = past.children[first] = PastNode(past, past.end, past.end + len(rest) // ID_BYTES, rest)
-            elif not key.startswith(child.key, offset):
+                end = past.end + len(rest) // ID_BYTES
+                if is_new and not past.children and end - past.start <= MAX_JOINED:
+                    past.key, past.end = past.key + rest, end
+                    return path
+                child = PastNode(past, past.end, end, rest)
+                child.client = client
+                _add_child(past, child)
+                path.append(child)
+                return path
+            if not key.startswith(child.key, offset):
                 common = common_prefix(key, offset, child.key)
                 child = self._split(child, child.start + common // ID_BYTES)
             offset += len(child.key)
-            path.append(child)
+            if child.live:
+                path.append(child)
+            else:
+                if child.departure is not None:
+                    self._rejoin(child)
+                child.client = client
+                if is_new and len(past.children) == 1 and child.end - past.start <= MAX_JOINED:
+                    _join_child(past, child)
+                    path[-1] = child
+                else:
+                    path.append(child)
+                is_new = True
             past = child
+        return path
 
     def _store(self, node: TreeNode) -> None:
         """A node of the cache's tree counts from now on."""
@@ -256,20 +262,16 @@ class CacheHistory:
         top = self._end_of(above, namespace, make_root=True)
         if top is None:
             return  # it is hidden
-        path: list[PastNode] = []
-        self._extend_path(top, node.key, path)
-        for past in path:
-            if not past.live:
-                self._rejoin(past)
-                past.client = node.client
+        past = top
+        for past in self._join_path(top, node.key, node.client):
             past.live += 1
-        node.past = path[-1]
+        node.past = past
 
     def _remove(self, node: TreeNode, departure: Departure, pressure: Pressure | None) -> None:
         """A node of the cache's tree counts no more."""
         assert node.past is not None
         past, start = self._cut(node.past, node.prefix_len), node.prefix_len - len(node)
-        node.past, lower = None, None
+        node.past = None
         while True:
             if past.start < start:
                 self._split(past, start)
@@ -277,36 +279,36 @@ class CacheHistory:
             assert parent is not None
             past.live -= 1
             if not past.live:
-                self._depart(past, departure, pressure)
-                if lower is not None and len(past.children) == 1 and past.client == lower.client:
-                    self._merge(past, lower)
+                lower = self._child_of_fate(past, departure, pressure)
+                if lower is None:
+                    self._depart(past, departure, pressure)
+                else:  # it has its place among the departed, right before that of ``past``
+                    self.departed_tokens += past.end - past.start
+                    _join_child(past, lower)
                     past = lower
-            lower = past if not past.live else None
             if past.start <= start:
                 return
             past = parent
 
-    def _merge(self, upper: PastNode, lower: PastNode) -> None:
-        """Join two departed nodes of one fate; the lower one stays."""
-        parent = upper.parent
-        assert parent is not None
-        del self._departed[upper]
-        self.departed_tokens -= NODE_TOKENS
-        lower.key, lower.start, lower.parent = upper.key + lower.key, upper.start, parent
-        parent.children[lower.key[:ID_BYTES]] = lower
+    def _child_of_fate(self, past: PastNode, departure: Departure, pressure: Pressure | None) -> PastNode | None:
+        """The only child of a node that departs now, if it has departed in the same way at the same time."""
+        if len(past.children) != 1:
+            return None
+        child = next(iter(past.children.values()))
+        alike = child.departure is departure and child.left_at == self.now and child.pressure is pressure
+        return child if alike and child.client == past.client and child.end - past.start <= MAX_JOINED else None
 
     def _depart(self, past: PastNode, departure: Departure, pressure: Pressure | None) -> None:
         past.live = 0
-        past.departure, past.left_at, past.pressure = departure, self._now, pressure
+        past.departure, past.left_at, past.pressure = departure, self.now, pressure
         self._departed[past] = None
         self.departed_tokens += past.end - past.start + NODE_TOKENS
 
     def _rejoin(self, past: PastNode) -> None:
-        """Take a node off the departed, where it is one of them."""
-        if past.departure is not None:
-            del self._departed[past]
-            self.departed_tokens -= past.end - past.start + NODE_TOKENS
-            past.departure = past.pressure = None
+        """Take a node off the departed."""
+        del self._departed[past]
+        self.departed_tokens -= past.end - past.start + NODE_TOKENS
+        past.departure = past.pressure = None
 
     def _forget_oldest(self) -> None:
         """Forget the oldest of the departed until the rest is within the bound."""
@@ -328,6 +330,22 @@ class CacheHistory:
             if other is root:
                 del self._roots[namespace]
                 return
+
+
+def _add_child(past: PastNode, child: PastNode) -> None:
+    """Hang a new node below another."""
+    if past.children is NO_CHILDREN:
+        past.children = {}
+    past.children[child.key[:ID_BYTES]] = child
+
+
+def _join_child(past: PastNode, child: PastNode) -> None:
+    """Have the only child of a node take its place, with the tokens of both. The node leaves the tree. A node of the
+    cache's tree that still refers to it has a path that ends further up, and finds that above it."""
+    parent = past.parent
+    assert parent is not None
+    child.key, child.start, child.parent = past.key + child.key, past.start, parent
+    parent.children[past.key[:ID_BYTES]] = child
 
 
 def _follow(past: PastNode, position: int, token_ids: np.ndarray) -> Iterator[tuple[int, PastNode]]:

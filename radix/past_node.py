@@ -46,7 +46,7 @@ class PastNode:
         """The position after its last token."""
         self.key = key
         """Token ids, int32."""
-        self.children: dict[bytes, PastNode] = {}
+        self.children: dict[bytes, PastNode] = NO_CHILDREN
         """By the first token id."""
         self.live = 0
         """Nodes of the cache's tree that hold these tokens."""
@@ -59,3 +59,7 @@ class PastNode:
     def __repr__(self) -> str:
         fate = "live" if self.live else self.departure
         return f"PastNode({self.start} … {self.end}, {fate}, {len(self.children)} children)"
+
+
+NO_CHILDREN: dict[bytes, PastNode] = {}
+"""The children of all nodes that never had any, which are most: one object for all of them, and always empty."""

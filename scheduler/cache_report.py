@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
+
 from ..radix.cache import RadixCache
 from ..radix.history import CacheHistory
 from ..radix.past_node import Departure, Pressure
@@ -50,33 +52,46 @@ class CacheReporter:
         else:
             self._trace(request, limit, spans, now)
         spans.add_tokens("required", end - limit)
-        return tuple(spans.spans)
+        return spans.take_spans()
 
     def _trace(self, request: Request, limit: int, spans: _Spans, now: float) -> None:
         """Add the spans from the first token that was not found to ``limit``."""
         kv = request.held_kv
         assert kv.node is not None
         ids = request.token_ids.view(0, limit)
-        client, looked_up = request.spec.client, -1
-        for past in self._history.trace_prompt(kv.node, request.namespace, ids, spans.end):
-            if past.departure is None:  # the cache has it
-                if looked_up < 0:
-                    looked_up = self._cache.find_prefix(request.namespace, ids)[1]
-                took_over = request.inheritance is not None and request.inheritance.took_over
-                usable = min(past.tokens, max(0, looked_up - spans.end))
-                spans.add_tokens("not_looked_up" if took_over else "not_loaded", usable)
-                spans.add_tokens("page", past.tokens - usable)
-            elif past.departure is Departure.PAGE:
-                spans.add_tokens("page", past.tokens)
+        client = request.spec.client
+        traced = self._history.trace_prompt(kv.node, request.namespace, ids, spans.end)
+        live = sum(tokens for tokens, past in traced if past.live)  # they come first
+        if live:
+            self._add_cached(request, ids, live, spans)
+        for tokens, past in traced:
+            if past.live:
+                continue
+            if past.departure is Departure.PAGE:
+                spans.add_tokens("page", tokens)
             else:
+                assert past.departure is not None
                 ago, by = max(0.0, now - past.left_at), _named(past.pressure, client)
-                spans.add_tokens(past.departure.value, past.tokens, ago, by)
+                spans.add_tokens(past.departure.value, tokens, ago, by)
+        if spans.end == limit:
+            return
         elsewhere = self._history.find_elsewhere(client, request.namespace, ids, spans.end)
         spans.add_tokens("namespace", elsewhere)
         diverged = request.diverged_at
         if diverged is not None:
             spans.add_tokens("unseen", min(limit, diverged) - spans.end)
         spans.add_tokens("unseen" if diverged is None else "diverged", limit - spans.end)
+
+    def _add_cached(self, request: Request, ids: np.ndarray, tokens: int, spans: _Spans) -> None:
+        """Add tokens that the cache has. ids: int32 [n], the prompt up to the last that could be looked up."""
+        start, page = spans.end, self._cache.page_size
+        usable = 0
+        if (start + tokens) // page > start // page:  # otherwise no whole page of them is there
+            looked_up = self._cache.find_prefix(request.namespace, ids)[1]
+            usable = min(tokens, max(0, looked_up - start))
+        took_over = request.inheritance is not None and request.inheritance.took_over
+        spans.add_tokens("not_looked_up" if took_over else "not_loaded", usable)
+        spans.add_tokens("page", tokens - usable)
 
 
 def _named(pressure: Pressure | None, client: str) -> str | None:
@@ -91,9 +106,15 @@ def _named(pressure: Pressure | None, client: str) -> str | None:
 class _Spans:
     """Spans while they are collected; equal neighbours are joined."""
 
+    __slots__ = ("_ago", "_by", "_reason", "_spans", "_start", "end")
+
     def __init__(self, start: int) -> None:
-        self.end = start
-        self.spans: list[MissedSpan] = []
+        self._start = self.end = start
+        """Where the last span begins, which is not among the others yet, and where it ends."""
+        self._reason: MissReason | None = None
+        self._ago: float | None = None
+        self._by: str | None = None
+        self._spans: list[MissedSpan] = []
 
     def add_tokens(
         self, reason: MissReason, tokens: int, seconds_ago: float | None = None, by: str | None = None
@@ -101,14 +122,23 @@ class _Spans:
         """Add so many tokens; none if that is not above 0."""
         if tokens <= 0:
             return
-        last = self.spans[-1] if self.spans else None
-        is_same = last is not None and (last.reason, last.by) == (reason, by)
-        both_left = last is not None and last.seconds_ago is not None and seconds_ago is not None
-        if last is not None and (is_same or (both_left and len(self.spans) >= MAX_SPANS)):
-            if last.seconds_ago is not None and seconds_ago is not None:
-                seconds_ago = min(seconds_ago, last.seconds_ago)
-            by = by if is_same else None
-            self.spans[-1] = MissedSpan(last.reason, last.start, last.tokens + tokens, seconds_ago, by)
+        is_same = reason == self._reason and by == self._by
+        both_left = seconds_ago is not None and self._ago is not None
+        if is_same or (both_left and len(self._spans) >= MAX_SPANS - 1):
+            if seconds_ago is not None and self._ago is not None:
+                self._ago = min(seconds_ago, self._ago)
+            if not is_same:
+                self._by = None
         else:
-            self.spans.append(MissedSpan(reason, self.end, tokens, seconds_ago, by))
+            self._end_span()
+            self._reason, self._ago, self._by = reason, seconds_ago, by
         self.end += tokens
+
+    def take_spans(self) -> tuple[MissedSpan, ...]:
+        self._end_span()
+        return tuple(self._spans)
+
+    def _end_span(self) -> None:
+        if self._reason is not None:
+            self._spans.append(MissedSpan(self._reason, self._start, self.end - self._start, self._ago, self._by))
+        self._start, self._reason = self.end, None

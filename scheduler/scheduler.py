@@ -788,7 +788,7 @@ class Scheduler:
     def _advance_time(self, now: float) -> None:
         """Set the time of all later changes of the cache."""
         self._cache_statistics.set_time(now)
-        self._history.set_time(now)
+        self._history.now = now
 
     @property
     def hit_rate_alert(self) -> float:

@@ -79,7 +79,7 @@ def test_history_matches_the_tree(page_size: int, offset: int) -> None:
     history = CacheHistory(rig.cache, rng.choice([600, 4000]))
     stems = [[rng.randrange(50) for _ in range(150)] for _ in range(3)]
     for turn in range(250):
-        history.set_time(float(turn))
+        history.now = float(turn)
         prompt = rng.choice(stems)[: rng.randrange(1, 150)] + [rng.randrange(9) for _ in range(rng.randrange(1, 60))]
         running = rig.start(np.array(prompt, dtype=np.int32), rng.choice(["", "salt"]))
         middle = rng.randrange(running.committed, len(prompt)) if len(prompt) > running.committed else running.committed
@@ -106,12 +106,12 @@ def test_history_forgets_the_oldest_first() -> None:
     history = CacheHistory(rig.cache, 3 * (100 + NODE_TOKENS))
     prompts = [np.full(100, number, dtype=np.int32) for number in range(5)]
     for number, prompt in enumerate(prompts):
-        history.set_time(float(number))
+        history.now = float(number)
         rig.insert(prompt)
         rig.cache.evict(100)
     known = [history.trace_prompt(rig.cache.tree.root, "", prompt, 0) for prompt in prompts]
     assert known[:2] == [[], []]
-    assert [[past.left_at for past in found] for found in known[2:]] == [[2.0], [3.0], [4.0]]
+    assert [[past.left_at for _, past in found] for found in known[2:]] == [[2.0], [3.0], [4.0]]
 
 
 def test_departures_keep_their_time_and_cause() -> None:
@@ -119,14 +119,14 @@ def test_departures_keep_their_time_and_cause() -> None:
     history = CacheHistory(rig.cache, 4096)
     ids = np.arange(100, dtype=np.int32)
     rig.insert(ids)
-    history.set_time(7.0)
+    history.now = 7.0
     history.pressure = Pressure("alice", "large")
     rig.cache.evict(40)
-    history.set_time(9.0)
+    history.now = 9.0
     history.pressure = None
     rig.cache.evict(20)
     found = history.trace_prompt(rig.cache.tree.root, "", ids, 10)
-    assert [(past.tokens, past.departure, past.left_at, past.pressure) for past in found] == [
+    assert [(tokens, past.departure, past.left_at, past.pressure) for tokens, past in found] == [
         (30, None, 0.0, None),
         (20, Departure.EVICTED, 9.0, None),
         (40, Departure.EVICTED, 7.0, Pressure("alice", "large")),
@@ -147,7 +147,7 @@ def test_dropped_branch_passes_its_end_to_the_path_above() -> None:
     drop_path(rig.cache, node, 60)
     rig.cache.evict(1000)
     found = history.trace_prompt(rig.cache.tree.root, "", ids, 0)
-    assert [(past.tokens, past.departure) for past in found] == [(60, Departure.RELEASED), (40, Departure.CLEARED)]
+    assert [(tokens, past.departure) for tokens, past in found] == [(60, Departure.RELEASED), (40, Departure.CLEARED)]
 
 
 def test_pieces_that_leave_together_become_one() -> None:
@@ -164,7 +164,7 @@ def test_pieces_that_leave_together_become_one() -> None:
     assert len(nodes_of(history)) <= 6
     rig.insert(ids)
     rig.cache.evict(1000)
-    assert sum(past.tokens for past in history.trace_prompt(rig.cache.tree.root, "", ids, 0)) == 90
+    assert sum(tokens for tokens, _ in history.trace_prompt(rig.cache.tree.root, "", ids, 0)) == 90
 
 
 def test_history_without_room_watches_nothing() -> None:
