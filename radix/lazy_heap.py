@@ -47,6 +47,10 @@ class LazyHeap(Generic[Key]):
             heappop(self._entries)
         return self._entries[0] if self._entries else None
 
+    def may_have(self, key: Key) -> bool:
+        """False if no live entry has this key or a lower one. True where only a dead entry has, too."""
+        return bool(self._entries) and self._entries[0][0] <= key
+
     def pop(self) -> tuple[Key, int] | None:
         """As `first`, but removes the entry."""
         return heappop(self._entries) if self.first() is not None else None

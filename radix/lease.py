@@ -146,6 +146,11 @@ class LeaseTable:
         """Pool tokens that some live lease holds, in whole pages."""
         return self.budget.tokens
 
+    @property
+    def num_ended(self) -> int:
+        """Leases that have ended since start, in whatever way."""
+        return self.counts.granted - len(self._leases)
+
     def live(self) -> list[Lease]:
         return list(self._leases.values())
 
@@ -275,6 +280,8 @@ class LeaseTable:
 
     def expire(self, now: float) -> int:
         """End every granted lease that has reached its deadline; returns how many."""
+        if not self.deadlines.may_have(now):
+            return 0
         expired = 0
         while (first := self.deadlines.first()) is not None and first[0] <= now:
             self._close(self._leases[first[1]], LeaseState.EXPIRED)

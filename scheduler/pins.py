@@ -98,6 +98,8 @@ class PinManager:
         self._unsettled: list[Job] = []
         """Jobs after a call without the time: `settle_pins` holds their family, or lets it go."""
         self._stats = JobStats()
+        self._ended_leases = 0
+        """`LeaseTable.num_ended` when the ends of pins were counted last."""
         self.trace = JobTrace()
 
     # -- requests arrive ----------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ class PinManager:
     def _pin(self, step: FinishedStep, lease: Lease, until: float, now: float) -> None:
         """until: when the policy expects its job back."""
         step.lease, step.tokens = lease, lease.tokens
-        self._stats = replace(self._stats, pins=self._stats.pins + 1)
+        self._stats.pins += 1
         self._pins[lease] = step
         step.own_until, step.expected_until = lease.deadline, until
         self._expect(lease, until)
@@ -275,12 +277,8 @@ class PinManager:
     def _count_return(self, request: Request) -> None:
         pinned = self._pinned_at_arrival.pop(request, 0)
         if pinned and request.queried:
-            stats = self._stats
-            self._stats = replace(
-                stats,
-                returned_tokens=stats.returned_tokens + pinned,
-                returned_hit_tokens=stats.returned_hit_tokens + min(pinned, request.found.total),
-            )
+            self._stats.returned_tokens += pinned
+            self._stats.returned_hit_tokens += min(pinned, request.found.total)
 
     # -- tools --------------------------------------------------------------------------------------------------------
 
@@ -402,7 +400,7 @@ class PinManager:
 
     def _hold_family(self, job: Job, now: float) -> None:
         """Hold the pins of a job and of its ancestors for their children, or no longer, after an event of the job."""
-        if not self._policy.pins_steps:
+        if not self._policy.pins_steps or (job.parent is None and not job.children and job.held_until <= now):
             return
         self._hold_pins(job, now)
         for ancestor in ancestors(job):
@@ -427,19 +425,23 @@ class PinManager:
     def _count_away(self, job: Job, seconds: float) -> None:
         """Count a return after this many seconds."""
         if (last := job.last_step) is not None and last.calls is not None:
-            of, stats = ("tool" if last.calls else "user"), self._stats
-            returns, away_s = f"{of}_returns", f"{of}_away_s"
-            changes = {returns: getattr(stats, returns) + 1, away_s: getattr(stats, away_s) + seconds}
-            self._stats = replace(stats, **changes)
+            stats = self._stats
+            if last.calls:
+                stats.tool_returns += 1
+                stats.tool_away_s += seconds
+            else:
+                stats.user_returns += 1
+                stats.user_away_s += seconds
 
     # -- once a turn --------------------------------------------------------------------------------------------------
 
     def settle_pins(self, now: float) -> None:
         """Count the pins that have ended since the last call. A job that has been away for longer than any pin holds
         counts as that long, even if it never returns: otherwise tools with no return would look fast."""
-        unsettled, self._unsettled = self._unsettled, []
-        for job in unsettled:
-            self._hold_family(job, now)
+        if self._unsettled:
+            unsettled, self._unsettled = self._unsettled, []
+            for job in unsettled:
+                self._hold_family(job, now)
         usual_s = self.times.usual_s((), USUAL, MAX_PIN_S) or USUAL_S
         for job in self._table.take_overdue_jobs(now, usual_s):
             self._count_unreturned(job)
@@ -455,18 +457,21 @@ class PinManager:
                 if max(kept.falls_at, kept.expected_until) < now:  # children of the job may have moved the latter
                     kept.worth = Worth.FIRST_TURN
                 self._leases.extend_lease(lease, lease.deadline)  # its value has fallen
-        for lease in [lease for lease in self._pins if not lease.is_live]:
-            step, stats = self._pins.pop(lease), self._stats
-            kind = _ENDS[lease.state]
-            held = now - step.ended
-            changes: dict[str, float] = {kind: getattr(stats, kind) + 1}
-            changes["slot_seconds"] = stats.slot_seconds + held * step.tokens
-            if kind == "hits":
-                changes["saved_tokens"] = stats.saved_tokens + step.tokens
-            elif kind in ("expired", "broken") and step.has_copy:
-                changes["demoted"] = stats.demoted + 1
-            self._stats = replace(stats, **changes)
-            self.trace.record_unpin(step, kind, held, now)
+        if self._leases.num_ended != self._ended_leases:
+            self._ended_leases = self._leases.num_ended
+            for lease in [lease for lease in self._pins if not lease.is_live]:
+                self._count_end(self._pins.pop(lease), _ENDS[lease.state], now)
+
+    def _count_end(self, step: FinishedStep, kind: str, now: float) -> None:
+        """Count a pin that has ended. kind: the counter of `JobStats`."""
+        stats, held = self._stats, now - step.ended
+        setattr(stats, kind, getattr(stats, kind) + 1)
+        stats.slot_seconds += held * step.tokens
+        if kind == "hits":
+            stats.saved_tokens += step.tokens
+        elif kind in ("expired", "broken") and step.has_copy:
+            stats.demoted += 1
+        self.trace.record_unpin(step, kind, held, now)
 
     def stats(self) -> JobStats:
         return replace(self._stats, jobs=len(self._table))

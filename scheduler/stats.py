@@ -91,9 +91,10 @@ class TierStats:
     """Copies from this tier."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class JobStats:
-    """Since start. A hit is a pin that the job's next step took over; slot-seconds are tokens × seconds under pins."""
+    """Since start. A hit is a pin that the job's next step took over; slot-seconds are tokens × seconds under pins.
+    `PinManager` counts in one of its own, and returns copies."""
 
     jobs: int = 0
     """Jobs known now."""

@@ -32,7 +32,8 @@ MAX_HASHED = 64
 TAIL = 4
 """Last ids of a turn, but for the very last one, that a prompt must have at their place before it is hashed."""
 
-_NEVER = np.iinfo(np.int64).max
+_LEAST_ROOM = 8
+"""Turns that a new scope has room for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +49,67 @@ class FinishedTurn:
     digest: bytes
     short_digest: bytes
     """Of the same ids without the last one; empty if the output has only one token."""
-    place: int
+    serial: int
+    """A later turn has a greater one."""
+    place: int = -1
+    """Its place in the arrays of its scope."""
+
+
+class _Scope:
+    """The turns of one client in one namespace, in arrays without gaps: a look-up reads all of them."""
+
+    def __init__(self) -> None:
+        self.turns: list[FinishedTurn] = []
+        """By place."""
+        self._ends = np.zeros(_LEAST_ROOM, dtype=np.intp)
+        """Positions of the ids in front of the last ones."""
+        self._tails = np.zeros((TAIL, _LEAST_ROOM), dtype=np.int32)
+        """The ids in front of the last one, the nearest first."""
+        self._serials = np.zeros(_LEAST_ROOM, dtype=np.int64)
+        self._extended = np.zeros(_LEAST_ROOM, dtype=np.int64)
+        """Prompts that extended each turn. Of turns with the same ids, the one that was extended least is found: so
+        conversations that began with the same words stay apart."""
+
+    def add_turn(self, turn: FinishedTurn, tail: np.ndarray) -> None:
+        """tail: int32 [TAIL]"""
+        turn.place = place = len(self.turns)
+        if place == len(self._ends):
+            self._ends, self._tails = _doubled(self._ends), _doubled(self._tails)
+            self._serials, self._extended = _doubled(self._serials), _doubled(self._extended)
+        self.turns.append(turn)
+        self._ends[place], self._serials[place], self._extended[place] = turn.length - 2, turn.serial, 0
+        self._tails[:, place] = tail
+
+    def remove_turn(self, turn: FinishedTurn) -> None:
+        """The last turn takes its place."""
+        last, place = self.turns.pop(), turn.place
+        if last is not turn:
+            self.turns[place] = last
+            for of_turns in (self._ends, self._tails, self._serials, self._extended):
+                of_turns[..., place] = of_turns[..., last.place]
+            last.place = place
+
+    def count_extension(self, turn: FinishedTurn) -> None:
+        """Count a prompt that extends this turn."""
+        self._extended[turn.place] += 1
+
+    def near_turns(self, prompt: np.ndarray) -> list[FinishedTurn]:
+        """The turns with last ids that stand in the prompt, int32 [n], at their place; the first to be tried first."""
+        ends, tails = self._ends[: len(self.turns)], self._tails
+        # a position behind the prompt gets its last id here, and is sorted out below
+        places = np.flatnonzero(prompt.take(ends, mode="clip") == tails[0, : len(ends)])
+        if not len(places):
+            return []
+        places = places[ends[places] < len(prompt) - 1]
+        for back in range(1, TAIL):
+            places = places[prompt[ends[places] - back] == tails[back, places]]
+        order = np.lexsort((-self._serials[places], self._extended[places], -ends[places]))
+        return [self.turns[place] for place in places[order[:MAX_HASHED]].tolist()]
+
+
+def _doubled(of_turns: np.ndarray) -> np.ndarray:
+    """The same array with room for twice as many turns in its last dimension."""
+    return np.concatenate([of_turns, np.zeros_like(of_turns)], axis=-1)
 
 
 class FinishedTurns:
@@ -56,22 +117,12 @@ class FinishedTurns:
 
     def __init__(self, max_turns: int = MAX_TURNS) -> None:
         self._turns: dict[int, FinishedTurn] = {}
-        """By their place in the arrays."""
+        """By their serial."""
         self._shares: ClientShares[int] = ClientShares()
-        """Places of the turns, by client."""
+        """Serials of the turns, by client."""
         self.max_turns = max_turns
-        places = max_turns + 1  # a new turn is recorded before one is forgotten
-        self._free = list(range(places))[::-1]
-        self._lengths = np.full(places, _NEVER, dtype=np.int64)
-        self._tails = np.zeros((TAIL, places), dtype=np.int32)
-        """The ids in front of the last one, the nearest first."""
-        self._scopes = np.zeros(places, dtype=np.int64)
-        """Hashes of (client, namespace)."""
-        self._serials = np.zeros(places, dtype=np.int64)
-        """A later turn has a greater one."""
-        self._extended = np.zeros(places, dtype=np.int64)
-        """Prompts that extended each turn. Of turns with the same ids, the one that was extended least is found: so
-        conversations that began with the same words stay apart."""
+        self._scopes: dict[tuple[str, str], _Scope] = {}
+        """By client and namespace; those without turns are absent."""
         self._recorded = 0
 
     def __len__(self) -> int:
@@ -94,53 +145,41 @@ class FinishedTurns:
         hasher.update(_packed(output[:-1]))
         short = hasher.digest() if len(output) > 1 else b""
         hasher.update(_packed(output[-1:]))
-        place = self._free.pop()
         self._recorded += 1
-        turn = FinishedTurn(client, namespace, name, job_id, length, hasher.digest(), short, place)
-        self._turns[place] = turn
-        self._shares.put_key(client, place)
-        last = np.concatenate([prompt[-TAIL - 1 :], output[-TAIL - 1 :]])
-        self._tails[:, place] = last[-2 : -TAIL - 2 : -1]
-        self._scopes[place] = hash((client, namespace))
-        self._lengths[place], self._serials[place], self._extended[place] = length, self._recorded, 0
+        turn = FinishedTurn(client, namespace, name, job_id, length, hasher.digest(), short, self._recorded)
+        last = output if len(output) > TAIL else np.concatenate([prompt[-TAIL - 1 :], output])
+        self._turns[turn.serial] = turn
+        self._shares.put_key(client, turn.serial)
+        scope = self._scopes.get((client, namespace))
+        if scope is None:
+            scope = self._scopes[client, namespace] = _Scope()
+        scope.add_turn(turn, last[-2 : -TAIL - 2 : -1])
         if len(self._turns) > self.max_turns:
             self._forget_turn(next(self._shares.in_order_of_forgetting()))
 
     def find_turn(self, client: str, namespace: str, prompt: np.ndarray) -> FinishedTurn | None:
         """The longest turn of the client in the namespace that ``prompt``, int32 [n], extends; of turns with the same
         ids the one that was extended least, and of these the latest. It counts as extended."""
-        near = self._near(client, namespace, prompt)
-        if not near:
+        scope = self._scopes.get((client, namespace))
+        near = scope.near_turns(prompt) if scope is not None and len(prompt) else []
+        if scope is None or not near:
             return None
         digests = _digests(prompt, {turn.length for turn in near} | {turn.length - 1 for turn in near})
         for turn in near:
             whole = digests.get(turn.length) == turn.digest
             if whole or (turn.short_digest and digests.get(turn.length - 1) == turn.short_digest):
-                self._extended[turn.place] += 1
-                self._shares.renew_key(turn.place)
+                scope.count_extension(turn)
+                self._shares.renew_key(turn.serial)
                 return turn
         return None
 
-    def _near(self, client: str, namespace: str, prompt: np.ndarray) -> list[FinishedTurn]:
-        """The turns with last ids that stand in the prompt, the first to be tried first."""
-        size = len(prompt)
-        if not self._turns:
-            return []
-        fits = (self._lengths <= size) & (self._scopes == hash((client, namespace)))
-        places = np.flatnonzero(fits)
-        for back in range(TAIL):
-            if not len(places):
-                return []
-            places = places[prompt[self._lengths[places] - 2 - back] == self._tails[back, places]]
-        order = np.lexsort((-self._serials[places], self._extended[places], -self._lengths[places]))
-        found = [self._turns[place] for place in places[order[:MAX_HASHED]].tolist()]
-        return [turn for turn in found if (turn.client, turn.namespace) == (client, namespace)]
-
-    def _forget_turn(self, place: int) -> None:
-        del self._turns[place]
-        self._shares.remove_key(place)
-        self._lengths[place] = _NEVER
-        self._free.append(place)
+    def _forget_turn(self, serial: int) -> None:
+        turn = self._turns.pop(serial)
+        self._shares.remove_key(serial)
+        scope = self._scopes[turn.client, turn.namespace]
+        scope.remove_turn(turn)
+        if not scope.turns:
+            del self._scopes[turn.client, turn.namespace]
 
 
 def _packed(ids: np.ndarray) -> memoryview:

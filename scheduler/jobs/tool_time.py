@@ -59,6 +59,8 @@ class ToolTimes:
         self._ttls: OrderedDict[tuple[str, str | None], tuple[int, float, float]] = OrderedDict()
         """Cached times to live, by kind and name (None for all tools): (durations added by then, the break-even time,
         the time to live)."""
+        self._usual: dict[tuple[str, float, float], tuple[int, float | None]] = {}
+        """Results of `usual_s`, by its arguments: (durations added by then, the result)."""
 
     def record_duration(self, calls: tuple[ToolCall, ...], seconds: float) -> None:
         """Record how long the tools of a step took; without calls, how long the user took to answer."""
@@ -107,9 +109,17 @@ class ToolTimes:
     def usual_s(self, calls: tuple[ToolCall, ...], share: float, never_s: float) -> float | None:
         """Seconds within which ``share`` of the calls that returned did so; None of fewer than `ENOUGH`. never_s: such
         a duration stands for a job that never returned."""
-        durations = self.history.durations_of(name_of(calls))
-        returned = int(np.searchsorted(durations, never_s))
-        return float(durations[math.ceil(share * returned) - 1]) if returned >= ENOUGH else None
+        name = name_of(calls)
+        key, added = (name, share, never_s), self.history.added[name]
+        known = self._usual.get(key)
+        if known is None or known[0] != added:
+            durations = self.history.durations_of(name)
+            returned = int(np.searchsorted(durations, never_s))
+            found = float(durations[math.ceil(share * returned) - 1]) if returned >= ENOUGH else None
+            known = self._usual[key] = added, found
+            if len(self._usual) > MAX_TOOLS:
+                del self._usual[next(iter(self._usual))]
+        return known[1]
 
     def fixed_ttl(self, calls: Calls, threshold_s: float) -> float:
         """``threshold_s`` if the tool is unknown or takes at most that long on average; else 0."""
@@ -166,6 +176,7 @@ class ToolTimes:
         """Raises ValueError."""
         self.history.load(data)
         self._ttls.clear()
+        self._usual.clear()
         if self._learned is not None:
             self._learned = LearnedSpeed()
             self._learned.learn_durations(self.history.commands)

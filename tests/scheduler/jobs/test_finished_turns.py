@@ -89,13 +89,6 @@ def test_turns_of_other_clients_and_namespaces_are_not_found() -> None:
     assert found(turns, said, "alice", "salt") == "a"
 
 
-def test_equal_hashes_of_scopes_do_not_join_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finished_turns, "hash", lambda scope: 7, raising=False)
-    turns = FinishedTurns(8)
-    said = record(turns, "a", count(0, 15), count(50, 5), client="alice")
-    assert found(turns, said, "bob") is None and found(turns, said, "alice") == "a"
-
-
 def test_conversations_that_began_alike_stay_apart() -> None:
     turns = FinishedTurns(8)
     for name in ("a", "b", "c"):
