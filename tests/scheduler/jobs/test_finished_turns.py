@@ -145,10 +145,10 @@ def test_only_few_turns_of_repetitive_prompt_are_hashed(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("seed", range(20))
 def test_table_agrees_with_list_of_turns(seed: int) -> None:
-    """Ids are few, so that turns begin with each other and are equal; both tables are small."""
+    """Ids are few, so that turns begin with each other and are equal. Every other table forgets turns."""
     print(f"seed={seed}")
     rng = random.Random(seed)
-    turns, said = FinishedTurns(1000), dict[str, tuple[np.ndarray, int, str]]()
+    turns, said = FinishedTurns(1000 if seed % 2 else 20), dict[str, tuple[np.ndarray, int, str]]()
     for number in range(150):
         base = rng.choice(list(said.values()))[0].tolist() if said and rng.random() < 0.7 else []
         prompt = ids(*base, *(rng.randrange(2) for _ in range(rng.randrange(1, 4))))
@@ -169,3 +169,5 @@ def test_table_agrees_with_list_of_turns(seed: int) -> None:
         whole = record(turns, f"turn{number}", prompt, output, client=client)
         if len(output) and len(whole) > TAIL:
             said[f"turn{number}"] = whole, len(output), client
+        known = {turn.name[0] for turn in turns._turns.values()}
+        said = {name: each for name, each in said.items() if name in known}
