@@ -60,6 +60,8 @@ class CacheHistory:
         self._roots: dict[str, PastNode] = {}
         self._departed: dict[PastNode, None] = {}
         """Oldest first. A dict, because a node leaves it when it is stored again."""
+        self._tails: dict[TreeNode, tuple[str, bytes, str]] = {}
+        """Tails that `_add_tails` has yet to add: (namespace, ids, client), by the node that they follow."""
         self._namespaces: dict[str, dict[str, None]] = {}
         """The namespaces of each client, the latest last; likewise the clients."""
         if max_tokens:
@@ -77,6 +79,7 @@ class CacheHistory:
         pass
 
     def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
+        self._add_tails()
         pressure = self.pressure
         for node in nodes:
             if node.past is not None and node.host is None:
@@ -90,16 +93,19 @@ class CacheHistory:
 
     def copy_removed(self, node: TreeNode) -> None:
         if node.past is not None and not node.on_device:
+            self._add_tails()
             self._remove(node, Departure.DROPPED, self.pressure)
             self._forget_oldest()
 
     def nodes_hidden(self, nodes: Sequence[TreeNode]) -> None:
+        self._add_tails()
         for node in nodes:
             if node.past is not None:
                 self._remove(node, Departure.CLEARED, None)
         self._forget_oldest()
 
     def cache_cleared(self) -> None:
+        self._add_tails()
         for root in self._roots.values():
             order = list(root.children.values())
             for node in order:  # grows: parents before their children
@@ -110,12 +116,28 @@ class CacheHistory:
         self._forget_oldest()
 
     def tail_computed(self, node: TreeNode, namespace: str, ids: bytes, client: str) -> None:
-        top = self._end_of(node, namespace, make_root=True)
-        if top is None:
+        """Only noted here: it has no effect before the next look-up or departure, and by then it may have grown."""
+        if node.past is None and node is not self._cache.tree.root:
+            return  # it is hidden
+        above, tail = node.parent, (namespace, ids, client)
+        if node in self._tails:
+            if not _continues(self._tails[node], tail, ids):
+                self._add_tails()
+            self._tails.pop(node, None)
+        elif above in self._tails and _continues(self._tails[above], tail, node.key + ids):
+            del self._tails[above]
+        self._tails[node] = tail
+
+    def _add_tails(self) -> None:
+        if not self._tails:
             return
-        for part in reversed(self._join_path(top, ids, client)):
-            if not part.live:
-                self._depart(part, Departure.PAGE, None)
+        tails, self._tails = self._tails, {}
+        for node, (namespace, ids, client) in tails.items():
+            # the nodes are still in the tree, or were until now; of them the root alone has no past
+            top = self._root_of(namespace) if node.past is None else self._cut(node.past, node.prefix_len)
+            for part in reversed(self._join_path(top, ids, client)):
+                if not part.live:
+                    self._depart(part, Departure.PAGE, None)
         self._forget_oldest()
 
     # -- look-ups -----------------------------------------------------------------------------------------------------
@@ -129,6 +151,7 @@ class CacheHistory:
         node: where a known beginning of the prompt ends in the cache's tree, at or before ``start``. token_ids: int32
         [n], the whole prompt.
         """
+        self._add_tails()
         above, position = node.past, node.prefix_len
         if above is None:
             above, position = self._roots.get(namespace), 0
@@ -152,6 +175,7 @@ class CacheHistory:
         """
         if not client:
             return 0
+        self._add_tails()
         own = self._namespaces.pop(client, {})
         self._namespaces[client] = own  # the latest
         own.pop(namespace, None)
@@ -179,16 +203,11 @@ class CacheHistory:
 
     # -- the tree -----------------------------------------------------------------------------------------------------
 
-    def _end_of(self, node: TreeNode, namespace: str, *, make_root: bool = False) -> PastNode | None:
-        """The node that ends where the path down to a node of the cache's tree ends; None if that is hidden."""
-        if node.parent is None:
-            if node is not self._cache.tree.root:
-                return None
-            root = self._roots.get(namespace)
-            if root is None and make_root:
-                root = self._roots[namespace] = PastNode(None, 0, 0, b"")
-            return root
-        return self._cut(node.past, node.prefix_len) if node.past is not None else None
+    def _root_of(self, namespace: str) -> PastNode:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = PastNode(None, 0, 0, b"")
+        return root
 
     def _cut(self, past: PastNode, end: int) -> PastNode:
         """The node that ends at this position, on the path down to ``past``. Splits a longer one."""
@@ -239,8 +258,7 @@ class CacheHistory:
             if child.live:
                 path.append(child)
             else:
-                if child.departure is not None:
-                    self._rejoin(child)
+                self._rejoin(child)
                 child.client = client
                 if is_new and len(past.children) == 1 and child.end - past.start <= MAX_JOINED:
                     _join_child(past, child)
@@ -253,14 +271,15 @@ class CacheHistory:
 
     def _store(self, node: TreeNode) -> None:
         """A node of the cache's tree counts from now on."""
-        above, namespace = node.parent, ""
+        above = node.parent
         if above is None:
             return
-        if above.parent is None:
+        if above.past is not None:
+            top = self._cut(above.past, above.prefix_len)
+        elif above is self._cache.tree.root:
             assert isinstance(node.child_key, tuple)
-            namespace = node.child_key[0]
-        top = self._end_of(above, namespace, make_root=True)
-        if top is None:
+            top = self._root_of(node.child_key[0])
+        else:
             return  # it is hidden
         past = top
         for past in self._join_path(top, node.key, node.client):
@@ -330,6 +349,11 @@ class CacheHistory:
             if other is root:
                 del self._roots[namespace]
                 return
+
+
+def _continues(old: tuple[str, bytes, str], tail: tuple[str, bytes, str], ids: bytes) -> bool:
+    """Does a tail begin with another, of the same client? ids: those of the new one from where the old one begins."""
+    return tail[0] == old[0] and tail[2] == old[2] and ids.startswith(old[1])
 
 
 def _add_child(past: PastNode, child: PastNode) -> None:

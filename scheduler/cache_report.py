@@ -26,7 +26,7 @@ MAX_SPANS = 64
 
 
 class CacheReporter:
-    """Makes the reports. Reads cache and history, and changes neither."""
+    """Makes the reports. Changes nothing of the cache, and nothing that the history says of it."""
 
     def __init__(self, cache: RadixCache, history: CacheHistory) -> None:
         self._cache = cache
@@ -73,8 +73,6 @@ class CacheReporter:
                 assert past.departure is not None
                 ago, by = max(0.0, now - past.left_at), _named(past.pressure, client)
                 spans.add_tokens(past.departure.value, tokens, ago, by)
-        if spans.end == limit:
-            return
         elsewhere = self._history.find_elsewhere(client, request.namespace, ids, spans.end)
         spans.add_tokens("namespace", elsewhere)
         diverged = request.diverged_at
