@@ -98,6 +98,8 @@ class PinManager:
         self._unsettled: list[Job] = []
         """Jobs after a call without the time: `settle_pins` holds their family, or lets it go."""
         self._stats = JobStats()
+        self._next_loss = -math.inf
+        """No job is overdue or lost before that; -inf after a change of what that depends on."""
         self._ended_leases = 0
         """`LeaseTable.num_ended` when the ends of pins were counted last."""
         self.trace = JobTrace()
@@ -214,6 +216,7 @@ class PinManager:
             job.ended = now
             if not request.spec.is_last_step:
                 self._table.mark_away(job, now)
+                self._next_loss = -math.inf
         self.trace.record_departure(job, request, now)
         for index, sample in samples.items():
             lease = sample.lease
@@ -397,6 +400,7 @@ class PinManager:
         """Record that the tools of the job's last step took this many seconds, or longer."""
         if (last := job.last_step) is not None and last.calls is not None:
             self.times.record_duration(last.calls, max(0.0, seconds))
+            self._next_loss = -math.inf
 
     def _hold_family(self, job: Job, now: float) -> None:
         """Hold the pins of a job and of its ancestors for their children, or no longer, after an event of the job."""
@@ -442,13 +446,8 @@ class PinManager:
             unsettled, self._unsettled = self._unsettled, []
             for job in unsettled:
                 self._hold_family(job, now)
-        usual_s = self.times.usual_s((), USUAL, MAX_PIN_S) or USUAL_S
-        for job in self._table.take_overdue_jobs(now, usual_s):
-            self._count_unreturned(job)
-        for job in self._table.give_up_jobs(now, MAX_PIN_S):
-            self._count_unreturned(job)
-            if job.turn_kind is not TurnKind.OPENING:  # those say nothing about users of conversations that continue
-                self._note_duration(job, MAX_PIN_S)
+        if now >= self._next_loss:
+            self._count_lost_jobs(now)
         while self._expected and self._expected[0][0] < now:
             _, _, lease = heappop(self._expected)
             if lease.state is LeaseState.GRANTED:
@@ -461,6 +460,20 @@ class PinManager:
             self._ended_leases = self._leases.num_ended
             for lease in [lease for lease in self._pins if not lease.is_live]:
                 self._count_end(self._pins.pop(lease), _ENDS[lease.state], now)
+
+    def _count_lost_jobs(self, now: float) -> None:
+        """Count the jobs that have been away for too long, and note when the next one will have been."""
+        for job in self._table.take_overdue_jobs(now, self._usual_s()):
+            self._count_unreturned(job)
+        for job in self._table.give_up_jobs(now, MAX_PIN_S):
+            self._count_unreturned(job)
+            if job.turn_kind is not TurnKind.OPENING:  # those say nothing about users of conversations that continue
+                self._note_duration(job, MAX_PIN_S)
+        self._next_loss = self._table.next_loss(self._usual_s(), MAX_PIN_S)
+
+    def _usual_s(self) -> float:
+        """Seconds after which a conversation is overdue."""
+        return self.times.usual_s((), USUAL, MAX_PIN_S) or USUAL_S
 
     def _count_end(self, step: FinishedStep, kind: str, now: float) -> None:
         """Count a pin that has ended. kind: the counter of `JobStats`."""

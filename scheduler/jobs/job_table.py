@@ -3,6 +3,7 @@ the most idle jobs."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 from ..client_shares import ClientShares
@@ -142,6 +143,12 @@ class JobTable:
     def take_overdue_jobs(self, now: float, seconds: float) -> list[Job]:
         """The jobs that have been away for at least ``seconds``, each once. They are still waited for."""
         return _pop_away(self._fresh, now, seconds)
+
+    def next_loss(self, overdue_s: float, lost_s: float) -> float:
+        """A time, up to a millisecond early, before which neither `take_overdue_jobs` with ``overdue_s`` nor
+        `give_up_jobs` with ``lost_s`` has a job to return; inf if no job is away."""
+        overdue = next(iter(self._fresh.values()), math.inf) + overdue_s
+        return min(overdue, next(iter(self._away.values()), math.inf) + lost_s) - 1e-3
 
     def keep_step(self, step: FinishedStep) -> FinishedStep | None:
         """Remember a step. Returns the step that is forgotten to make room, if any. No effect if its job is not known
