@@ -358,6 +358,7 @@ def test_subagents_keep_their_kv_in_a_flood(
     flags = [
         *("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--max-total-tokens", str(PAGES * PAGE)),
         *("--page-size", str(PAGE), "--served-model-name", "small", "--serve-any-model-name"),
+        *("--max-running-requests", str(2 * PAGES)),
         *("--record-requests", str(log), "--scheduler-trace", str(trace)),
         *("--schedule-policy", "auto", "--max-leased-ratio", "0.9"),
     ]
