@@ -335,12 +335,13 @@ class Scheduler:
         fence = self._in_flight[-1].fence if self._in_flight else None  # of the newest step; older ones end before it
         for current in ended:  # grows while children are refused
             request, reason = current.request, current.finish
+            is_preparation = request.is_preparation
             assert reason is not None
             request.finish = reason
             self._leave(request, now)
             self._speculation.keep_output(request)
             samples: dict[int, SampleRecord] = {}
-            if request.is_preparation:
+            if is_preparation:
                 self._preparations.end_chunk(request, reason)
             elif reason.type != "abort":
                 self._pins.extend_retention(request, now)
@@ -355,7 +356,7 @@ class Scheduler:
             if request.is_open:
                 self._closed.append(request.serial)
             self._live.remove_request(request)
-            if not request.is_preparation:
+            if not is_preparation:  # nothing may fail between the two: its client would wait for ever
                 self._events.append(current)
             for child, refusal in self._wake_children(request, samples, now):
                 gone = FinishReason(type="abort", message=refusal.message)
