@@ -56,6 +56,7 @@ class Worker:
             max_leased_requests=1,
             max_leased_ratio=1.0,
             page_size=page_size,
+            schedule_policy="fcfs",  # leases are those that requests ask for
         )
         model = ModelArgs(model_path=str(TOY_MODEL), dtype="float32", device="cpu")
         worker = build_worker(WorkerConfig(model=model, scheduler=config))

@@ -160,6 +160,8 @@ class PinManager:
         if job.ended is not None and not job.open_rids:
             self._count_return_to(job)
             job.returns += 1
+            if job.parent is None and job.last_step is not None and job.last_step.calls == ():
+                job.asked = first.arrival, first.serial
             self.trace.record_return(job, now)
             if self._table.mark_returned(job):
                 self._note_duration(job, now - job.ended)

@@ -40,6 +40,7 @@ def adopt_child(parent: Job, child: Job) -> None:
         return
     child.parent = parent
     child.arrival, child.serial = min((child.arrival, child.serial), (parent.arrival, parent.serial))
+    child.asked = min(child.asked, parent.asked)
 
 
 def note_activity(child: Job) -> None:

@@ -56,6 +56,9 @@ class Job:
     """Prompt tokens that were found in the cache."""
     began: float = field(init=False)
     """Arrival of its first request."""
+    asked: tuple[float, int] = field(init=False)
+    """Arrival and serial of the request that its present work began with: the first, or the first after an answer
+    without a tool call, since which its user has written again. Of a child, the parent's, if that is earlier."""
     parent: Job | None = None
     """The job that started this one and waits for it; see family.py."""
     children: dict[Job, None] = field(default_factory=dict)
@@ -65,6 +68,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.began = self.arrival
+        self.asked = self.arrival, self.serial
 
     @property
     def last_step(self) -> FinishedStep | None:

@@ -47,17 +47,21 @@ class JobOrder(BasePolicy):
     def rank(self, waiting: list[Request], now: float) -> list[Request]:
         if all(request.job is None for request in waiting):
             return waiting
-        return sorted(waiting, key=job_age)
+        return sorted(waiting, key=self.age)
 
     def victim(self, running: Sequence[Request], prefilling: Request | None, now: float) -> Request:
         """Among requests of the lowest priority, the step of the newest job that is not its last; failing that, the
         newest. The oldest of all is spared while there is another, so at least one request makes progress."""
         candidates = [*running, prefilling] if prefilling is not None else list(running)
         if len(candidates) > 1:
-            candidates.remove(min(candidates, key=job_age))
+            candidates.remove(min(candidates, key=self.age))
         lowest = min(request.spec.priority for request in candidates)
         candidates = [request for request in candidates if request.spec.priority == lowest]
-        return max([r for r in candidates if not r.spec.is_last_step] or candidates, key=job_age)
+        return max([r for r in candidates if not r.spec.is_last_step] or candidates, key=self.age)
+
+    def age(self, request: Request) -> tuple[float, int, int]:
+        """Sort key of the order, smaller is older."""
+        return job_age(request)
 
     def may_break_for(self, request: Request, lease: Lease, now: float) -> bool:
         """As `BasePolicy`, and also True once a step's tool has run past the time at which the policy expected it back.

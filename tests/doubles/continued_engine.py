@@ -27,7 +27,9 @@ _names = itertools.count()
 
 @contextmanager
 def toy_engine(page_size: int) -> Iterator[Engine]:
-    with Engine(model_path=TOY, device="cpu", dtype="float32", max_total_tokens=POOL, page_size=page_size) as running:
+    """Leases are those that requests ask for: under fcfs, none is granted on its own."""
+    settings = {"max_total_tokens": POOL, "page_size": page_size, "schedule_policy": "fcfs"}
+    with Engine(model_path=TOY, device="cpu", dtype="float32", **settings) as running:
         yield running
 
 

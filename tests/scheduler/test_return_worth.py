@@ -240,6 +240,25 @@ def test_only_answers_are_given_up(why: str, fields: dict[str, Any], unread: boo
     assert ("a" in leases(scene)) is (unread or why != "default")
 
 
+def test_work_begins_anew_when_the_user_writes_again() -> None:
+    """After an answer; not with what a tool returns, nor for a subagent while its parent works."""
+    scene = harness()
+
+    def asked(rid: str) -> str:
+        job = scene.scheduler._pins._table.get_job("", rid)
+        assert job is not None
+        return next(name for (name, _), outcome in scene.outcomes.items() if outcome.request.serial == job.asked[1])
+
+    said = chat(scene, "a", prompt(1), LS, job="chat-a")
+    chat(scene, "child", prompt(3), job="child", parent_job_id="chat-a")
+    said = chat(scene, "b", [*said, 7], job="chat-a")
+    assert asked("chat-a") == "a"
+    chat(scene, "c", [*said, 8], LS, job="chat-a")
+    assert asked("chat-a") == "c"
+    chat(scene, "child again", prompt(4), job="child")
+    assert asked("child") == "a"
+
+
 def test_first_turn_is_never_given_up() -> None:
     """However few are continued: many of them may share a prompt."""
     scene = harness()

@@ -30,6 +30,7 @@ _names = itertools.count()
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     flags = ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "4096", "--served-model-name", "toy"]
     flags += ["--overlap-schedule", "on"]  # test_continuation.py has the plain loop
+    flags += ["--schedule-policy", "fcfs"]  # leases are those that requests ask for
     folder = tmp_path_factory.mktemp("server")
     with ServerUnderTest(TOY, folder, *flags, "--max-finished-requests", "3", behaviour=None) as running:
         yield running.wait_ready()

@@ -103,6 +103,24 @@ def test_longest_of_last_numbers() -> None:
         assert longest.longest == max(numbers[1:][-4:])
 
 
+def test_user_who_has_written_again_comes_when_it_is_their_turn() -> None:
+    """Not as the step of an old job: the answer before it has ended that work."""
+    talk, agent = job(0.0), job(10.0)
+    talk.asked = 30.0, 30
+    again, stranger, step = step_of(talk, 30), waiting_request(20), step_of(agent, 31)
+    queue = [stranger, again, step]
+    assert auto(100.0).order(queue, 31.0) == [step, stranger, again]
+    assert Handoff(tools()).order(queue, 31.0) == [again, step, stranger]
+
+
+def test_victim_is_the_step_of_the_newest_work() -> None:
+    talk, agent = job(0.0), job(10.0)
+    talk.asked = 30.0, 30
+    oldest, again, step = step_of(job(1.0), 1), step_of(talk, 30), step_of(agent, 31)
+    assert auto().victim([oldest, again, step], None, 31.0) is again
+    assert Handoff(tools()).victim([oldest, again, step], None, 31.0) is step
+
+
 def test_auto_bounds_overtaking_like_every_policy() -> None:
     policy, stranger, old = auto(1e6), waiting_request(0), job(-1.0)
     for number in range(1, 1 + policy.max_overtakes):
