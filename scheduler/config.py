@@ -43,10 +43,10 @@ class SchedulerConfig:
     page_size: int = flag(1, "Tokens per KV page: 1, 16, 64 or another power of two.")
     schedule_policy: str = flag(
         "auto",
-        "Order of admission, and choice of what stays cached. auto: by arrival, but steps of older jobs may overtake "
-        "for a bounded time, and the KV of jobs is kept while their tools run. fcfs: by arrival. lpm: longest cached "
-        "prefix first. dfs-weight: requests that share a cached prefix with most others first. random: random order. "
-        "The others are for agents' jobs (docs/policies.md).",
+        "Order of admission, and choice of what stays cached. auto: by arrival, but agents' older work may overtake "
+        "for a bounded time, and their KV is kept while their tools run. fcfs: by arrival. lpm: longest cached prefix "
+        "first. dfs-weight: requests that share a cached prefix with most others first. random: random order. The "
+        "others are for agents' jobs (docs/policies.md).",
         POLICIES,
     )
     radix_eviction_policy: str = flag(
