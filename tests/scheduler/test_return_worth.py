@@ -247,7 +247,8 @@ def test_work_begins_anew_when_the_user_writes_again() -> None:
     def asked(rid: str) -> str:
         job = scene.scheduler._pins._table.get_job("", rid)
         assert job is not None
-        return next(name for (name, _), outcome in scene.outcomes.items() if outcome.request.serial == job.asked[1])
+        serials = {each.request.serial: rid for (rid, _), each in scene.outcomes.items() if each.request is not None}
+        return serials[job.asked[1]]
 
     said = chat(scene, "a", prompt(1), LS, job="chat-a")
     chat(scene, "child", prompt(3), job="child", parent_job_id="chat-a")

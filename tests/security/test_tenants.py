@@ -229,7 +229,8 @@ def serving(folder: Path, *flags: str) -> Iterator[Tenants]:
     (folder / "keys").write_text(f"alice: {KEYS['alice']}\nbob: {KEYS['bob']}\n")
     (folder / "admin").write_text(KEYS["admin"])
     flags += ("--api-key-file", str(folder / "keys"), "--admin-api-key-file", str(folder / "admin"))
-    flags += ("--max-total-tokens", "8192", "--linear-backend", "torch", "--dtype", "float32", "--device", "cpu")
+    flags += ("--max-total-tokens", "32768", "--linear-backend", "torch", "--dtype", "float32", "--device", "cpu")
+    flags += ("--max-leased-requests", "1024")  # bob's own leases must not break: what he is answered would differ
     with ServerUnderTest(TOY, folder, *flags, behaviour=None) as server:
         server.wait_ready()
         people = [Tenant(server, name) for name in ("alice", "bob", "admin", "")]
