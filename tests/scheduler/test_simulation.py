@@ -57,7 +57,7 @@ def test_simulation_of_mixed_steps(page_size: int, depth: int, faults: bool) -> 
     assert simulation.mixed > 10
 
 
-@product("policy, page_size, faults", sorted(POLICIES), PAGE_SIZES, (False, True))
+@product("policy, page_size, faults", sorted(POLICIES), PAGE_SIZES, (True, False))
 def test_simulation_of_jobs(policy: str, page_size: int, faults: bool) -> None:
     options: dict[str, Any] = {"page_size": page_size, "policy": policy, "faults": faults}
     offset = sorted(POLICIES).index(policy)
