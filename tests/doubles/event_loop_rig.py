@@ -99,14 +99,15 @@ class Rig:
     ends when nothing is left to do."""
 
     def __init__(self, *, overlap: bool, host_tokens: int = 0, **limits: Any) -> None:
-        """host_tokens: of a host tier; 0 for none. limits: other fields of SchedulerConfig."""
+        """host_tokens: of a host tier; 0 for none. limits: other fields of SchedulerConfig; unless they name a policy,
+        only what requests ask for is leased."""
         config = SchedulerConfig(
             context_length=CONTEXT,
             max_total_tokens=TOKENS,
             max_running_requests=ROWS,
             max_leased_requests=2,
             chunked_prefill_size=32,
-            **limits,
+            **{"schedule_policy": "fcfs", **limits},
         )
         pool, allocator = ReqToTokenPool(config.num_rows, CONTEXT), Allocator(TOKENS, 1, check=True)
         cache = RadixCache(pool, allocator, page_size=1)

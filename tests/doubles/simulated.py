@@ -43,6 +43,7 @@ def simulation(
 ) -> Simulation:
     context = max(job.longest for job in jobs) + max_new_tokens
     limits: dict[str, Any] = {"max_running_requests": 64, "max_leased_requests": 64, "max_leases_per_client": 64}
+    limits["schedule_policy"] = "fcfs"
     config = SchedulerConfig(
         context_length=context, max_total_tokens=pool, max_client_leased_ratio=1.0, random_seed=0, **limits | settings
     )

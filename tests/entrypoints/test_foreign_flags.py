@@ -71,7 +71,7 @@ def test_flags_named_in_hints_exist() -> None:
         ("--kv-offloading-size 2.5", "--host-cache-gb 2.5"),
         ('--allowed-origins ["https://example.org"]', "--cors-origin https://example.org"),
         ("--shutdown-timeout 9", "--drain-timeout 9"),
-        ("--scheduling-policy fcfs", ""),
+        ("--scheduling-policy fcfs", "--schedule-policy fcfs"),
         ("-c 4096 -np 2 --alias mine -fa on --jinja -cb",
          "--context-length 4096 --max-running-requests 2 --served-model-name mine"),
         ("--ctx-size 0", "--context-length 0"),

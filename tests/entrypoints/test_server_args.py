@@ -185,4 +185,4 @@ def test_help_lists_every_flag_with_its_default() -> None:
 def test_pin_flags_require_a_pinning_policy(flags: list[str]) -> None:
     assert parse_command_line([*MODEL, *flags, "--schedule-policy", "continuum"])
     with pytest.raises(ValueError, match=f"{flags[0]} is .*, but --schedule-policy fcfs pins nothing; use auto"):
-        parse_command_line([*MODEL, *flags])
+        parse_command_line([*MODEL, *flags, "--schedule-policy", "fcfs"])

@@ -15,7 +15,9 @@ TOY_MODEL = Path(__file__).parents[3] / "examples" / "toy_model"
 
 @pytest.fixture(scope="session")
 def toy_engine() -> Iterator[Engine]:
-    with Engine(model_path=str(TOY_MODEL), max_total_tokens=8192, dtype="float32", device="cpu") as engine:
+    """Under fcfs, only what programs ask for is leased."""
+    settings = {"max_total_tokens": 8192, "schedule_policy": "fcfs"}
+    with Engine(model_path=str(TOY_MODEL), dtype="float32", device="cpu", **settings) as engine:
         yield engine
 
 
