@@ -44,9 +44,11 @@ def test_page_follows_two_stage_requests_and_a_restart(tmp_path: Path, open_page
             rid="stage-2", continuation_of="stage-1", continuation_suffix=SUFFIX, sampling_params=greedy
         )
         assert child.json()["meta_info"]["continuation"]["path"] == "handoff"
-        shown.wait("document.querySelector('.life')?.ariaLabel.endsWith('handed off to stage-2')")
+        # The policy has made a job of the two.
+        shown.wait("document.querySelector('.life')?.ariaLabel.startsWith('job stage-1:')")
+        shown.wait("document.querySelectorAll('.life')[1]?.ariaLabel.endsWith('handed off to stage-2')")
         told = "stage-2, continues stage-1"
-        shown.wait(f"document.querySelectorAll('.life')[1]?.ariaLabel.startsWith('{told}')")
+        shown.wait(f"document.querySelectorAll('.life')[2]?.ariaLabel.startsWith('{told}')")
         # Where an admin key guards it, the tree has text.
         shown.wait_text("#tree-summary", "tokens in")  # more than the one of the answer that made it ready
         shown.page.locator(".tree-item[tabindex='0']").focus()
