@@ -46,7 +46,7 @@ class ProbeScene:
         totals = [prefix + new for prefix, new in step.lengths]
         counts = [-(-total // page_size) for total in totals]
         common = [0] * len(totals)
-        """Of each row, the pages that are those of the first row of its group."""
+        """Pages that each row shares with the first row of its group."""
         first_row = list(range(len(totals)))
         for group in step.shared:
             for row in range(group.first + 1, group.first + group.count):

@@ -52,7 +52,7 @@ class LeaseBudget:
         """Pool tokens that are held, in whole pages."""
         self.leases = 0
         self._counted = 0
-        """Those of ``tokens`` that count for some lease."""
+        """The part of ``tokens`` that counts for some lease."""
         self._shares: dict[str, _Share] = {}
 
     def exceeded_by(self, client: str, tokens: int) -> Limit | None:

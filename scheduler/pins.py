@@ -26,7 +26,6 @@ import numpy as np
 
 from ..radix.discarding import retire
 from ..radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
-from ..radix.node import TreeNode
 from .continuation.records import SampleRecord
 from .jobs.calls import ToolCall
 from .jobs.family import adopt_child, ancestors, hold_for_children, note_activity
@@ -254,9 +253,9 @@ class PinManager:
     def _keep(self, step: FinishedStep, request: Request, lease: Lease | None, now: float) -> None:
         step.lease, step.tokens = lease, lease.tokens if lease is not None else 0
         step.is_asked = request.asked_ttl > 0 and not request.spec.default_lease
-        if step.index < request.num_retained:
-            step.is_refused = lease is None
-            step.node = self._node_of(step, request, lease)
+        step.is_refused = lease is None and step.index < request.num_retained
+        if step.is_refused and not request.is_search:
+            step.node = self._cache.find_prefix(request.namespace, request.token_ids.view())[0]
         old = self._table.keep_step(step)
         if old is not None and old.lease is not None and old.asked_until <= now:
             self._leases.release(old.lease)
@@ -294,15 +293,15 @@ class PinManager:
         step = self.find_step(rid, index)
         if step is None or step.calls is not None:
             return None
-        job, node = step.job, step.node
-        step.calls, step.node = calls, None
+        job = step.job
+        step.calls = calls
         job.called_tools |= bool(calls)
         self._table.touch_job(job, now)
         self.trace.record_calls(step, now)
         if job.is_over:
             return None
         if self._is_probably_over(step):
-            self._give_up(step, node)
+            self._give_up(step)
             return None
         if step.lease is None:
             return self._late_terms(step, now) if step.is_refused and calls and not job.open_rids else None
@@ -368,20 +367,18 @@ class PinManager:
         kind = job.turn_kind if step is job.last_step else None
         if kind is None or kind is TurnKind.OPENING or step.is_asked or job.open_rids or job.children:
             return False
+        if step.lease is not None and step.lease.claims:  # by a continuation that belongs to another job
+            return False
         return self._returns.share_continued(job.client, kind) < OVER
 
-    def _give_up(self, step: FinishedStep, node: TreeNode | None) -> None:
-        """Let the KV of a conversation go that is probably over. node: its end in the tree, if that is known."""
+    def _give_up(self, step: FinishedStep) -> None:
+        """Let the KV of a conversation go that is probably over."""
+        node, step.node = step.node, None
         if step.lease is not None:
+            node = step.lease.kv.node if step.lease.kv is not None else None
             self._leases.release(step.lease)
         if self._policy.retires_jobs and node is not None:
             retire(self._cache, node, step.job.shared_tokens or 0)
-
-    def _node_of(self, step: FinishedStep, request: Request, lease: Lease | None) -> TreeNode | None:
-        """The end of a finished sequence's KV in the tree."""
-        if lease is not None:
-            return lease.kv.node if lease.kv is not None else None
-        return self._cache.find_prefix(request.namespace, request.token_ids.view())[0]
 
     def _count_return_to(self, job: Job) -> None:
         """Learn that a conversation has been continued, if it was its user's turn."""
@@ -467,6 +464,8 @@ class PinManager:
         """Count the jobs that have been away for too long, and note when the next one will have been."""
         for job in self._table.take_overdue_jobs(now, self._usual_s()):
             self._count_unreturned(job)
+            for step in job.steps:
+                step.node = None  # a node that has been evicted would stay in memory
         for job in self._table.give_up_jobs(now, MAX_PIN_S):
             self._count_unreturned(job)
             if job.turn_kind is not TurnKind.OPENING:  # those say nothing about users of conversations that continue

@@ -49,7 +49,7 @@ Key = tuple[str, bytes]
 
 
 class Owner(NamedTuple):
-    """Whose a turn is, as far as its request says; see `Turn`. Its texts are shown to nobody else."""
+    """The owner of a turn, as far as its request says; see `Turn`. Texts of a turn are shown to its owner only."""
 
     scope: str
     user: str

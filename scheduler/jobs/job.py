@@ -108,7 +108,7 @@ class FinishedStep:
     is_asked: bool = False
     """The client itself asked for the lease (retain_ttl)."""
     node: TreeNode | None = None
-    """The end of its KV in the tree, if that was to be leased; until its calls are known."""
+    """The end of its KV in the tree if the lease was refused; None once its job is overdue, or known to be over."""
     asked_until: float = 0.0
     """Deadline that the client requested with retain_ttl; a policy may extend it, but never shortens it."""
     own_until: float = -math.inf

@@ -29,7 +29,7 @@ class JobTable:
         self._away: OrderedDict[Job, float] = OrderedDict()
         """Jobs that wait for their tools, with the time at which each left; longest away first."""
         self._fresh: OrderedDict[Job, float] = OrderedDict()
-        """Those of them that `take_overdue_jobs` has not returned."""
+        """The same, without the jobs that `take_overdue_jobs` has returned."""
 
     def __len__(self) -> int:
         return len(self._jobs)

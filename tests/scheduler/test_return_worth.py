@@ -283,6 +283,26 @@ def test_answer_is_kept_while_other_work_of_its_job_runs() -> None:
     assert "other" not in leases(scene)
 
 
+def test_claimed_answer_is_kept_for_the_request_that_claimed_it() -> None:
+    scene = harness()
+    learn_answers(scene, 0, 50)
+    agent(scene, "a", 1, None)
+    scene.scheduler._leases.claim(leases(scene)["a"], scene.now)
+    scene.scheduler.record_tool_calls("a", 0, (), scene.now)
+    assert "a" in leases(scene)
+
+
+def test_records_of_overdue_jobs_hold_no_node() -> None:
+    """A node that has been evicted would keep its tokens in memory."""
+    scene = harness(leases=1, num_tokens=4096)
+    chat(scene, "holder", prompt(2), LS, job="mine", retain_ttl=1000.0, default_lease=False)
+    chat(scene, "refused", prompt(1), None)
+    step = pins_of(scene).find_step("refused", 0)
+    assert step is not None and step.is_refused and step.node is not None
+    pass_time(scene, 21.0)
+    assert step.node is None
+
+
 def test_answer_without_a_lease_is_retired_too() -> None:
     """There was no room for its lease: its KV is evicted before older KV that may be used again."""
     scene = harness(leases=1, num_tokens=4096)
