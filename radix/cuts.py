@@ -1,4 +1,4 @@
-"""Sequences that become shorter, and sequences that begin with a part of another."""
+"""Sequences that become shorter, that begin with a part of another, and that move on along the tree."""
 
 from __future__ import annotations
 
@@ -60,3 +60,24 @@ def take_over(cache: RadixCache, seq: KVSequence, priority: int, client: str = "
     seq.turn, seq.priority, seq.client = seq.turn + 1, priority, client
     cache.touch(node)
     cache.note_use(node, priority)
+
+
+def advance(cache: RadixCache, seq: KVSequence, token_ids: np.ndarray) -> None:
+    """Extend a sequence by what the tree has on the device of ``token_ids`` (int32 [n], from position 0) beyond it.
+
+    The row switches to the tree's slots from ``tree_len`` on, and the private ones are freed: no step in flight may
+    write to them. Changes nothing where the tree does not reach beyond ``length``.
+    """
+    node = seq.open_node()
+    if not node.device_children or cache.find_prefix(seq.namespace, token_ids, node)[1] <= seq.length:
+        return
+    match = cache.match_prefix(seq.namespace, token_ids, after=node)
+    if match.device_len <= seq.length:
+        return
+    cache.lock(match.handle)
+    cache.unlock(node)
+    rows = cache.req_to_token.rows
+    private = rows[seq.row, seq.tree_len : seq.length].copy()
+    cache.req_to_token.write(seq.row, seq.tree_len, np.concatenate(cache.tree.path_values(match.handle, node)))
+    cache.allocator.free(private)
+    seq.node, seq.tree_len, seq.length = match.handle, match.device_len, match.device_len

@@ -71,7 +71,8 @@ namespace: the same client has computed them in another namespace, which shares 
 page: they are in the cache or were computed, but do not fill a page that the prompt has too.
 required: a request always computes its last token, and those for which it wants logprobs.
 not_loaded: a tier below the device has them, but to load them would have taken longer, or there was no room.
-not_looked_up: the cache has them, but the request took over its parent's KV, which ends before.
+not_looked_up: the request took over its parent's KV, and the cache has them beyond it, but off the device or behind a
+  cut or a page that had to be copied.
 disabled: the server runs without a prefix cache.
 """
 

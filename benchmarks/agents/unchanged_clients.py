@@ -102,7 +102,8 @@ def saturation(args: argparse.Namespace, sizes: Sizes, pool: int) -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    sizes = Sizes(turns=args.turns or DEFAULT_TURNS[args.workload], time=args.time_scale, tokens=args.token_scale)
+    turns = args.turns or DEFAULT_TURNS[args.workload]
+    sizes = Sizes(turns=turns, time=args.time_scale, tokens=args.token_scale, longest_tool_s=args.longest_tool)
     pool = pool_tokens(plan_jobs(args.workload, sizes, 100, args.seed), args.conversations)
     rate = args.saturation or saturation(args, sizes, pool)
     print(f"pool: {pool} tokens; saturation: {rate:.3f} jobs a second", flush=True)
@@ -166,6 +167,9 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=60.0, help="seconds of other jobs before those that count")
     parser.add_argument("--turns", type=int, help=f"of a job; by workload: {DEFAULT_TURNS}")
     parser.add_argument("--time-scale", type=float, default=1.0, help="of tool times")
+    parser.add_argument(
+        "--longest-tool", type=float, default=60.0, help="seconds; without it a run lasts as long as its longest tool"
+    )
     parser.add_argument("--token-scale", type=float, default=0.25, help="of lengths")
     parser.add_argument("--seed", type=int, default=0, help="the first")
     parser.add_argument("--seeds", type=int, default=3)
@@ -174,7 +178,8 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--flag", action="append", default=[], help="of all servers; may be repeated")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args(words)
-    for name in ("duration", "time_scale", "token_scale", "conversations", "seeds", "saturation", "turns"):
+    scales = ("time_scale", "token_scale")
+    for name in (*scales, "duration", "longest_tool", "conversations", "seeds", "saturation", "turns"):
         given = getattr(args, name)
         if given is not None and given <= 0:
             parser.error(f"--{name.replace('_', '-')} is {given}; it must be more than 0")

@@ -84,11 +84,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """turns: of a job. time, tokens: what tool times and lengths are multiplied with."""
+    """turns: of a job. time, tokens: what tool times and lengths are multiplied with. longest_tool_s: no tool takes
+    longer, after the multiplication."""
 
     turns: int
     time: float = 1.0
     tokens: float = 1.0
+    longest_tool_s: float = math.inf
+
+    def tool_time(self, seconds: float) -> float:
+        return min(seconds * self.time, self.longest_tool_s)
 
     def scaled(self, tokens: float) -> int:
         return max(1, round(tokens * self.tokens))
@@ -176,7 +181,7 @@ def _growing_job(number: int, at: float, sizes: Sizes, tool: Callable[[int], tup
                 prompt_tokens=sizes.scaled(tokens),
                 max_tokens=max(_ENOUGH_TOKENS, sizes.scaled(96)),
                 command=command,
-                tool_s=0.0 if is_last else seconds * sizes.time,
+                tool_s=0.0 if is_last else sizes.tool_time(seconds),
             )
         )
     return Job(number=number, arrival=at, system=SYSTEM, turns=tuple(turns))
@@ -193,7 +198,7 @@ def coding_job(rng: random.Random, number: int, at: float, sizes: Sizes) -> Job:
                 new_tokens=sizes.scaled(rng.uniform(1000, 2000)),
                 max_tokens=max(_ENOUGH_TOKENS, sizes.scaled(rng.uniform(150, 450))),
                 command=command,
-                tool_s=0.0 if turn == sizes.turns - 1 else seconds * sizes.time,
+                tool_s=0.0 if turn == sizes.turns - 1 else sizes.tool_time(seconds),
                 drops_history=turn > 0 and turn == forgets,
             )
         )
@@ -262,7 +267,7 @@ def toy_job(rng: random.Random, number: int, at: float, sizes: Sizes) -> Job:
         for _, text, output in steps:
             command = text if output is not None else ""
             least, most = _TOY_TIMES.get(command.partition(" ")[0], (0.05, 0.2))
-            turns.append(Turn(says=(says,), command=command, tool_s=rng.uniform(least, most) * sizes.time))
+            turns.append(Turn(says=(says,), command=command, tool_s=sizes.tool_time(rng.uniform(least, most))))
             says = Message("tool", output or "")
     turns = turns[: sizes.turns]
     last = turns[-1]

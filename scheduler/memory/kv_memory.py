@@ -20,7 +20,7 @@ import numpy as np
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
 from ...radix.cache import MatchResult, RadixCache
-from ...radix.cuts import fork_sequence, take_over, truncate
+from ...radix.cuts import advance, fork_sequence, take_over, truncate
 from ...radix.discarding import retire
 from ...radix.history import CacheHistory
 from ...radix.kv_sequence import KVSequence, SequenceEnd
@@ -187,7 +187,8 @@ class KVMemory:
         inheritance = request.inheritance
         assert inheritance is not None and inheritance.lease is not None and inheritance.lease.kv is not None
         lease, kept = inheritance.lease, inheritance.lease.kv
-        length = min(kept.length, request.prefix_limit, inheritance.inherited_tokens)
+        kept_length = kept.length
+        length = min(kept_length, request.prefix_limit, inheritance.inherited_tokens)
         whole = min(kept.tree_len, length - length % self.page_size)
         held = whole if inheritance.keep_parent or length < kept.tree_len else self.round_up(length)
         if self.round_up(len(request.token_ids)) - held + reserve > self.available_tokens:
@@ -195,13 +196,16 @@ class KVMemory:
         if not inheritance.keep_parent:
             kv = self.leases.hand_off(lease)
         else:
-            kv = self._fork(kept, kept.length)
+            kv = self._fork(kept, kept_length)
             if kv is None:
                 return None
             self.leases.unclaim(lease, now)
             inheritance.copied = lease
         inheritance.lease = None
         self._cut(kv, length)
+        is_copied = inheritance.keep_parent and kv.length > kv.tree_len  # the next step writes the private part
+        if length == kept_length and not is_copied:
+            advance(self.cache, kv, request.token_ids.view(0, request.prefix_limit))
         take_over(self.cache, kv, request.spec.priority, request.spec.client)
         return kv
 

@@ -67,6 +67,11 @@ class PageUnderTest:
         self.wait_text("#connection-text", "Live")
         return self
 
+    def wait_tree(self, part: str = "tokens in") -> None:
+        """Until the tree's summary contains a text, and the tree that it describes has been drawn."""
+        self.wait_text("#tree-summary", part)
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
+
     def rows(self) -> list[str]:
         """What the timeline says of each request, from the top."""
         told = self.page.evaluate(

@@ -262,15 +262,27 @@ def test_client_is_told_of_its_own_namespaces_only() -> None:
     assert missed(harness, "d") == [("unseen", 0, 29)]
 
 
-def test_kv_that_a_handoff_does_not_look_up() -> None:
-    harness = Harness()
+def test_kv_beyond_a_copied_parent_that_ends_within_a_page_is_not_looked_up() -> None:
+    harness = Harness(page_size=16)
     serve(harness, "parent", numbers(0, 30), retain_ttl=100.0)
     for rid in ("one", "two"):
         harness.continue_from("parent", rid, numbers(500, 10), 1, keep_parent=True, ignore_eos=True)
         harness.run()
-    found = harness.outcomes["two", 0].request
+    assert missed(harness, "two") == [("not_looked_up", 30, 2), ("page", 32, 8)]
+
+
+@pytest.mark.parametrize(("page_size", "keep_parent"), [(1, True), (1, False), (16, False)])
+def test_prompt_sent_again_finds_what_the_cache_has_beyond_its_parent(page_size: int, keep_parent: bool) -> None:
+    harness = Harness(page_size=page_size)
+    serve(harness, "parent", numbers(0, 30), retain_ttl=100.0)
+    for rid, keeps in (("first", True), ("again", keep_parent)):
+        harness.continue_from("parent", rid, numbers(500, 40), 1, keep_parent=keeps, ignore_eos=True)
+        harness.run()
+    found = harness.outcomes["again", 0].request
     assert found is not None and found.inheritance is not None and found.inheritance.took_over
-    assert missed(harness, "two") == [("not_looked_up", found.found.total, 40 - found.found.total)]
+    whole = 70 // page_size * page_size  # of 71 tokens the last has to be computed
+    assert found.found.total == whole
+    assert missed(harness, "again") == ([("page", whole, 70 - whole)] if whole < 70 else [])
 
 
 def test_page_remainders() -> None:

@@ -98,16 +98,15 @@ def test_simulation_of_preparations(page_size: int, faults: bool) -> None:
 
 
 def test_simulation_takes_every_path() -> None:
-    paths: set[str] = set()
-    searches = 0
-    for offset in range(3):
+    """Some are rare; a few seeds bring them all."""
+    missing = {"handoff", "fork", "match", "handoff of the turn before", "match of the turn before"}
+    searches = offset = 0
+    while offset < 3 or (missing and offset < 20):
         simulation = simulate(SEED + 50 + offset, steps=200, page_size=16)
-        paths |= simulation.paths
+        missing -= simulation.paths
         searches += simulation.searches
-    assert (
-        paths >= {"handoff", "fork", "match", "handoff of the turn before", "match of the turn before"}
-        and searches > 10
-    )
+        offset += 1
+    assert not missing and searches > 10
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -146,14 +145,18 @@ def test_simulation_with_a_disk_tier(page_size: int, depth: int, faults: bool) -
     """The second run finds on disk what the first has left there; or with a new disk, in the remote store."""
     options: dict[str, Any] = {"page_size": page_size, "depth": depth, "faults": faults, "host_ratio": 1.0}
     options["block_tokens"] = max(8, page_size)
-    first = simulate(SEED + 400, steps=60, **options).harness.tiers
-    assert first is not None and all(tier.counts.written for tier in first.stores)
-    assert first.blocks.touched and first.far.touched
-    blocks = (first.blocks, first.far) if depth == 1 else (FakeBlocks(), first.far)
-    again = simulate(SEED + 400, steps=60, blocks=blocks, **options).harness.tiers
-    assert again is not None and again.disk is not None and again.remote is not None
-    counts = again.disk.counts if depth == 1 else again.remote.counts
-    assert counts.adopted or page_size == 64, counts
+    adopted = 0
+    for offset in range(1 if page_size == 64 else 4):
+        first = simulate(SEED + 400 + offset, steps=60, **options).harness.tiers
+        assert first is not None and all(tier.counts.written for tier in first.stores)
+        assert first.blocks.touched and first.far.touched
+        blocks = (first.blocks, first.far) if depth == 1 else (FakeBlocks(), first.far)
+        again = simulate(SEED + 400 + offset, steps=60, blocks=blocks, **options).harness.tiers
+        assert again is not None and again.disk is not None and again.remote is not None
+        adopted += (again.disk.counts if depth == 1 else again.remote.counts).adopted
+        if adopted:
+            return
+    assert page_size == 64, "no seed found what had been left"
 
 
 @pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])

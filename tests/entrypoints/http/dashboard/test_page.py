@@ -18,7 +18,7 @@ ROW, AXIS = 22, 22
 
 def test_panels_show_server_state(busy: FakeDashboard, open_page: Open) -> None:
     shown = open_page(busy.url).wait_live()
-    shown.wait_text("#tree-summary", "tokens in")
+    shown.wait_tree()
     assert "toy_model · 8,192 tokens" in shown.text("#model")
     assert "72 % of 8,192" in shown.text("#tile-kv")
     for words in ("locked 1,340", "private 692", "leased 1,160", "evictable 2,700", "free 2,300"):

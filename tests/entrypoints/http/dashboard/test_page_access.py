@@ -28,7 +28,7 @@ def violations(shown: PageUnderTest) -> list[str]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_busy_page_has_no_axe_violations(scheme: str, busy: FakeDashboard, open_page: Open) -> None:
     shown = open_page(busy.url, color_scheme=scheme).wait_live()
-    shown.wait_text("#tree-summary", "tokens in")
+    shown.wait_tree()
     shown.wait("document.querySelectorAll('.life').length > 5")
     shown.page.locator("#tree-scene canvas").click(position={"x": 30, "y": 50})
     shown.page.locator(".life >> nth=0").click()
@@ -99,7 +99,7 @@ def test_theme_switch_overrides_system_theme_and_persists(dashboard: FakeDashboa
     shown.page.get_by_label("Theme").select_option("dark")
     dark = shown.colour("ground")
     assert dark != light
-    shown.wait_text("#tree-summary", "tokens in")
+    shown.wait_tree()
     shown.wait("document.querySelector('#tree-scene canvas').width > 0")
     shown.page.reload()
     shown.wait_live()
@@ -108,7 +108,7 @@ def test_theme_switch_overrides_system_theme_and_persists(dashboard: FakeDashboa
     assert shown.colour("ground") == light
     shown.page.emulate_media(color_scheme="dark")
     assert shown.colour("ground") == dark
-    shown.wait_text("#tree-summary", "tokens in")
+    shown.wait_tree()
     structure = shown.colour("structure")
     shown.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert shown.has_colour("#tree-scene canvas", structure, 0, 20, least=5000), "canvases follow"
@@ -189,7 +189,7 @@ def still(shown: PageUnderTest) -> dict[str, Any]:
 
 def test_reduced_motion_is_respected(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url, reduced_motion="reduce").wait_live()
-    shown.wait_text("#tree-summary", "tokens in")
+    shown.wait_tree()
     used = scenes.small_tree()["spans"]
     dashboard.send_tree(scenes.tree([[*each[:9], each[9] + 5, *each[10:]] for each in used], t=102.0))
     dashboard.send("hello", scenes.hello(version="9.9.9"))

@@ -50,7 +50,7 @@ def test_page_follows_two_stage_requests_and_a_restart(tmp_path: Path, open_page
         told = "stage-2, continues stage-1"
         shown.wait(f"document.querySelectorAll('.life')[2]?.ariaLabel.startsWith('{told}')")
         # Where an admin key guards it, the tree has text.
-        shown.wait_text("#tree-summary", "tokens in")  # more than the one of the answer that made it ready
+        shown.wait_tree()  # more than the one of the answer that made it ready
         shown.page.locator(".tree-item[tabindex='0']").focus()
         shown.page.keyboard.press("ArrowDown")
         shown.wait("document.querySelector('.tree-item:focus').ariaLabel.includes('How many lines')")

@@ -30,7 +30,7 @@ def test_2000_spans_are_drawn(open_page: Open) -> None:
     print(f"seed {seed}")
     with FakeDashboard(scenes.hello(), scenes.update(), scenes.large_tree(seed)) as dashboard:
         shown = open_page(dashboard.url).wait_live()
-        shown.wait_text("#tree-summary", "tokens in")
+        shown.wait_tree()
         for tier in ("device-0", "device-3", "host-1", "lease", "mark-locked"):
             shown.wait(f"document.querySelector({CANVAS!r}).width > 0")
             assert shown.has_colour(CANVAS, shown.colour(tier), 0, 200), tier
@@ -42,7 +42,7 @@ def test_2000_spans_are_drawn(open_page: Open) -> None:
 
 def test_tooltip_describes_hovered_span(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
-    shown.wait_text("#tree-summary", "1,650 tokens in 43 nodes")
+    shown.wait_tree("1,650 tokens in 43 nodes")
     shown.page.locator(CANVAS).hover(position=point(shown, 0.01, 3))
     shown.wait_text("#tip", "user: How many lines are in manual.md?")
     tip = " ".join(shown.text("#tip").split())
@@ -56,7 +56,7 @@ def test_tooltip_describes_hovered_span(dashboard: FakeDashboard, open_page: Ope
 
 def test_tree_zooms_in_and_out(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
-    shown.wait_text("#tree-summary", "tokens in")
+    shown.wait_tree()
     shown.page.locator(CANVAS).click(position=point(shown, 0.01, 3))
     shown.wait_text("#crumbs", "200–500")
     crumbs = shown.page.locator(".crumb").all_inner_texts()
@@ -72,7 +72,7 @@ def test_tree_zooms_in_and_out(dashboard: FakeDashboard, open_page: Open) -> Non
 
 def test_tree_is_navigable_by_keyboard(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
-    shown.wait_text("#tree-summary", "tokens in")
+    shown.wait_tree()
     shown.page.evaluate(f"{ACTIVE}.focus()")
     press = shown.page.keyboard.press
     assert shown.focused() == "The whole cache, 1,650 tokens, 2 children"
@@ -110,7 +110,7 @@ def test_tree_is_navigable_by_keyboard(dashboard: FakeDashboard, open_page: Open
 
 def test_new_snapshot_keeps_zoom_and_focus(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
-    shown.wait_text("#tree-summary", "tokens in")
+    shown.wait_tree()
     shown.page.evaluate(f"{ACTIVE}.focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "Enter", "ArrowDown"):
         shown.page.keyboard.press(key)
@@ -121,7 +121,7 @@ def test_new_snapshot_keeps_zoom_and_focus(dashboard: FakeDashboard, open_page: 
     moved = [larger, *([each[0], each[1] + 1 if each[1] >= 0 else -1, *each[2:]] for each in spans)]
     moved[3] = scenes.span(3, 2, 500, 222, 222, flags="S")
     dashboard.send_tree(scenes.tree(moved))
-    shown.wait_text("#tree-summary", "6,650 tokens")
+    shown.wait_tree("6,650 tokens")
     shown.wait(f"{ACTIVE}.ariaLabel.startsWith('Tokens 500 to 722') && document.activeElement === {ACTIVE}")
     assert "200–500" in shown.text("#crumbs")
     # The focused one is evicted, then the zoomed one: the nearest above them takes their place.
@@ -136,7 +136,7 @@ def test_new_snapshot_keeps_zoom_and_focus(dashboard: FakeDashboard, open_page: 
 
 def test_tree_is_filtered_by_namespace(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
-    shown.wait_text("#tree-summary", "tokens in")
+    shown.wait_tree()
     names = shown.page.locator("#namespace option").all_inner_texts()
     assert names == ["all", "default namespace", "tenant-b"]
     shown.page.locator("#namespace").select_option("tenant-b")
@@ -152,7 +152,7 @@ def test_deep_trees_scroll(open_page: Open) -> None:
     chain = [scenes.span(each, each - 1, 10 * each, 10, 10 * (depth - each)) for each in range(depth)]
     with FakeDashboard(scenes.hello(), scenes.update(), scenes.tree(chain)) as dashboard:
         shown = open_page(dashboard.url).wait_live()
-        shown.wait_text("#tree-summary", "19K tokens")
+        shown.wait_tree("19K tokens")
         shown.page.evaluate(f"{ACTIVE}.focus()")
         for _ in range(40):
             shown.page.keyboard.press("ArrowDown")
@@ -177,7 +177,7 @@ def test_hostile_text_is_escaped(open_page: Open) -> None:
             life = scenes.life(text, phases, parent=hostile[place - 1], child=text, job_id=text, path="<x>", end="<e>")
             dashboard.lives[text, 0] = life
         shown = open_page(dashboard.url).wait_live()
-        shown.wait_text("#tree-summary", "tokens in")
+        shown.wait_tree()
         assert shown.text("#model").startswith("i> ·") or "‹202E›" in shown.text("#model")
         names = shown.page.locator("#batch-lists tbody th bdi:first-child").all_inner_texts()
         assert names[0] == "<script>document.title='pwned'</script>"
