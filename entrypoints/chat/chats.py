@@ -98,7 +98,7 @@ class Chats:
         sent, call = call, dataclasses.replace(call, conversation=seen.conversation)
         rendered, forced, make_parser = await self._rendered(call, size)
         known = await beside_others(size, lambda: self._known(call, rendered + forced, scope))
-        job_id = await self._job_of(sent, known, scope, client.name, size)
+        job_id = await self._job_of(sent, known, seen, scope, client.name, size)
         prompt = await self._prompt(call, rendered + forced, known, job_id, make_parser().keeps_special_tokens)
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
         prompt = await self._with_details(prompt, seen.taken)
@@ -301,12 +301,15 @@ class Chats:
             known = self._conversations.match_turn(call.after, call.conversation, text)
         return known or self._conversations.find_turn(call.conversation, text, scope, call.name)
 
-    async def _job_of(self, call: ChatCall, known: GoesOn | None, scope: str, client: str, size: int) -> str | None:
-        """The job of a chat: the one that it names; else that of the turn that its API names or that it continues; else
-        one of its shared name; else a new one. None where turns are not recorded. size: of the conversation."""
+    async def _job_of(
+        self, call: ChatCall, known: GoesOn | None, seen: _Recognized, scope: str, client: str, size: int
+    ) -> str | None:
+        """The job of a chat: the one that it names; else that of the turn that its API names, that it continues, or
+        most messages of which it has where they were; else one of its shared name; else a new one. None where turns are
+        not recorded. size: of the conversation."""
         if (job_id := call.prompt.spec.job_id) is not None:
             return job_id
-        turns = (call.after, known.turn if known is not None else None)
+        turns = (call.after, known.turn if known is not None else None, seen.turn_before)
         job_id = next((turn.job_id for turn in turns if turn is not None and turn.job_id is not None), None)
         new = self._conversations.new_job(call.rid)
         if call.shared_name is None or new is None:
@@ -372,6 +375,17 @@ class _Recognized(NamedTuple):
     taken: Mapping[str, str]
     last: Turn | None
     digests: ChatDigests | None
+
+    @property
+    def turn_before(self) -> Turn | None:
+        """The last turn, if half of its messages are those of the chat, each in its old place. A short answer to one
+        message is not enough: it may be that of another conversation."""
+        if self.last is None or self.last.digests is None or self.digests is None:
+            return None
+        old = self.last.digests
+        count, new = len(old.messages), self.digests.messages
+        equal = np.count_nonzero(old.messages == new[:count]) if count <= len(new) else 0
+        return self.last if 2 * equal >= count and (equal > 1 or old.said in old.keys) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,6 +157,27 @@ def test_shared_name_finds_the_job_of_a_chat_that_continues_no_turn(scene: Scene
     assert job_of(scene, HI, said("Hm"), HI, user="v") != named
 
 
+ANSWER = "There are three files, and all of them are empty."
+
+
+def test_chat_with_a_changed_first_line_stays_in_its_job(scene: Scene) -> None:
+    def at(minute: int) -> dict[str, str]:
+        return {"role": "system", "content": f"It is 10:{minute:02}."}
+
+    unnamed = job_of(scene, at(1), HI, says=ANSWER)
+    assert job_of(scene, at(2), HI, said(ANSWER), HI) == unnamed
+    assert scene.sent.spec.predecessor is None
+    assert job_of(scene, at(3), HI, said(ANSWER), HI, said("Ho"), HI) == unnamed, "two messages stand where they stood"
+
+
+def test_short_answer_or_other_messages_do_not_make_a_chat_of_the_same_job(scene: Scene) -> None:
+    unnamed = job_of(scene, {"role": "system", "content": "One"}, HI)
+    assert job_of(scene, {"role": "system", "content": "Two"}, HI, said("Ho"), HI) != unnamed
+    long = job_of(scene, HI, said("Ho"), {"role": "user", "content": "1"}, said("Hm"), HI, says=ANSWER)
+    other = {"role": "user", "content": "Well"}
+    assert job_of(scene, other, said("So"), other, said("Oh"), HI, said(ANSWER), HI) != long
+
+
 def test_no_shared_name_has_a_job_where_turns_are_not_recorded(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, no_auto_continue=True)
     assert job_of(scene, HI, prompt_cache_key="k") is None
