@@ -346,8 +346,9 @@ class Request:
         return n if retain_n is None else min(retain_n, n)
 
     def lease_terms(self, now: float, *, awaited: bool = False) -> LeaseTerms:
-        """The terms of its lease at its end. awaited: a parked request will continue it."""
-        kept = KeptTurn(Worth.RETURNED if awaited else self.worth, self.job, self.expected_until)
+        """The terms of its lease at its end. awaited: a parked request will continue it. Its job is not expected back
+        before its calls are known: until then it breaks no lease of a job that is."""
+        kept = KeptTurn(Worth.RETURNED if awaited else self.worth, self.job)
         return LeaseTerms(now + self.retain_ttl, now, self.spec.client, kept)
 
     @property

@@ -8,9 +8,10 @@
     plain     auto       plain chats
     named     handoff    the same chats, with job_id and is_last_step
 
-A server of its own for every run, with a pool for ``--conversations`` of the workload's conversations. ``--loads`` are
-shares of saturation: the rate at which fcfs finishes jobs of which all have arrived, with tools that take no time. For
-each load and seed the arms get the same jobs, in an order that is swapped with every seed. The table compares the mean
+Each arm has a server of its own, with a pool for ``--conversations`` of the workload's conversations. It serves other
+jobs for ``--warm-up`` seconds, and then all runs of its arm; only one server has work at a time. ``--loads`` are shares
+of saturation: the rate at which fcfs finishes jobs of which all have arrived, with tools that take no time. For each
+seed and load the arms get the same jobs, in an order that is swapped with every seed. The table compares the mean
 service times (a job's duration less that of its tools) of two arms seed by seed: the mean of the ratios, and its 95 %
 interval (Student's t, over seeds). `followed` is the share of answers from which the server reads the call that was
 asked for, or none where none was; the arms say little about agents where it is low, and a warning says so.
@@ -50,7 +51,7 @@ ARMS = (Arm("fcfs", "fcfs", True), Arm("plain", "auto", True), Arm("named", "han
 COMPARED = (("plain", "named"), ("plain", "fcfs"), ("named", "fcfs"))
 
 WARM_UP_LOAD = 0.7
-"""Of saturation, while a server warms up."""
+"""Share of saturation while a server warms up."""
 
 OTHER = 1_000_000
 """Added to a seed: that of the jobs of the warm-up."""
@@ -70,55 +71,59 @@ def pool_tokens(jobs: Sequence[Job], conversations: float) -> int:
     return shared + round(conversations * (fmean(ends) - shared))
 
 
-def run_arm(
-    args: argparse.Namespace, arm: Arm, jobs: Sequence[Job], pool: int, seed: int, before: Sequence[Job] = ()
-) -> dict[str, Any]:
-    """The figures of one run (run_report.py), on a server of its own. before: jobs that arrive in the ``--warm-up``
-    seconds before the others, and do not count."""
+class ArmServer(NamedTuple):
+    """The server of an arm."""
 
-    async def run(url: str) -> dict[str, Any]:
-        async with Server(url, "none", plain=arm.plain, timeout_s=args.timeout) as server:
-            with tqdm(total=len(before) + len(jobs), desc=arm.name, unit="job", leave=False, disable=None) as bar:
-                loop = asyncio.get_running_loop()
-                warming = loop.create_task(run_jobs(server, list(before), seed + OTHER, args.drain, bar.update))
-                await asyncio.sleep(args.warm_up if before else 0.0)
-                started = loop.time()
+    arm: Arm
+    url: str
+
+    def run(self, args: argparse.Namespace, jobs: Sequence[Job], seed: int) -> dict[str, Any]:
+        """The figures of one run (run_report.py)."""
+        return asyncio.run(self._run(args, jobs, seed)) | {"arm": self.arm.name, "seed": seed}
+
+    async def _run(self, args: argparse.Namespace, jobs: Sequence[Job], seed: int) -> dict[str, Any]:
+        async with Server(self.url, "none", plain=self.arm.plain, timeout_s=args.timeout) as server:
+            with tqdm(total=len(jobs), desc=self.arm.name, unit="job", leave=False, disable=None) as bar:
+                started = asyncio.get_running_loop().time()
                 results = await run_jobs(server, list(jobs), seed, args.drain, bar.update)
-                took = loop.time() - started
-                await warming
-                return {"took_s": took} | summarize(results)
+                return {"took_s": asyncio.get_running_loop().time() - started} | summarize(results)
 
-    flags = ("--schedule-policy", arm.policy, "--max-total-tokens", str(pool), *args.flag)
-    with contextlib.ExitStack() as stack:
-        own = OwnServer(args.model, flags)
+
+def start_servers(args: argparse.Namespace, pool: int, stack: contextlib.ExitStack) -> list[ArmServer]:
+    """One for each arm, in their order; the stack closes them."""
+    servers = []
+    for arm in ARMS:
+        own = OwnServer(args.model, ("--schedule-policy", arm.policy, "--max-total-tokens", str(pool), *args.flag))
         stack.callback(own.close)
-        return asyncio.run(run(own.url)) | {"arm": arm.name, "flags": flags, "seed": seed}
-
-
-def saturation(args: argparse.Namespace, sizes: Sizes, pool: int) -> float:
-    """Jobs a second that fcfs finishes when all are there and their tools take no time."""
-    jobs = plan_jobs(args.workload, Sizes(turns=sizes.turns, time=1e-6, tokens=sizes.tokens), BURST, args.seed - 1)
-    return BURST / run_arm(args, ARMS[0], jobs, pool, args.seed)["took_s"]
+        servers.append(ArmServer(arm, own.url))
+    return servers
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     turns = args.turns or DEFAULT_TURNS[args.workload]
     sizes = Sizes(turns=turns, time=args.time_scale, tokens=args.token_scale, longest_tool_s=args.longest_tool)
     pool = pool_tokens(plan_jobs(args.workload, sizes, 100, args.seed), args.conversations)
-    rate = args.saturation or saturation(args, sizes, pool)
-    print(f"pool: {pool} tokens; saturation: {rate:.3f} jobs a second", flush=True)
-    found: dict[str, Any] = {"machine": about_this_run("cpu"), "pool": pool, "saturation": rate, "runs": []}
     args.out.mkdir(parents=True, exist_ok=True)
-    for number in range(args.seeds):
-        seed = args.seed + number
-        for load in args.loads:
-            jobs = plan(args.workload, sizes, jps=load * rate, duration=args.duration, seed=seed)
-            warm = plan(args.workload, sizes, jps=WARM_UP_LOAD * rate, duration=args.warm_up, seed=seed + OTHER)
-            for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
-                run = {"load": load} | run_arm(args, arm, jobs, pool, seed, warm)
-                found["runs"].append(run)
-                (args.out / "unchanged_clients.json").write_text(json.dumps(found, indent=1) + "\n")
-                show_run(run)
+    with contextlib.ExitStack() as stack:
+        servers = start_servers(args, pool, stack)
+        if (rate := args.saturation) is None:
+            quick = Sizes(turns=turns, time=1e-6, tokens=args.token_scale)
+            rate = BURST / servers[0].run(args, plan_jobs(args.workload, quick, BURST, args.seed - 1), 0)["took_s"]
+        print(f"pool: {pool} tokens; saturation: {rate:.3f} jobs a second", flush=True)
+        found: dict[str, Any] = {"machine": about_this_run("cpu"), "pool": pool, "saturation": rate, "flags": args.flag}
+        found["runs"] = []
+        warm_up = plan(args.workload, sizes, jps=WARM_UP_LOAD * rate, duration=args.warm_up, seed=args.seed + OTHER)
+        for server in servers:
+            server.run(args, warm_up, args.seed + OTHER)
+        for number in range(args.seeds):
+            seed = args.seed + number
+            for load in args.loads:
+                jobs = plan(args.workload, sizes, jps=load * rate, duration=args.duration, seed=seed)
+                for server in servers if number % 2 == 0 else servers[::-1]:
+                    run = {"load": load} | server.run(args, jobs, seed)
+                    found["runs"].append(run)
+                    (args.out / "unchanged_clients.json").write_text(json.dumps(found, indent=1) + "\n")
+                    show_run(run)
     return found
 
 
@@ -164,7 +169,9 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--saturation", type=float, help="jobs a second; default: measured first")
     parser.add_argument("--conversations", type=float, default=6, help="that the pool has room for")
     parser.add_argument("--duration", type=float, default=120.0, help="seconds during which jobs arrive")
-    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds of other jobs before those that count")
+    parser.add_argument(
+        "--warm-up", type=float, default=60.0, help="seconds of other jobs before those that count; 0: none"
+    )
     parser.add_argument("--turns", type=int, help=f"of a job; by workload: {DEFAULT_TURNS}")
     parser.add_argument("--time-scale", type=float, default=1.0, help="of tool times")
     parser.add_argument(

@@ -11,7 +11,7 @@ from .policy import PolicyTools
 LEAST_PATIENCE = 0.5
 """The least patience, as a share of T_fill; it holds where requests hardly wait."""
 
-SLACK = 1.75
+SLACK = 2.0
 """Patience, as a multiple of the longest recent wait in order of arrival."""
 
 RECENT = 128

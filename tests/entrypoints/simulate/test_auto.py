@@ -27,4 +27,4 @@ def test_auto_is_within_its_bounds_beside_fcfs(tmp_path: Path, cell: dict[str, A
     assert auto["service_s"]["mean"] < (1 - gain) * fcfs["service_s"]["mean"]
     assert all(auto["service_s"][point] <= 1.01 * fcfs["service_s"][point] for point in ("p95", "p99"))
     first_token = [figures["ttft_s"]["p99"] for figures in (fcfs, auto, handoff)]
-    assert first_token[1] <= 1.05 * first_token[0] and first_token[2] > 1.3 * first_token[0], first_token
+    assert first_token[1] <= 1.05 * first_token[0] and first_token[2] > 1.2 * first_token[0], first_token
