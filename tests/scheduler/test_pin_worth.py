@@ -90,6 +90,28 @@ def test_first_turns_neither_displace_nor_outlast_returned_ones(page_size: int) 
     assert retained.retained.refused
 
 
+@pytest.mark.parametrize("calls", [LS, ()])
+def test_turn_breaks_no_lease_of_an_expected_job_before_its_calls_are_known(calls: tuple[ToolCall, ...]) -> None:
+    """There is room for four leases, and the oldest job's turn ends last."""
+    scene = harness(policy="handoff", pin_time="fixed", pin_seconds=50.0)
+    record = scene.scheduler.record_tool_calls
+    first = chat(scene, "oldest", prompt(9), job="oldest", unasked=False)
+    record("oldest", 0, LS, scene.now)
+    for number in range(1, 5):
+        said = chat(scene, f"a{number}", prompt(number), job=f"job {number}", unasked=False)
+        record(f"a{number}", 0, LS, scene.now)
+        chat(scene, f"b{number}", [*said, 7, 8], job=f"job {number}", unasked=False)
+        record(f"b{number}", 0, LS, scene.now)
+    others = {f"b{number}" for number in range(1, 5)}
+    assert {*leases(scene)} == others, "what has returned is worth more"
+    chat(scene, "back", [*first, 7, 8], job="oldest", unasked=False)
+    assert {*leases(scene)} == others, "the answer may be the last"
+    record("back", 0, calls, scene.now)
+    assert {*leases(scene)} == ({"b1", "b2", "b3", "back"} if calls else others), (
+        "of equal worth the newest job gives way"
+    )
+
+
 def test_job_is_expected_back_only_while_its_tool_runs() -> None:
     scene = harness(policy="handoff", pin_time="fixed", pin_seconds=2.0)
     pins, table = scene.scheduler._pins, scene.scheduler._leases

@@ -214,6 +214,20 @@ def test_agent_that_returns_after_all_is_corrected() -> None:
     assert kept(scene, "kept").worth is Worth.RETURNED
 
 
+def test_first_return_of_a_new_client_counts_for_more_than_those_of_all_others() -> None:
+    """Where no other client ever returns, a new one loses its first answer, and no later one."""
+    scene = harness(num_tokens=4096, leases=64)
+    learn_answers(scene, 0, 60, client="others")
+    said = agent(scene, "first", 1, client="new")
+    assert "first" not in leases(scene)
+    said = chat(scene, "back", [*said, 7], job="chat-first", client="new")
+    assert kept(scene, "back").worth is Worth.FIRST_TURN
+    chat(scene, "back again", [*said, 7], job="chat-first", client="new")
+    assert kept(scene, "back again").worth is Worth.RETURNED
+    agent(scene, "theirs", 2, client="others")
+    assert "theirs" not in leases(scene)
+
+
 def test_overdue_follows_the_times_of_those_that_returned() -> None:
     scene = harness()
     learn_user(scene, [50.0] * 9 + [80.0] + [MAX_PIN_S] * 5)
