@@ -56,7 +56,7 @@ WARM_UP_LOAD = 0.7
 OTHER = 1_000_000
 """Added to a seed: that of the jobs of the warm-up."""
 
-BURST = 12
+BURST = 36
 """Jobs by which saturation is measured."""
 
 
