@@ -10,7 +10,8 @@
 
 Each arm has a server of its own, with a pool for ``--conversations`` of the workload's conversations. It serves other
 jobs for ``--warm-up`` seconds, and then all runs of its arm; only one server has work at a time. ``--loads`` are shares
-of saturation: the rate at which fcfs finishes jobs of which all have arrived, with tools that take no time. For each
+of saturation: the rate at which fcfs finishes jobs while as many run as the pool has room for, with tools that take no
+time. (More at a time, and it computes much again, so it sustains less than that.) For each
 seed and load the arms get the same jobs, in an order that is swapped with every seed. The table compares the mean
 service times (a job's duration less that of its tools) of two arms seed by seed: the mean of the ratios, and its 95 %
 interval (Student's t, over seeds). `followed` is the share of answers from which the server reads the call that was
@@ -88,6 +89,22 @@ class ArmServer(NamedTuple):
                 results = await run_jobs(server, list(jobs), seed, args.drain, bar.update)
                 return {"took_s": asyncio.get_running_loop().time() - started} | summarize(results)
 
+    def saturation(self, args: argparse.Namespace, jobs: Sequence[Job]) -> float:
+        """Jobs a second, of which ``--conversations`` run at a time."""
+        return asyncio.run(self._saturation(args, jobs))
+
+    async def _saturation(self, args: argparse.Namespace, jobs: Sequence[Job]) -> float:
+        waiting = list(jobs)
+
+        async def lane() -> None:
+            while waiting:
+                await run_jobs(server, [waiting.pop()], args.seed, args.drain, lambda: None)
+
+        async with Server(self.url, "none", plain=self.arm.plain, timeout_s=args.timeout) as server:
+            started = asyncio.get_running_loop().time()
+            await asyncio.gather(*(lane() for _ in range(round(args.conversations))))
+            return len(jobs) / (asyncio.get_running_loop().time() - started)
+
 
 def start_servers(args: argparse.Namespace, pool: int, stack: contextlib.ExitStack) -> list[ArmServer]:
     """One for each arm, in their order; the stack closes them."""
@@ -108,7 +125,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         servers = start_servers(args, pool, stack)
         if (rate := args.saturation) is None:
             quick = Sizes(turns=turns, time=1e-6, tokens=args.token_scale)
-            rate = BURST / servers[0].run(args, plan_jobs(args.workload, quick, BURST, args.seed - 1), 0)["took_s"]
+            rate = servers[0].saturation(args, plan_jobs(args.workload, quick, BURST, args.seed - 1))
         print(f"pool: {pool} tokens; saturation: {rate:.3f} jobs a second", flush=True)
         found: dict[str, Any] = {"machine": about_this_run("cpu"), "pool": pool, "saturation": rate, "flags": args.flag}
         found["runs"] = []
