@@ -378,9 +378,9 @@ class _Recognized(NamedTuple):
 
     @property
     def turn_before(self) -> Turn | None:
-        """The last turn, if half of its messages are those of the chat, each in its old place. A short answer to one
-        message is not enough: it may be that of another conversation."""
-        if self.last is None or self.last.digests is None or self.digests is None:
+        """The last turn, if the chat has its answer, and half of its messages in their old places. A short answer to
+        one message is not enough: it may be that of another conversation."""
+        if self.last is None or self.last.digests is None or self.digests is None or not has_answers(self.conversation):
             return None
         old = self.last.digests
         count, new = len(old.messages), self.digests.messages

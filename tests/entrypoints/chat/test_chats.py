@@ -174,6 +174,10 @@ def test_short_answer_or_other_messages_do_not_make_a_chat_of_the_same_job(scene
     unnamed = job_of(scene, {"role": "system", "content": "One"}, HI)
     assert job_of(scene, {"role": "system", "content": "Two"}, HI, said("Ho"), HI) != unnamed
     long = job_of(scene, HI, said("Ho"), {"role": "user", "content": "1"}, said("Hm"), HI, says=ANSWER)
+    assert job_of(scene, HI, said("Ho"), {"role": "user", "content": "1"}) != long
+    assert job_of(scene, HI) not in (job_of(scene, HI), unnamed, long), (
+        "the same question again is a conversation of its own"
+    )
     other = {"role": "user", "content": "Well"}
     assert job_of(scene, other, said("So"), other, said("Oh"), HI, said(ANSWER), HI) != long
 
