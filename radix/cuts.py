@@ -62,11 +62,11 @@ def take_over(cache: RadixCache, seq: KVSequence, priority: int, client: str = "
     cache.note_use(node, priority)
 
 
-def advance(cache: RadixCache, seq: KVSequence, token_ids: np.ndarray) -> None:
+def advance(cache: RadixCache, seq: KVSequence, token_ids: np.ndarray, *, fence: int | None = None) -> None:
     """Extend a sequence by what the tree has on the device of ``token_ids`` (int32 [n], from position 0) beyond it.
 
-    The row switches to the tree's slots from ``tree_len`` on, and the private ones are freed: no step in flight may
-    write to them. Changes nothing where the tree does not reach beyond ``length``.
+    The row switches to the tree's slots from ``tree_len`` on, and the private ones are given back. fence: of a step in
+    flight that may still write to those. Changes nothing where the tree does not reach beyond ``length``.
     """
     node = seq.open_node()
     if not node.device_children or cache.find_prefix(seq.namespace, token_ids, node)[1] <= seq.length:
@@ -79,5 +79,5 @@ def advance(cache: RadixCache, seq: KVSequence, token_ids: np.ndarray) -> None:
     rows = cache.req_to_token.rows
     private = rows[seq.row, seq.tree_len : seq.length].copy()
     cache.req_to_token.write(seq.row, seq.tree_len, np.concatenate(cache.tree.path_values(match.handle, node)))
-    cache.allocator.free(private)
+    cache.allocator.quarantine(private, [] if fence is None else [fence])
     seq.node, seq.tree_len, seq.length = match.handle, match.device_len, match.device_len

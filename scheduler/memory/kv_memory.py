@@ -205,7 +205,8 @@ class KVMemory:
         self._cut(kv, length)
         is_copied = inheritance.keep_parent and kv.length > kv.tree_len  # the next step writes the private part
         if length == kept_length and not is_copied:
-            advance(self.cache, kv, request.token_ids.view(0, request.prefix_limit))
+            ids = request.token_ids.view(0, request.prefix_limit)
+            advance(self.cache, kv, ids, fence=lease.written_by)
         take_over(self.cache, kv, request.spec.priority, request.spec.client)
         return kv
 
