@@ -202,7 +202,7 @@ class KVMemory:
             self.leases.unclaim(lease, now)
             inheritance.copied = lease
         inheritance.lease = None
-        self._cut(kv, length)
+        self._cut(kv, length, lease.written_by)
         is_copied = inheritance.keep_parent and kv.length > kv.tree_len  # the next step writes the private part
         if length == kept_length and not is_copied:
             ids = request.token_ids.view(0, request.prefix_limit)
@@ -210,14 +210,14 @@ class KVMemory:
         take_over(self.cache, kv, request.spec.priority, request.spec.client)
         return kv
 
-    def _cut(self, kv: KVSequence, length: int) -> None:
+    def _cut(self, kv: KVSequence, length: int, fence: int | None) -> None:
         """Keep the first ``length`` tokens of a sequence. If the cut is inside a page of the tree, the part of it that
-        stays is copied, so that nothing is computed again."""
+        stays is copied, so that nothing is computed again. fence: of a step that may still write to what is cut off."""
         if kv.length <= length:
             return
         in_tree = length < kv.tree_len
         tail = self.req_to_token.rows[kv.row, length - length % self.page_size : length].copy()
-        truncate(self.cache, kv, length)
+        truncate(self.cache, kv, length, fence=fence)
         if not in_tree or not len(tail):
             return
         self._evict_for(self.page_size)

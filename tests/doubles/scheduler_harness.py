@@ -270,7 +270,7 @@ class Harness:
         self.failed |= {event.request.rid for event in events if _is_failed(event)}
         self._take(events)
 
-    def run(self, max_steps: int = 5000) -> None:
+    def run(self, max_steps: int = 20_000) -> None:
         """Until nothing is live. A scheduler that stops making progress is an error, unless the allocator lies."""
         for _ in range(max_steps):
             calls = self.allocator.calls

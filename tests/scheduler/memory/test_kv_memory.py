@@ -12,7 +12,7 @@ from baton.scheduler.memory.kv_memory import KVMemory, take_back_unfilled
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.sampling_params import SamplingParams
-from tests.doubles.kv_echo import prompt_of
+from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.scheduler_harness import Harness
 from tests.doubles.specs import make_spec
 
@@ -107,6 +107,28 @@ class TestOpen:
         assert lease.state is LeaseState.GRANTED and child.inheritance.copied is lease and child.held_kv.length == 40
         (copies,) = scene.memory.copies.take_copies() if page > 1 else [None]
         assert copies is None or (len(copies.source) == 8 and not np.isin(copies.source, copies.target).any())
+
+    @pytest.mark.parametrize("in_flight", [False, True])
+    @pytest.mark.parametrize("kept", [20, 40])
+    def test_pages_given_up_by_child_wait_for_step_that_writes_them(
+        self, page: int, kept: int, in_flight: bool
+    ) -> None:
+        """The child cuts what it inherits, or finds more of its prompt in the tree. Either way, it gives up the page
+        that its parent had not filled, which a step in flight may still write."""
+        scene = Scene(page, num_tokens=512)
+        said = expected_output(prompt_of(38, 1), 3, frozenset())
+        ahead = [*prompt_of(38, 1), *said, *prompt_of(40, 2)]
+        scene.harness.add("ahead", ahead, 1)
+        scene.harness.run()
+        child = scene.child(40, 30)
+        assert child.inheritance is not None and child.inheritance.lease is not None
+        lease, child.inheritance.inherited_tokens = child.inheritance.lease, kept
+        private = scene.up(40) - lease.kv.tree_len if lease.kv is not None else 0
+        lease.written_by = scene.memory.allocator.fences.open_fence() if in_flight else None
+        assert lease.tokens == 40 and scene.memory.open_request(child, 0, 0.0)
+        assert lease.state is LeaseState.HANDED_OFF and child.held_kv.length == (20 if kept == 20 else 70 - 70 % page)
+        assert private == (16 if page == 16 else 0)
+        assert scene.memory.allocator.quarantined_tokens == (private if in_flight else 0)
 
 
 @PAGES
