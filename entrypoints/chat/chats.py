@@ -31,7 +31,15 @@ from .answer_parsers import AnswerParsers, first_call_only
 from .call import ChatCall
 from .conversations import Conversations, GoesOn, Owner, Turn
 from .divergence import Divergence, Rendered, find_divergence
-from .message_digests import ChatDigests, answer_keys, answer_message, digest_chat, recognition_of, said_digest
+from .message_digests import (
+    ChatDigests,
+    Recognition,
+    answer_keys,
+    answer_message,
+    digest_chat,
+    recognition_of,
+    said_digest,
+)
 from .messages import Conversation, has_answers
 from .named_jobs import NamedJobs, opening_of
 from .next_turn import MIN_TOKENS, ReturnHabits, next_history, num_prepared, returned_answer
@@ -110,15 +118,21 @@ class Chats:
             spec = msgspec.structs.replace(prompt.spec, diverged_at=diverged.token)
             prompt = dataclasses.replace(prompt, spec=spec, divergence=dataclasses.asdict(diverged))
         answer = await self._manager.open_answer(client, [prompt], stream=call.stream)
+        num_messages = len(call.conversation.messages) - call.conversation.goes_on
+        before = call.after or (known.turn if known is not None else None) or seen.turn_before
+        if before is None and call.prompt.spec.job_id is not None:
+            before = self._conversations.last_of_job(_owner_of(sent, scope), job_id)
+        given = min(before.given, num_messages) if before is not None else num_messages
 
         turn = _Asked(
             prompt=prompt,
             scope=scope,
-            num_messages=len(call.conversation.messages) - call.conversation.goes_on,
+            num_messages=num_messages,
+            given=given,
             text=rendered + forced,
             prompt_chars=len(rendered),
             hides_special=known is not None and known.turn.hides_special,
-            digests=seen.digests,
+            digests=seen.digests_from(given),
         )
         if last is not None and last.digests is not None and last.digests.thought:
             for message in call.conversation.messages[last.num_messages :][:1]:
@@ -217,7 +231,7 @@ class Chats:
 
     def _recognized(self, call: ChatCall, scope: str) -> _Recognized:
         """The conversation under the rules, and the last turn of it."""
-        sent, last, digests = call.conversation, None, None
+        sent, last, digests, known_by = call.conversation, None, None, Recognition()
         if not self._conversations.keeps:
             normal = normalized(sent, self._rules, {})
         else:
@@ -230,7 +244,7 @@ class Chats:
                 fixed = last.digests.fixed
             normal = normalized(sent, self._rules, fixed)
             digests = digest_chat(normal.conversation, known_by, normal.fixed)
-        return _Recognized(normal.conversation, normal.taken, last, digests)
+        return _Recognized(normal.conversation, normal.taken, last, digests, known_by)
 
     async def _with_details(self, prompt: Prompt, taken: Mapping[str, str]) -> Prompt:
         """The prompt, with what rules took from it. taken: rule -> text."""
@@ -375,17 +389,32 @@ class _Recognized(NamedTuple):
     taken: Mapping[str, str]
     last: Turn | None
     digests: ChatDigests | None
+    known_by: Recognition
+
+    def digests_from(self, given: int) -> ChatDigests | None:
+        """The digests, to be recorded, of a chat whose conversation came with so many messages."""
+        if self.digests is None:
+            return None
+        return dataclasses.replace(self.digests, keys=self.known_by.keys_from(given))
 
     @property
     def turn_before(self) -> Turn | None:
-        """The last turn, if the chat has its answer, and half of its messages in their old places. A short answer to
-        one message is not enough: it may be that of another conversation."""
-        if self.last is None or self.last.digests is None or self.digests is None or not has_answers(self.conversation):
+        """The last turn, if the chat repeats its answer, or an earlier one of its conversation, and has half of its
+        messages in their old places. A short answer to one message is not enough: it may be that of another
+        conversation. Nor are examples, which all conversations of a program begin with."""
+        if self.last is None or self.last.digests is None or self.digests is None:
             return None
-        old = self.last.digests
+        old, messages = self.last.digests, self.conversation.messages
         count, new = len(old.messages), self.digests.messages
-        equal = np.count_nonzero(old.messages == new[:count]) if count <= len(new) else 0
-        return self.last if 2 * equal >= count and (equal > 1 or old.said in old.keys) else None
+        if count > len(new):
+            return None
+        equal = old.messages == new[:count]
+        answered = count < len(messages) and said_digest(messages[count]) == old.said
+        earlier = range(self.last.given, count)
+        if not answered and not any(equal[at] and messages[at]["role"] == "assistant" for at in earlier):
+            return None
+        num_equal = np.count_nonzero(equal)
+        return self.last if 2 * num_equal >= count and (num_equal > 1 or old.said in old.keys) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,6 +424,7 @@ class _Asked:
     prompt: Prompt
     scope: str
     num_messages: int
+    given: int
     text: str
     prompt_chars: int
     hides_special: bool
@@ -470,6 +500,7 @@ class ChatAnswer:
             job_id=asked.prompt.spec.job_id,
             conversation=self._call.name,
             num_messages=asked.num_messages,
+            given=asked.given,
             prompt_chars=asked.prompt_chars,
             text=asked.text + said,
             ids=np.array((asked.prompt.input_ids or []) + ids, dtype=np.int32),

@@ -69,6 +69,8 @@ class Turn:
     """The client's user (`RequestSpec.client`)."""
     num_messages: int
     """Messages of the prompt; the answer is the message behind them."""
+    given: int = 0
+    """Messages that its conversation came with. Those of the assistant among them are examples, not answers."""
     prompt_chars: int
     """Up to where the answer begins, with what was put there for the model."""
     text: str

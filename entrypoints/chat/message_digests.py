@@ -67,32 +67,42 @@ def digest_chat(conversation: Conversation, known_by: Recognition, fixed: Mappin
 
 class Recognition(NamedTuple):
     """See `ChatDigests.keys` and `ChatDigests.last`. begins: digest of the messages before the first answer, as the
-    client sent them, if they have texts that change; else empty."""
+    client sent them, if they have texts that change; else empty. places: the message of each key."""
 
     keys: tuple[bytes, ...] = ()
     last: bytes = b""
     begins: bytes = b""
+    places: tuple[int, ...] = ()
+
+    def keys_from(self, given: int) -> tuple[bytes, ...]:
+        """The keys of a turn whose conversation came with so many messages. Answers among these are examples, which
+        other conversations may have, too; only the last of them counts, with the one before it."""
+        return tuple(key for key, place in zip(self.keys, self.places, strict=True) if place >= given - 1)
 
 
 def recognition_of(conversation: Conversation) -> Recognition:
     """A chat has one of these keys in common with a turn only if it repeats an answer of that conversation, or all of
     its messages. So clients that the server cannot tell apart do not see each other's texts because both say hello."""
     stable = without_volatile_texts(conversation.messages)
-    messages = [message for message in stable if message["role"] in _NOT_OF_SYSTEM]
-    last = _key(messages[-1]) if messages else b""
+    numbered = [(place, message) for place, message in enumerate(stable) if message["role"] in _NOT_OF_SYSTEM]
+    last = _key(numbered[-1][1]) if numbered else b""
     begins = b"" if stable is conversation.messages else _begins(conversation.messages)
     if not has_answers(conversation):
         whole = _digest([(message["role"], _words(message)) for message in stable])
-        return Recognition(_with_beginning([whole], begins), last, begins)
-    keys: list[bytes] = []
+        keys = _with_beginning([whole], begins)
+        return Recognition(keys, last, begins, (len(stable) - 1,) * len(keys))
+    found: list[tuple[int, bytes]] = []
     later: Message | None = None
-    for message in messages[: -MAX_KEYED_MESSAGES - 2 : -1]:
+    later_place = 0
+    for place, message in numbered[: -MAX_KEYED_MESSAGES - 2 : -1]:
         if later is not None and "assistant" in (message["role"], later["role"]):
-            keys += _keys(later, _key(message))
-        later = message
-    if later is not None and later["role"] == "assistant" and len(messages) <= MAX_KEYED_MESSAGES:
-        keys += _keys(later, b"")
-    return Recognition(_with_beginning(keys, begins), last, begins)
+            found += [(later_place, key) for key in _keys(later, _key(message))]
+        later, later_place = message, place
+    if later is not None and later["role"] == "assistant" and len(numbered) <= MAX_KEYED_MESSAGES:
+        found += [(later_place, key) for key in _keys(later, b"")]
+    places = tuple(place for place, _ in found)
+    keys = _with_beginning([key for _, key in found], begins)
+    return Recognition(keys, last, begins, places * (len(keys) // max(1, len(places))))
 
 
 def answer_keys(last: bytes, answer: Message, begins: bytes = b"") -> tuple[bytes, ...]:

@@ -182,6 +182,48 @@ def test_short_answer_or_other_messages_do_not_make_a_chat_of_the_same_job(scene
     assert job_of(scene, other, said("So"), other, said("Oh"), HI, said(ANSWER), HI) != long
 
 
+EXAMPLES = (
+    {"role": "system", "content": "Answer as the examples do."},
+    {"role": "user", "content": "Is the first file empty?"},
+    {"role": "assistant", "content": "Yes, the first of the files has no bytes at all."},
+    {"role": "user", "content": "And the second?"},
+    {"role": "assistant", "content": "No, the second of the files has forty bytes."},
+)
+"""Messages that all conversations of a program begin with."""
+
+
+def user(words: str) -> dict[str, str]:
+    return {"role": "user", "content": words}
+
+
+def test_conversations_that_begin_with_the_same_examples_have_jobs_of_their_own(scene: Scene) -> None:
+    first = job_of(scene, *EXAMPLES, user("one"), says=ANSWER)
+    assert scene.divergence is None
+    other = job_of(scene, *EXAMPLES, user("two"), says="Two it is, says the server.")
+    assert other != first and scene.divergence is None, "it does not part from a conversation of which it is none"
+    assert job_of(scene, *EXAMPLES, user("one"), said(ANSWER), user("more"), says="Hm") == first
+    assert job_of(scene, *EXAMPLES, user("one"), says=ANSWER) not in (first, other), "the same question again"
+    third = job_of(scene, *EXAMPLES, user("three"), says=ANSWER)
+    assert third not in (first, other) and scene.divergence is None
+    assert job_of(scene, *EXAMPLES, user("three"), said(ANSWER), user("more")) == third
+
+
+def test_conversation_with_examples_and_a_changed_line_stays_in_its_job(scene: Scene) -> None:
+    first = job_of(scene, *EXAMPLES, user("one"), says=ANSWER)
+    job_of(scene, *EXAMPLES, user("two"), says=ANSWER)
+    changed = ({"role": "system", "content": "Answer as these do."}, *EXAMPLES[1:])
+    assert job_of(scene, *changed, user("one"), said(ANSWER), user("more"), says="Hm") == first
+    assert scene.divergence is not None and scene.divergence.message == 0
+    assert job_of(scene, *EXAMPLES, user("one"), said(ANSWER), user("more"), said("Hm"), user("and")) == first
+
+
+def test_first_turn_with_examples_that_is_sent_again_is_recognised(scene: Scene) -> None:
+    scene.chat(*EXAMPLES, user("one"), says=ANSWER)
+    scene.chat(*EXAMPLES[:-1], {**EXAMPLES[-1], "content": "No."}, user("one"), says=ANSWER)
+    scene.chat(*EXAMPLES, user("one"), {"role": "system", "content": "Be brief."})
+    assert scene.divergence is not None
+
+
 def test_no_shared_name_has_a_job_where_turns_are_not_recorded(tokenizer: Tokenizer) -> None:
     scene = Scene(tokenizer, no_auto_continue=True)
     assert job_of(scene, HI, prompt_cache_key="k") is None
