@@ -237,7 +237,7 @@ class Chats:
         else:
             known_by = recognition_of(sent)
             owner = _owner_of(call, scope)
-            last = self._conversations.last_turn(owner, known_by.keys)
+            last = self._conversations.last_turn(owner, known_by)
             last = last or self._conversations.last_of_job(owner, call.prompt.spec.job_id)
             fixed: Mapping[str, str] = {}
             if last is not None and last.digests is not None and has_answers(sent):

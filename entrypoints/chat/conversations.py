@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...scheduler.client_shares import ClientShares
-from .message_digests import ChatDigests
+from .message_digests import ChatDigests, Recognition
 from .messages import Conversation
 from .rendering import Renderer
 
@@ -195,12 +195,12 @@ class Conversations:
                 return found
         return None
 
-    def last_turn(self, owner: Owner, keys: tuple[bytes, ...]) -> Turn | None:
-        """The latest turn of the conversation that a chat belongs to, also where the chat does not continue it. keys:
-        of its `Recognition`."""
+    def last_turn(self, owner: Owner, known_by: Recognition) -> Turn | None:
+        """The latest turn of the conversation that a chat belongs to, also where the chat does not continue it. An
+        answer that stands where that conversation has examples is one of them."""
         with self._lock:
-            found = (self._by_message.get((owner, key)) for key in keys)
-            return next((turn for turn in found if turn is not None), None)
+            found = zip((self._by_message.get((owner, key)) for key in known_by.keys), known_by.places, strict=True)
+            return next((turn for turn, place in found if turn is not None and place >= turn.given - 1), None)
 
     def last_of_job(self, owner: Owner, job_id: str | None) -> Turn | None:
         """The latest turn of a job."""

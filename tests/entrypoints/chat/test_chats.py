@@ -199,6 +199,8 @@ def user(words: str) -> dict[str, str]:
 def test_conversations_that_begin_with_the_same_examples_have_jobs_of_their_own(scene: Scene) -> None:
     first = job_of(scene, *EXAMPLES, user("one"), says=ANSWER)
     assert scene.divergence is None
+    as_example = EXAMPLES[2]["content"]
+    scene.chat(*EXAMPLES, user("zero"), says=as_example)
     other = job_of(scene, *EXAMPLES, user("two"), says="Two it is, says the server.")
     assert other != first and scene.divergence is None, "it does not part from a conversation of which it is none"
     assert job_of(scene, *EXAMPLES, user("one"), said(ANSWER), user("more"), says="Hm") == first
