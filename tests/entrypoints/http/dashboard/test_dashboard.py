@@ -131,7 +131,7 @@ def test_handoff_is_shown_from_parent_to_child(toy: ServerUnderTest) -> None:
 
 def test_page_opened_late_sees_running_requests(toy: ServerUnderTest) -> None:
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, toy, "runs", "a long story", 400)
+        asked = pool.submit(ask, toy, "runs", "a long story", 1900)
         toy.wait_until(lambda: toy.running() == 1, "it runs")
         with reading(toy, **ADMIN) as stream:
             stream.until(lambda: ("runs", 0) in stream.lives, "the request is seen")
