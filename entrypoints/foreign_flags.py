@@ -122,7 +122,7 @@ FOREIGN: dict[str, Foreign] = {
     "cpu_offload_gb": NoEffect("no weights are offloaded", ("0", "0.0")),
     "enable_torch_compile": Refused("steps are recorded instead, on a GPU and on a CPU; leave it out"),
     "sampling_backend": Refused("the fastest backend that works is chosen at the start; leave it out"),
-    "grammar_backend": NoEffect("text is not constrained by grammars yet", ("none",)),
+    "grammar_backend": NoEffect("llguidance enforces grammars", ("none", "llguidance", "xgrammar", "outlines", "auto")),
     # -- scheduling and the cache --------------------------------------------------------------------------------------
     "max_num_seqs": Alias("max_running_requests"),
     "max_num_queued_reqs": Alias("max_queued_requests"),

@@ -12,6 +12,7 @@ STATUSES = {
     "chat_template_error": 400,
     "context_length_exceeded": 400,
     "http_error": 400,
+    "invalid_grammar": 400,
     "invalid_http": 400,
     "invalid_item_trie": 400,
     "invalid_json": 400,

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..scheduler.constraints.item_trie import ITEM
+from ..scheduler.constraints.constraint import ENDS
 from ..scheduler.outcome import FinishReason
 from ..scheduler.token_buffer import unpack_ids
 from .channels import Endpoints, Receiver, Sender, Waker
@@ -102,7 +102,7 @@ class OutputText:
         (A user's stop string may equal the marker of an item. None equals a regex of the same request.)"""
         if matched not in self._stop:
             return False
-        return matched != ITEM or find_final_stop(self._tokenizer.token_bytes, self._ids, ITEM) is not None
+        return matched not in ENDS or find_final_stop(self._tokenizer.token_bytes, self._ids, matched) is not None
 
     def _text_before(self, stop: str) -> str:
         """Text of all ids up to the stop string that the last one completed."""

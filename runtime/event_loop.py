@@ -22,7 +22,9 @@ from ..scheduler.request_spec import RequestSpec
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.token_buffer import unpack_ids
 from .channels import Receiver, Sender
+from .constraints.grammars import Grammars
 from .constraints.item_tries import ItemTries
+from .constraints.resolve import resolve_constraint
 from .control import Control
 from .job_records import JobRecords
 from .kv_events.publisher import KVEventPublisher
@@ -51,9 +53,9 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 """Seconds from one stats message to the next, busy or idle. An idle loop sleeps no longer than this."""
 
-TIERS_POLL_S = 0.005
-"""Seconds between checks of a loop without other work for ended copies between the tiers. The threads that make the
-copies also wake it."""
+POLL_S = 0.005
+"""Seconds between checks of a loop without other work for ended copies between the tiers, and for compiled grammars.
+The threads that make them also wake it."""
 
 IDLE_WORK_S = 1.0
 """Seconds without a request after which idle work begins."""
@@ -68,6 +70,11 @@ class _Launched:
 
     batch: ScheduleBatch
     step: StepInFlight | Exception
+
+    @property
+    def lacks_tokens(self) -> bool:
+        """It is sampled only once the step before it is committed."""
+        return not isinstance(self.step, Exception) and self.step.sampled is None
 
     @property
     def must_end_first(self) -> bool:
@@ -91,6 +98,7 @@ class EventLoop:
         outbox: Sender,
         suffixes: ContinuationSuffixes,
         item_tries: ItemTries,
+        grammars: Grammars,
         info: dict,
         profiler: StepProfiler,
         overlap: bool = False,
@@ -111,6 +119,7 @@ class EventLoop:
         self._outbox = outbox
         self._suffixes = suffixes
         self._item_tries = item_tries
+        self._grammars = grammars
         self._control = Control(scheduler, item_tries, profiler, info, outbox)
         self._live_reports = LiveReporter(scheduler, outbox, clock)
         self._profiler = profiler
@@ -141,6 +150,8 @@ class EventLoop:
         self.end_transfers(now)
         for batch, output in finished:
             self.commit_step(batch, output, now)
+        if (late := self.sample_waiting_step(now)) is not None:
+            finished.append(late)
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_S
             self.run_contained(lambda: self.audit_pages(now), now)
@@ -211,19 +222,39 @@ class EventLoop:
         """Finish the steps that are due: all that are in flight. With overlap the newest keeps running, unless the last
         turn launched nothing or the newest must end before another can be launched."""
         due = len(self._in_flight)
-        if self._overlap and self._last_launched is not None and not self._in_flight[-1].must_end_first:
-            due -= 1
-        finished: list[tuple[ScheduleBatch, StepOutput | Exception]] = []
-        for _ in range(due):
-            launched = self._in_flight.popleft()
-            output = launched.step
-            if not isinstance(output, Exception):
-                try:
-                    output = self._step_runner.finish(output)
-                except Exception as error:
-                    output = error
-            finished.append((launched.batch, output))
-        return finished
+        if due and self._overlap:
+            newest = self._in_flight[-1]
+            due -= newest.lacks_tokens or (self._last_launched is not None and not newest.must_end_first)
+        launched = [self._in_flight.popleft() for _ in range(due)]
+        return [(each.batch, self.finish_step(each)) for each in launched]
+
+    def finish_step(self, launched: _Launched) -> StepOutput | Exception:
+        """Wait for a step. If that raises, or its launch did, the exception takes its output's place."""
+        if isinstance(launched.step, Exception):
+            return launched.step
+        try:
+            return self._step_runner.finish(launched.step)
+        except Exception as error:
+            return error
+
+    def sample_waiting_step(self, now: float) -> tuple[ScheduleBatch, StepOutput | Exception] | None:
+        """Sample the newest step, if it waited for tokens of the one before it, which is committed now. If no other may
+        be launched before it ends, finish and commit it, and return what it gave."""
+        newest = self._in_flight[-1] if self._in_flight else None
+        if newest is None or not newest.lacks_tokens:
+            return None
+        try:
+            self._scheduler.add_masks(now)
+            self.send_events(self._scheduler.take_events(), now)
+            assert not isinstance(newest.step, Exception)
+            self._step_runner.sample(newest.step)
+        except Exception as error:
+            newest.step = error
+        if not newest.must_end_first:
+            return None
+        output = self.finish_step(self._in_flight.pop())
+        self.commit_step(newest.batch, output, now)
+        return newest.batch, output
 
     def commit_step(self, batch: ScheduleBatch, output: StepOutput | Exception, now: float) -> None:
         """Let the scheduler process a finished step, and send its outputs to the clients."""
@@ -290,8 +321,9 @@ class EventLoop:
         copying = self._tier_io is not None and self._tier_io.under_way > 0
         if self._scheduler.is_idle or (self._control.paused and not has_news):
             timeout = self.seconds_to_sleep()
-        if copying and self._last_launched is None and not self._in_flight:  # nothing can run before a copy ends
-            timeout = TIERS_POLL_S if not timeout else min(timeout, TIERS_POLL_S)
+        waits = copying or self._scheduler.is_compiling
+        if waits and self._last_launched is None and not self._in_flight:  # nothing can run before one of them ends
+            timeout = POLL_S if not timeout else min(timeout, POLL_S)
         messages = self._inbox.poll(timeout)
         self._profiler.lap("idle" if timeout else "receive")
         return messages
@@ -352,7 +384,7 @@ class EventLoop:
             own_ids = None
             if spec.continuation is not None:
                 own_ids = self._suffixes.complete_suffix(spec.continuation, spec.token_ids)
-            constraint = self._item_tries.resolve(spec.sampling)
+            constraint = resolve_constraint(spec.sampling, self._item_tries, self._grammars)
             requests = self._scheduler.add_request(spec, now, own_ids=own_ids, constraint=constraint)
         except RequestRefused as refusal:
             self.refuse_request(spec.rid, refusal, now)

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
-from ..scheduler.constraints.constraint import AllowedTokens
 from .runner.device_copy import HostCopy, to_host, upload
 from .runner.forward_batch import last_of_each
-from .runner.model_runner import ModelRunner
+from .runner.model_runner import ForwardOutput, ModelRunner
 from .runner.step_profile import StepProfiler
 from .sampling.beam_candidates import BeamRanker
 from .sampling.logprobs import (
@@ -54,9 +53,23 @@ class StepInFlight:
     """A step that the device is working on, or has finished. `StepRunner.finish` waits for it."""
 
     batch: ScheduleBatch
+    forward: ForwardOutput
+    sampled: SampledStep | None = None
+    """None until its tokens are sampled: at once, unless a constraint waits for a token of the step before."""
+
+    @property
+    def next_ids(self) -> torch.Tensor:
+        """Device int64 [bs]: the sampled token of each row, meaningless where none is. The next step reads it there."""
+        assert self.sampled is not None, "a step is sampled before the next one is launched"
+        return self.sampled.next_ids
+
+
+@dataclass(slots=True)
+class SampledStep:
+    """What was sampled in a step, on its way to the host."""
+
     next_ids: torch.Tensor
-    """Device int64 [bs]: the sampled token of each row, meaningless where none is. The next step reads it there."""
-    sampled_counts: np.ndarray
+    counts: np.ndarray
     """int32 [bs]: tokens that are sampled for each row, without those of beams; n in all."""
     output_logprobs: SampledLogprobs | None
     input_logprobs: LogprobsInFlight | None
@@ -101,7 +114,20 @@ class StepRunner:
         the device fills them in. prepared: called when there is nothing left to do but to compute."""
         self._open_and_close(batch)
         previous_ids = None if previous is None else previous.next_ids
-        forward = self._runner.forward(batch, previous_ids, prepared)
+        step = StepInFlight(batch, self._runner.forward(batch, previous_ids, prepared))
+        if not batch.lacks_masks:
+            step.sampled = self._sample_step(batch, step.forward, previous_ids)
+        return step
+
+    @torch.inference_mode()
+    def sample(self, step: StepInFlight) -> None:
+        """Sample the tokens of a step that lacked masks when it was launched. The step before has been finished."""
+        step.sampled = self._sample_step(step.batch, step.forward, None)
+
+    def _sample_step(
+        self, batch: ScheduleBatch, forward: ForwardOutput, previous_ids: torch.Tensor | None
+    ) -> SampledStep:
+        """previous_ids: of the step before, if it is still in flight."""
         counts = batch.sampled_counts
         for step in batch.beams:
             counts[step.start : step.stop] = 0
@@ -119,10 +145,9 @@ class StepRunner:
         if batch.beams:
             beams = self._rank_beams(forward.logits, batch, unchecked)  # last, because it waits for the device
             self._profiler.lap("wait")
-        return StepInFlight(
-            batch=batch,
+        return SampledStep(
             next_ids=next_ids,
-            sampled_counts=counts,
+            counts=counts,
             output_logprobs=outputs,
             input_logprobs=inputs,
             copy=copy,
@@ -133,11 +158,13 @@ class StepRunner:
 
     def finish(self, step: StepInFlight) -> StepOutput:
         """Wait for a step and collect what it computed."""
-        arrays = iter(step.copy.wait())
+        found = step.sampled
+        assert found is not None
+        arrays = iter(found.copy.wait())
         sampled, peaks = next(arrays), next(arrays)
-        chosen = next(arrays) if step.has_bans else None
+        chosen = next(arrays) if found.has_bans else None
         self._profiler.lap("wait")
-        counts, accepted = step.sampled_counts, sampled
+        counts, accepted = found.counts, sampled
         if step.batch.draft_lens is not None:
             counts, taken = verify_drafts(step.batch, sampled, counts)
             accepted, peaks = sampled[taken], peaks[taken]
@@ -145,30 +172,35 @@ class StepRunner:
         failed: list[int] = []
         if not np.isfinite(peaks).all():
             failed = np.unique(np.repeat(np.arange(len(counts)), counts)[~np.isfinite(peaks)]).tolist()
-        for beam, found in zip(step.batch.beams, step.beams):
-            if found is not None and not found.is_finite:
+        for beam, candidates in zip(step.batch.beams, found.beams):
+            if candidates is not None and not candidates.is_finite:
                 failed += range(beam.start, beam.stop)
-        output = StepOutput(StepResult(accepted.astype(np.int32), counts, beams=step.beams))
-        output.result.forbidden_rows = self._forbidden_rows(step, counts, accepted, chosen)
-        if step.output_logprobs is not None:
-            output.output_logprobs = step.output_logprobs.read_rows(arrays, sampled, counts)
-        if step.input_logprobs is not None:
-            chunks = step.input_logprobs.read_logprobs(arrays, step.batch.logprob_targets)
+        output = StepOutput(StepResult(accepted.astype(np.int32), counts, beams=found.beams))
+        output.result.forbidden_rows = self._forbidden_rows(step.batch, found.beams, counts, accepted, chosen)
+        if found.output_logprobs is not None:
+            output.output_logprobs = found.output_logprobs.read_rows(arrays, sampled, counts)
+        if found.input_logprobs is not None:
+            chunks = found.input_logprobs.read_logprobs(arrays, step.batch.logprob_targets)
             rows = logprob_rows(step.batch)
             failed += [row for row, chunk in zip(rows.tolist(), chunks, strict=True) if np.isnan(chunk.values).any()]
             output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
         if failed:
             sound = self._runner.sound_tokens(step.batch, failed)
-            known = step.batch.seq_lens + counts - step.sampled_counts  # wrong guesses do not count
+            known = step.batch.seq_lens + counts - found.counts  # wrong guesses do not count
             output.result.failed_rows = {row: n if n < known[row] else 0 for row, n in sound.items()}
-        self._take_tokens(step, output.result)
+        self._take_tokens(step.batch, found.unchecked_rows, output.result)
         return output
 
     def _forbidden_rows(
-        self, step: StepInFlight, counts: np.ndarray, accepted: np.ndarray, chosen: np.ndarray | None
+        self,
+        batch: ScheduleBatch,
+        beams: list[BeamCandidates | None],
+        counts: np.ndarray,
+        accepted: np.ndarray,
+        chosen: np.ndarray | None,
     ) -> tuple[int, ...]:
-        rows = forbidden_rows(step.batch, counts, accepted, chosen, self._vocab_size)
-        for beam, found in zip(step.batch.beams, step.beams):
+        rows = forbidden_rows(batch, counts, accepted, chosen, self._vocab_size)
+        for beam, found in zip(batch.beams, beams):
             if found is not None and is_forbidden(beam, found, self._vocab_size):
                 rows += range(beam.start, beam.stop)
         return tuple(rows)
@@ -179,15 +211,15 @@ class StepRunner:
             for serial in batch.closed:
                 self._stop_strings.drop(serial)
 
-    def _take_tokens(self, step: StepInFlight, result: StepResult) -> None:
+    def _take_tokens(self, batch: ScheduleBatch, unchecked_rows: list[int], result: StepResult) -> None:
         """Record the new tokens of the sequences that need them, and look for their stop strings. Sequences that were
         closed since the launch are skipped, and those that end for a forbidden token. A check that raises ends its
         sequence alone."""
-        result.unchecked_rows = tuple(step.unchecked_rows)
+        result.unchecked_rows = tuple(unchecked_rows)
         recording = self._sequences.recording
         if not recording:
             return
-        serials, tokens_of = step.batch.serials, result.rows()
+        serials, tokens_of = batch.serials, result.rows()
         for row in np.flatnonzero(result.counts).tolist():
             sequence = recording.get(int(serials[row]))
             if sequence is None or row in result.forbidden_rows:
@@ -217,8 +249,7 @@ class StepRunner:
         sequences = [self._sequences[serial] for serial in batch.serials[rows].tolist()]
         allowed = batch.allowed
         if allowed is not None:
-            place = np.searchsorted(rows, allowed.rows).astype(np.int32)
-            allowed = AllowedTokens(place, allowed.words, allowed.bits)
+            allowed = allowed.renumber(lambda constrained: np.searchsorted(rows, constrained).astype(np.int32))
         if len(rows) < len(logits):
             logits = _take_rows(logits, last_of_each(np.cumsum(batch.sampled_counts)[own], counts[own]))
         pending = None

@@ -32,6 +32,7 @@ from ..scheduler.token_buffer import pack_ids
 from .channels import Endpoints, Receiver, Sender, Waker
 from .checkpoint.model_files import resolve_model_folder
 from .config import WorkerConfig
+from .constraints.grammars import Grammars
 from .constraints.item_tries import ItemTries, load_item_trie
 from .event_loop import EventLoop
 from .job_records import JobRecords, JobTraceFile, ToolHistoryFile
@@ -246,6 +247,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
     stop.on_set(waker.wake)
     worker: Worker | None = None
     tier_io: TierIO | None = None
+    grammars: Grammars | None = None
     job_records: JobRecords | None = None
     kv_events: KVEventPublisher | None = None
     try:
@@ -272,7 +274,9 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         gc.collect()
         gc.freeze()  # what is alive now stays alive: later collections can skip it
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
-        suffixes = ContinuationSuffixes(load_tokenizer(config), config.scheduler.max_finished_requests)
+        tokenizer = load_tokenizer(config)
+        suffixes = ContinuationSuffixes(tokenizer, config.scheduler.max_finished_requests)
+        grammars = Grammars(tokenizer, info["vocab_size"], info["eos_token_ids"], waker.wake)
         outbox.holds = endpoints.are_of_threads and info["device"] == "cpu"
         loop = EventLoop(
             scheduler=scheduler,
@@ -281,6 +285,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
             outbox=outbox,
             suffixes=suffixes,
             item_tries=item_tries,
+            grammars=grammars,
             info=info,
             profiler=profiler,
             overlap=info["overlap"],
@@ -292,6 +297,8 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         )
         loop.run(stop)
     finally:
+        if grammars is not None:
+            grammars.close()
         if job_records is not None:
             job_records.close(time.monotonic())
         if tier_io is not None and tier_io.close(CLOSE_S) and worker is not None and worker.stores is not None:

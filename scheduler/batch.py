@@ -172,6 +172,8 @@ class ScheduleBatch:
     """The searches among the rows, in row order."""
     allowed: AllowedTokens | None = None
     """The only tokens that may be sampled in rows with a constraint, searches excluded; None if no row has one."""
+    lacks_masks: bool = False
+    """``allowed`` is not whole: some of it depends on tokens of the step in flight. Nothing is sampled before it is."""
     draft_lens: np.ndarray | None = None
     """int32 [bs]: so many of each row's last new tokens are guesses at what follows the others; None if there are none.
     Such a row samples after each of them too, and its result brings the tokens up to the first that was not guessed."""

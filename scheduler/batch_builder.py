@@ -51,6 +51,8 @@ class PlannedStep:
     """A fence that is open until the step has ended, see memory_pool/fences.py."""
     is_preparation: bool = False
     """Its only row is a chunk of a preparation (preparations.py)."""
+    awaiting: list[tuple[int, Request]] = field(default_factory=list)
+    """Rows with a constraint that the token in flight decides, and their requests."""
     longest_gap: int = 0
     """Steps from the last one that served a running request of this step, for the one that has waited longest; 1 if
     that was the step before."""
@@ -124,13 +126,35 @@ def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
     """Fill in everything that depends on how far each request has got."""
     batch = step.batch
     allowed: list[tuple[int, AllowedTokens]] = []
+    _prepare_constraints(step.requests)
     drafted = batch.draft_lens.tolist() if batch.draft_lens is not None else [0] * len(batch)
     for row, (request, old, new) in enumerate(zip(step.requests, batch.prefix_lens.tolist(), new_lens.tolist())):
         try:
             _fill_row(step, row, request, old, new, drafted[row], allowed)
         except Exception as error:
             raise RequestFault(request) from error
-    batch.allowed = AllowedTokens.join(allowed)
+    batch.allowed, batch.lacks_masks = AllowedTokens.join(allowed), bool(step.awaiting)
+
+
+def add_masks(step: PlannedStep) -> None:
+    """Fill in what the constraints of a step allow, now that the step before it has ended. Raises RequestFault, and
+    then the others are still to be filled in."""
+    awaiting, batch = [each for each in step.awaiting if each[1].finish is None], step.batch
+    _prepare_constraints([request for _, request in awaiting])
+    allowed = [(0, batch.allowed)] if batch.allowed is not None else []
+    for row, request in awaiting:
+        try:
+            assert request.constraint_state is not None
+            allowed.append((row, request.constraint_state.allowed()))
+        except Exception as error:
+            raise RequestFault(request) from error
+    batch.allowed, batch.lacks_masks = AllowedTokens.join(allowed), False
+
+
+def _prepare_constraints(requests: list[Request]) -> None:
+    states = [request.constraint_state for request in requests if request.constraint_state is not None]
+    for kind in dict.fromkeys(map(type, states)):
+        kind.prepare([state for state in states if type(state) is kind])
 
 
 def _fill_row(
@@ -161,6 +185,8 @@ def _fill_row(
     if samples and request.beams is not None:
         batch.beams.append(_beam_step(request, row, row + 1))
         step.searches.append(request)
+    elif samples and request.constraint_state is not None and request.num_output_placeholders:
+        step.awaiting.append((row, request))
     elif samples and request.constraint_state is not None:
         allowed.append((row, request.constraint_state.allowed()))
     request.scheduled_len = new

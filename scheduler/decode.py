@@ -132,10 +132,9 @@ class DecodeScheduler:
 
 
 def _wants_token(request: Request) -> bool:
-    """True if a token is missing that is not in flight. A request with a constraint waits for the token in flight,
-    because the constraint needs it; so does one with a draft, because only the end of its step says how many tokens
-    the draft brings."""
-    if request.num_drafted or (request.constraint is not None and request.num_output_placeholders):
+    """True if a token is missing that is not in flight. A request with a draft waits, because only the end of its step
+    says how many tokens the draft brings."""
+    if request.num_drafted:
         return False
     num_known = len(request.token_ids) + request.num_output_placeholders
     return num_known - request.prompt_len < request.max_new_tokens

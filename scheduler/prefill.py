@@ -189,7 +189,10 @@ class PrefillScheduler:
         waiting.remove_requests(admitted)
 
     def _order(self, waiting: list[Request], now: float) -> tuple[list[Request], Request | None]:
-        """The waiting requests in the policy's order, and the overdue request, if any."""
+        """The requests that may enter in the policy's order, and the overdue request, if any."""
+        waiting = [request for request in waiting if request.constraint is None or request.constraint.is_ready]
+        if not waiting:
+            return [], None
         try:
             return self._policy.order(waiting, now), self._policy.overdue
         except Exception:

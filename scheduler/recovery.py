@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 def request_failed(error: Exception) -> RequestRefused:
     """The error for the client of a request at fault."""
+    if isinstance(error, RequestRefused):
+        return error
     return RequestRefused(
         f"this request failed inside the server ({type(error).__name__}); other requests are not affected. Send it "
         "again, and report it if it fails again",

@@ -334,8 +334,12 @@ class Request:
 
     @property
     def ends_at_eos(self) -> bool:
-        """True if an eos token ends it: not with ignore_eos, nor where a constraint treats eos like any other token."""
-        return not self.sampling.ignore_eos and (self.constraint is None or self.constraint.eos_ends)
+        """True if an eos token ends it: not where a constraint treats eos like any other token, nor with ignore_eos,
+        unless a constraint has it at the end of whole outputs only."""
+        constraint = self.constraint
+        if constraint is None:
+            return not self.sampling.ignore_eos
+        return constraint.eos_ends and (constraint.must_complete or not self.sampling.ignore_eos)
 
     @property
     def num_retained(self) -> int:

@@ -55,6 +55,14 @@ MAX_NAME_CHARS = 128
 """Longest name of an item trie."""
 
 
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A grammar that the output must fulfil. name: of the field that set it, for messages. source: in llguidance's own
+    form, JSON or Lark."""
+
+    name: str
+    source: str
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling parameters of one request. A bad value raises ValueError with the field, the value and the fix.
 
@@ -75,6 +83,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     expected to beat the worst finished one, "never" when it cannot; all as transformers defines them.
     allowed_token_ids: the only ids that may be sampled, eos among them or not; empty for all.
     item_trie: name of a trie; its items are the only outputs. The end of an item ends the output, eos does not.
+    grammar: what outputs look like. Where it allows nothing more, the output ends.
     """
 
     max_new_tokens: int | None = 128
@@ -102,6 +111,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     item_trie: str | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         # Plain tests: a request is checked in two processes, and most are fine.
@@ -149,6 +159,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._check_allowed_ids()
         if self.bad_words:
             self._check_bad_words()
+        if self.grammar is not None:
+            for name in ("item_trie", "allowed_token_ids"):
+                if getattr(self, name):
+                    self._refuse(name, f"it does not go with {self.grammar.name}; leave one of them out")
         if self.beam_width is not None:
             self._check_search(self.beam_width)
         elif self.length_penalty != 1.0:

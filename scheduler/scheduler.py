@@ -27,7 +27,7 @@ from ..radix.tiers.block_orders import BlockOrder
 from ..radix.tiers.block_tier import BlockTier
 from ..radix.tiers.host_tier import HostTier, TierCopy
 from .batch import ScheduleBatch, StepResult, StopMatch
-from .batch_builder import PlannedStep
+from .batch_builder import PlannedStep, add_masks
 from .cache_report import CacheReporter
 from .cache_stats import CacheStats
 from .cache_stats_collector import CacheStatsCollector
@@ -176,6 +176,8 @@ class Scheduler:
         self._processing: tuple[PlannedStep, set[Request]] | None = None
         """The step with the result that is being processed, and the requests that are done with it."""
         self._faults_in_a_row = 0
+        self._compiling: list[Request] = []
+        """Requests with a constraint that was not ready when they came. They enter no step before it is."""
         self._in_flight: list[PlannedStep] = []
         self._closed: list[int] = []  # serials of ended sequences; the next step tells the step runner of them
         self._extends_in_a_row = 0
@@ -196,6 +198,9 @@ class Scheduler:
         constraint: the object that the spec names.
         """
         requests: list[Request] = []
+        is_ready = constraint is None or constraint.is_ready
+        if constraint is not None and is_ready and (refusal := constraint.failure()) is not None:
+            raise refusal
         try:
             if spec.rid in self._live:
                 raise duplicate_rid(spec.rid)
@@ -209,6 +214,8 @@ class Scheduler:
             self._preparations.record_arrival(requests)
             self._continuations.forget_record(spec.rid)
             self._live.add_siblings(spec.rid, requests)
+            if not is_ready:
+                self._compiling += requests
         except RequestRefused:
             raise
         except Exception as error:
@@ -419,6 +426,8 @@ class Scheduler:
         except Exception:
             logger.exception("what became of pins could not be counted; requests are not affected")
         self._offload.release_overdue(now)
+        if self._compiling:
+            self._refuse_uncompiled(now)
         step = None
         if not self._decode_is_due():
             step = self._prefill.next_batch(
@@ -442,6 +451,15 @@ class Scheduler:
         if not step.is_preparation:
             self._extends_in_a_row = 0 if step.serves_running else self._extends_in_a_row + 1
         return step
+
+    def _refuse_uncompiled(self, now: float) -> None:
+        """End the requests whose constraint could not be made."""
+        ready = [r for r in self._compiling if r.finish is not None or r.constraint is None or r.constraint.is_ready]
+        self._compiling = [request for request in self._compiling if request not in ready]
+        for request in ready:
+            refusal = request.constraint.failure() if request.constraint is not None else None
+            if refusal is not None:
+                self._refuse([request], refusal, now)
 
     def _form_preparation(self, now: float) -> PlannedStep | None:
         step = self._preparations.form_step(self._counters.steps, now)
@@ -471,6 +489,16 @@ class Scheduler:
         self._counters.retractions += 1
         self._reserve.reset_ratio()
         self._waiting.add_requests([request])
+
+    def add_masks(self, now: float) -> None:
+        """Fill in the masks of the newest step in flight, which lacked some when it was formed, once the step before it
+        has been processed. Requests whose constraint raises end with an error."""
+        step = self._in_flight[-1]
+        while step.batch.lacks_masks:
+            try:
+                add_masks(step)
+            except RequestFault as fault:
+                self._recover(fault.__cause__, [fault.request], now)
 
     def ends_within_token(self, result: StepResult) -> list[tuple[Request, StopMatch]]:
         """The requests that ``result`` will end within a token (`StoppingCriteria.cuts_token`), each with its match."""
@@ -712,6 +740,11 @@ class Scheduler:
     def is_idle(self) -> bool:
         """True when no request is live and no step is in flight. Preparations that wait do not count."""
         return not self._live and not self._in_flight
+
+    @property
+    def is_compiling(self) -> bool:
+        """True while requests wait for their constraints."""
+        return bool(self._compiling)
 
     @property
     def live_requests(self) -> list[Request]:

@@ -35,6 +35,7 @@ from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
 from baton.runtime.channels import Endpoints, Receiver, Sender
+from baton.runtime.constraints.grammars import Grammars
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
 from baton.runtime.messages import FromWorker, ToWorker
@@ -128,6 +129,7 @@ class Rig:
             outbox=self._outbox,
             suffixes=suffixes,
             item_tries=ItemTries(VOCAB),
+            grammars=Grammars(cast(Any, None), VOCAB, ()),
             info={},
             profiler=self.profiler,
             overlap=overlap,

@@ -32,6 +32,7 @@ from ..description.json_schema import (
 from ..fields.conversation_names import NO_NAMES, ConversationNames
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
+from ..fields.grammars import TEXT_FORMAT, read_response_format
 from ..fields.ignored import Ignored
 from ..fields.prompts import SHARED_OF_CHATS, LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import RID, STREAM, one_of, refuse_unserved, shown, typed
@@ -53,7 +54,6 @@ MESSAGE_SAMPLING = (
 
 TOOL_UNENFORCED: dict[str, tuple[tuple, str]] = {
     # Field -> the values that ask for nothing, and why any other has no effect.
-    "strict": ((False,), "arguments are not held to their schema"),
     "defer_loading": ((False,), "every tool is offered from the start"),
     "allowed_callers": ((["direct"], []), "every tool is offered to the model itself"),
     "input_examples": (([],), "the model is not shown them; put them into the description"),
@@ -88,6 +88,7 @@ _TOOL = taken(
         "name": string("", least=1, most=128),
         "description": string(),
         "input_schema": open_object("A JSON schema."),
+        "strict": flag("The input fulfils the schema.", default=False),
     },
     title="MessageTool",
     required=("name", "input_schema"),
@@ -145,8 +146,11 @@ PROPERTIES: Properties = {
     "tool_choice": _TOOL_CHOICE,
     "thinking": _THINKING,
     "output_config": taken(
-        {"effort": enum(*EFFORTS, about="A variable of the template."), "task_budget": open_object("Has no effect.")},
-        unsupported={"format": ()},
+        {
+            "effort": enum(*EFFORTS, about="A variable of the template."),
+            "task_budget": open_object("Has no effect."),
+            "format": TEXT_FORMAT,
+        },
     ),
     "context_management": _CONTEXT_MANAGEMENT,
     "diagnostics": DIAGNOSTICS,
@@ -293,6 +297,9 @@ def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise RequestRefused(f"stop_sequences is {shown(stops)}; it takes a list of strings", param="stop_sequences")
     sampling = {name: fields[name] for name in MESSAGE_SAMPLING if name in fields}
+    config = fields.get("output_config")
+    if isinstance(config, dict) and config.get("format") is not None:
+        sampling |= read_response_format(config["format"], "output_config.format")
     sampling |= {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
     return sampling | {"stop": stops}
 
@@ -334,7 +341,7 @@ def _effort(given: Any, ignored: Ignored) -> dict[str, Any]:
         return {}
     if not isinstance(given, dict):
         raise RequestRefused(f"output_config is {shown(given)}; it takes an object", param="output_config")
-    refuse_unserved(given, ("effort", "task_budget"), {"format": ()}, (), where="output_config.", ignored=ignored)
+    refuse_unserved(given, ("effort", "task_budget", "format"), where="output_config.", ignored=ignored)
     if given.get("task_budget") is not None:
         ignored.add_field("output_config.task_budget", "the model is not told of it")
     effort = given.get("effort")
@@ -374,7 +381,7 @@ def _tool(given: Any, where: str, ignored: Ignored) -> dict:
         raise RequestRefused(f"{where} takes an object with name, description and input_schema", param=where)
     if given.get("type") not in (None, "custom"):
         raise unserved_tool(given["type"], where, "tools that you define (name, description and input_schema)")
-    served = ("type", "name", "description", "input_schema", *TOOL_UNENFORCED)
+    served = ("type", "name", "description", "input_schema", "strict", *TOOL_UNENFORCED)
     refuse_unserved(given, served, {}, TOOL_WITHOUT_EFFECT, where=f"{where}.", ignored=ignored)
     for name, (off, why) in TOOL_UNENFORCED.items():
         if given.get(name) not in (None, *off):
@@ -389,6 +396,8 @@ def _tool(given: Any, where: str, ignored: Ignored) -> dict:
             f"{where}.input_schema is {shown(schema)}; it takes a JSON schema", param=f"{where}.input_schema"
         )
     function: dict[str, Any] = {"name": name}
+    if given.get("strict") is not None and typed(given["strict"], bool, f"{where}.strict"):
+        function["strict"] = True
     if given.get("description") is not None:
         function["description"] = typed(given["description"], str, f"{where}.description")
     return {"type": "function", "function": function | {"parameters": schema}}

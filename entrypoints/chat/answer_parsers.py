@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import secrets
 import string
+from collections.abc import Mapping
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
+from ...scheduler.sampling_params import Grammar
 from ..reasoning_parsers.output_parser import OutputParser, ReasoningParser
 from ..reasoning_parsers.registry import choose as choose_reasoning
 from ..reasoning_parsers.registry import reasoning_parser
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, ToolParser, joined
 from ..tool_parsers.registry import choose as choose_tools
 from ..tool_parsers.registry import tool_parser
+from .answer_grammar import AnswerGrammar
 from .call import ChatCall
 from .messages import read_arguments
 from .tools import specs_of
@@ -60,6 +63,17 @@ class AnswerParsers:
             inside = self._reasoning.begins_inside(opening)
             thoughts = self._reasoning(begins_inside=inside or None)
         return OutputParser(thoughts, tools)
+
+    def answer_grammar(self, call: ChatCall, opening: str, forced: str, special: Mapping[str, int]) -> Grammar | None:
+        """What one answer must look like; None where it is free. opening: as for `make_parser`. forced: what the answer
+        was made to begin with. special: text -> id of the special tokens. Raises RequestRefused."""
+        specs = specs_of(call.tools) if call.may_call else []
+        form = call.prompt.sampling.grammar
+        if form is None and not forced and not any(spec.strict for spec in specs):
+            return None
+        inside = self._reasoning is not None and self._reasoning.begins_inside(opening)
+        grammar = AnswerGrammar(self._tools if call.may_call else None, self._reasoning, special)
+        return grammar.build(form, specs, call.choice, forced, inside=inside)
 
     def says_the_same(self, words: str, said: str) -> bool:
         """Is the only difference how spaces and the JSON of calls are written? See conversations.py."""

@@ -25,6 +25,7 @@ from ...runtime.text.token_bytes import TokenBytes
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import ContextOverflow, RequestRefused, context_exceeded
 from ...scheduler.request_spec import Predecessor
+from ...scheduler.sampling_params import Grammar
 from ..reasoning_parsers.output_parser import OutputParser
 from ..tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text, joined
 from .answer_parsers import AnswerParsers, first_call_only
@@ -97,6 +98,7 @@ class Chats:
         self._tokens = _Tokens(
             tokenizer.token_bytes, {each: tokenizer.token_text(each) for each in tokenizer.special_ids}
         )
+        self._special = {text: token_id for token_id, text in self._tokens.special.items() if text}
 
     async def open_chat(self, client: Client, call: ChatCall) -> ChatAnswer:
         """Start a chat of a client. Raises RequestRefused, with errors of the prompt under ``input_ids``."""
@@ -104,10 +106,13 @@ class Chats:
         scope = client.scope(call.prompt.spec.namespace)
         seen = await beside_others(size, lambda: self._recognized(call, scope))
         sent, call = call, dataclasses.replace(call, conversation=seen.conversation)
-        rendered, forced, make_parser = await self._rendered(call, size)
+        rendered, forced, make_parser, grammar = await self._rendered(call, size)
         known = await beside_others(size, lambda: self._known(call, rendered + forced, scope))
         job_id = await self._job_of(sent, known, seen, scope, client.name, size)
         prompt = await self._prompt(call, rendered + forced, known, job_id, make_parser().keeps_special_tokens)
+        if grammar is not None:
+            sampling = msgspec.structs.replace(prompt.sampling, grammar=grammar)
+            prompt = dataclasses.replace(prompt, spec=msgspec.structs.replace(prompt.spec, sampling=sampling))
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
         prompt = await self._with_details(prompt, seen.taken)
         last = seen.last or self._conversations.last_of_job(_owner_of(sent, scope), job_id)
@@ -213,7 +218,7 @@ class Chats:
         size = self.check_size(call.conversation, may_overflow=may_overflow)
         normal = await beside_others(size, lambda: normalized(call.conversation, self._rules, {}))
         call = dataclasses.replace(call, conversation=normal.conversation)
-        rendered, forced, _ = await self._rendered(call, size)
+        rendered, forced, *_ = await self._rendered(call, size)
         (ids,) = await self._manager.tokenize(
             [rendered + forced], add_special_tokens=False, is_truncated=may_overflow, param="messages"
         )
@@ -293,8 +298,9 @@ class Chats:
         (count,) = await self.count_tokens([before]) if before else (0,)
         return dataclasses.replace(found, message_token=count)
 
-    async def _rendered(self, call: ChatCall, size: int) -> tuple[str, str, Callable[[], OutputParser]]:
-        """The prompt, what the answer is made to begin with, and what makes its parser. size: of the conversation."""
+    async def _rendered(self, call: ChatCall, size: int) -> tuple[str, str, Callable[[], OutputParser], Grammar | None]:
+        """The prompt, what the answer is made to begin with, what makes its parser, and what it must look like. size:
+        of the conversation."""
         if call.may_call and not self.renderer.knows_tools:
             raise RequestRefused(
                 "the chat template has no place for tools, and no bundled one fits the model's marks, so the model "
@@ -306,7 +312,9 @@ class Chats:
         opening = await beside_others(size, lambda: self._opening(call.conversation, rendered))
         make_parser = partial(self.parsers.make_parser, call, opening)
         is_forced = call.choice.kind in ("any", "named")
-        return rendered, make_parser().forced_prefix(call.choice.name) if is_forced else "", make_parser
+        forced = make_parser().forced_prefix(call.choice.name) if is_forced else ""
+        grammar = self.parsers.answer_grammar(call, opening, forced, self._special)
+        return rendered, forced, make_parser, grammar
 
     def _known(self, call: ChatCall, text: str, scope: str) -> GoesOn | None:
         """The turn that the call, with this prompt, continues."""

@@ -98,7 +98,7 @@ class Renderer:
         return template.render(
             messages,
             add_generation_prompt=conversation.add_generation_prompt,
-            tools=conversation.tools,
+            tools=_as_described(conversation.tools),
             documents=conversation.documents,
             **conversation.variables,
         )
@@ -110,6 +110,16 @@ class Renderer:
         if templates.bundled:
             has_tools = has_tools or any(message.get("tool_calls") for message in conversation.messages)
         return (templates.with_tools if has_tools else None) or templates.plain
+
+
+def _as_described(tools: list[dict] | None) -> list[dict] | None:
+    """Tools as the model is told of them: whether their arguments are enforced is not its concern."""
+    if not any("strict" in tool["function"] for tool in tools or ()):
+        return tools
+    return [
+        {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
+        for tool in tools or ()
+    ]
 
 
 def with_roles_in_turn(messages: list[Message]) -> list[Message]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...scheduler.outcome import RequestRefused
-from ..description.json_schema import Schema, either, enum, list_of, nullable, string
+from ..description.json_schema import Schema, either, enum, flag, list_of, nullable, string
 from ..fields.ignored import Ignored
 from ..fields.reading import shown, typed
 from ..tool_parsers.pieces import ToolSpec
@@ -25,6 +25,7 @@ _FUNCTION: Schema = {
         "name": FUNCTION_NAME,
         "description": nullable(string()),
         "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+        "strict": nullable(flag("The arguments fulfil the schema.", default=False)),
     },
     "required": ["name"],
 }
@@ -119,7 +120,8 @@ class UnservedTool(RequestRefused):
 
 
 def specs_of(tools: list[dict]) -> list[ToolSpec]:
-    return [ToolSpec(tool["function"]["name"], tool["function"].get("parameters") or {}) for tool in tools]
+    functions = [tool["function"] for tool in tools]
+    return [ToolSpec(each["name"], each.get("parameters") or {}, each.get("strict") is True) for each in functions]
 
 
 def _tool(tool: Any, where: str, ignored: Ignored) -> dict:
@@ -137,8 +139,8 @@ def _tool(tool: Any, where: str, ignored: Ignored) -> dict:
         )
     if function.get("description") is not None:
         typed(function["description"], str, f"{where}.function.description")
-    if function.get("strict"):
-        ignored.add_field(f"{where}.function.strict", "arguments are not held to their schema")
+    if function.get("strict") is not None:
+        typed(function["strict"], bool, f"{where}.function.strict")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise RequestRefused(f"{where}.function.parameters takes a JSON schema", param=where)

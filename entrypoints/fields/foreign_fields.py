@@ -22,6 +22,7 @@ import msgspec
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import SamplingParams
 from ..description.json_schema import Properties, Schema, anything, either, enum
+from .grammars import GRAMMARS, read_response_format, read_structured_outputs
 from .ignored import Ignored
 from .reading import one_of, pass_or_refuse_unknown, shown, typed
 
@@ -255,6 +256,14 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("used", "OpenAI's chats", RESPONSES, "reasoning_effort", "reasoning.effort",
              read=lambda value, name, _: {"reasoning": {"effort": typed(value, str, name)}}),
     *_listed("used", "llama.cpp, Groq", CHAT, "reasoning_format", "separate_reasoning", read=_reasoning_format),
+    *_listed("used", "vLLM", OPENAI + SAMPLING, "guided_json", "json_schema", read=_as("json_schema")),
+    *_listed("used", "vLLM", OPENAI + SAMPLING, "guided_regex", "regex", read=_as("regex")),
+    *_listed("used", "vLLM, llama.cpp", OPENAI + SAMPLING, "guided_grammar grammar", "ebnf", read=_as("ebnf")),
+    *_listed("used", "vLLM", OPENAI + SAMPLING, "guided_choice", "choice", read=_as("choice")),
+    *_listed("used", "vLLM", OPENAI + SAMPLING, "structured_outputs guided_decoding", "json_schema, regex, ebnf, "
+             "choice", read=read_structured_outputs),
+    *_listed("used", "OpenAI's chats", COMPLETIONS + SAMPLING, "response_format", "json_schema",
+             read=lambda value, name, _: read_response_format(value, name)),
     *_listed("used", "MiniMax", CHAT, "reasoning_split", "separate_reasoning", read=_as("separate_reasoning")),
     *_listed("used", "OpenRouter", TEXTS, "usage", "stream_options.include_usage", read=_usage),
     *_listed("used", "llama.cpp, Ollama", OPENAI + MESSAGES + SAMPLING, "repeat_penalty", "repetition_penalty",
@@ -308,8 +317,8 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("no effect", "SGLang, vLLM", ENDPOINTS + SAMPLING, "stream_interval", "events come as tokens do",
              off=(1,)),
     *_listed("no effect", "vLLM", TEXTS, "repetition_detection", "max_tokens ends what repeats itself"),
-    *_listed("no effect", "vLLM", OPENAI, "guided_decoding_backend guided_whitespace_pattern", "text is not "
-             "constrained yet"),
+    *_listed("no effect", "vLLM", OPENAI, "guided_decoding_backend guided_whitespace_pattern", "grammars are enforced "
+             "in one way"),
     *_listed("no effect", "OpenAI's chats", COMPLETIONS, "reasoning_effort enable_thinking chat_template_kwargs "
              "separate_reasoning", "a completion has no chat template", off=(True,)),
     *_listed("no effect", "Mistral", CHAT, "safe_prompt prompt_mode", "use a system message", off=(False,)),
@@ -323,12 +332,14 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("no effect", "Anthropic", MESSAGES, "speed", "there is one speed", off=("standard",)),
     *_listed("no effect", "OpenAI", RESPONSES, "background_options", "it is read in the background by its id"),
     # -- refused -------------------------------------------------------------------------------------------------------
-    *_listed("refused", "vLLM", ENDPOINTS + SAMPLING, "guided_json guided_regex guided_choice guided_grammar "
-             "guided_decoding structured_outputs", _UNCONSTRAINED),
-    *_listed("refused", "SGLang", ENDPOINTS + SAMPLING, "json_schema regex ebnf structural_tag", _UNCONSTRAINED),
-    *_listed("refused", "llama.cpp, TGI, Ollama", ENDPOINTS + SAMPLING, "grammar grammar_string format",
+    *_listed("refused", "SGLang", ENDPOINTS + SAMPLING, "structural_tag", "use json_schema, regex or ebnf"),
+    *_listed("refused", "TGI, Ollama", ENDPOINTS + SAMPLING, "grammar_string format", "use json_schema, regex or ebnf"),
+    *_listed("refused", "vLLM, SGLang, llama.cpp", GENERATE, "guided_json guided_regex guided_choice guided_grammar "
+             "guided_decoding structured_outputs grammar response_format",
+             "use json_schema, regex, ebnf or choice of sampling_params", off=({"type": "text"},)),
+    *_listed("refused", "vLLM, SGLang, llama.cpp", MESSAGES, "guided_json guided_regex guided_choice "
+             "guided_grammar guided_decoding structured_outputs json_schema regex ebnf choice grammar",
              _UNCONSTRAINED),
-    *_listed("refused", "OpenAI", COMPLETIONS + GENERATE, "response_format", _UNCONSTRAINED, off=({"type": "text"},)),
     *_listed("refused", "OpenAI's chats", RESPONSES, "response_format", "use text.format", off=({"type": "text"},)),
     *_listed("refused", "SGLang, vLLM", ENDPOINTS, "image_data video_data audio_data input_embeds prompt_embeds "
              "positional_embed_overrides mm_hashes mm_content_hashes mm_payload encoder_urls images image "
@@ -437,7 +448,8 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
              "continuation_index keep_parent", "use messages only (a chat continues its last turn automatically), or "
              "/v1/completions", off=("finish", 0, False)),
     *(ForeignField(name=name, outcome="refused", apis=GENERATE, of="OpenAI", about=f"use sampling_params.{name}")
-      for name in (*SamplingParams.__struct_fields__, "sampling_seed") if name != "no_stop_trim"),
+      for name in (*SamplingParams.__struct_fields__, *GRAMMARS, "sampling_seed")
+      if name not in ("no_stop_trim", "grammar")),
 )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from ...scheduler.sampling_params import (
 )
 from ..description.json_schema import TOKEN_ID, Properties, Schema, either, enum, flag, list_of, number, string, whole
 from .foreign_fields import settle_fields
+from .grammars import GRAMMARS, take_grammar
 from .ignored import Ignored
 from .reading import PerPrompt, shown, spread
 
@@ -84,6 +85,7 @@ _LIMITED: Properties = {
     "length_penalty": number("Of a beam search: scores are divided by length ** this.", -10, 10),
     "early_stopping": enum(True, False, "never", about="When a beam search ends, as transformers defines it."),
     "item_trie": string("Constrains the output to items of this trie.", least=1, most=MAX_NAME_CHARS),
+    **GRAMMARS,
     "allowed_token_ids": list_of(TOKEN_ID, "The only ids that may be sampled.", least=1, most=MAX_ALLOWED_TOKEN_IDS),
     "bad_words": list_of(
         string(least=1),
@@ -94,7 +96,7 @@ _LIMITED: Properties = {
 
 
 def _with_default(name: str, schema: Schema) -> Schema:
-    default: Any = getattr(SamplingParams(), name)
+    default: Any = getattr(SamplingParams(), name, None)
     if isinstance(default, tuple):
         default = list(default)
     if default == [] and schema.get("minItems"):
@@ -118,7 +120,7 @@ def _of_model(schema: Schema) -> Schema:
     return rest | {"description": about.strip()}
 
 
-_FIELDS = SamplingParams.__struct_fields__
+_FIELDS = tuple(_LIMITED)
 _SERVED = (*_FIELDS, *SAMPLING_ALIASES)
 
 
@@ -187,6 +189,8 @@ def parse_sampling_params(
         raise RequestRefused(
             f"no_stop_trim and {where}.no_stop_trim contradict each other; give it once", param="no_stop_trim"
         )
+    if (grammar := take_grammar(values, f"{where}.")) is not None:
+        values["grammar"] = grammar
     try:
         params = msgspec.convert(values, SamplingParams)
     except msgspec.ValidationError as error:

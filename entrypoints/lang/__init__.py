@@ -18,6 +18,8 @@ from .expressions import (
     assistant_end,
     beam,
     gen,
+    gen_int,
+    gen_string,
     role_message,
     select,
     separate_reasoning,
@@ -29,7 +31,7 @@ from .expressions import (
     user_end,
 )
 from .program import Program, function
-from .refused import Anthropic, Crusoe, LiteLLM, OpenAI, VertexAI, gen_int, gen_string, image, video
+from .refused import Anthropic, Crusoe, LiteLLM, OpenAI, VertexAI, image, video
 from .state import ForkedStates, ProgramState
 
 __all__ = [

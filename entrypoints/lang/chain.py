@@ -39,8 +39,9 @@ COMPUTE_ONLY = {
 _GONE = ("parent_forgotten", "parent_not_found")
 """Error codes for a parent that existed, but too long ago or before the server restarted."""
 
-_ITEM = "item"
-"""The value of ``matched`` for an output that is a whole item of a trie: none of it is cut off."""
+_CONSTRAINTS = ("item", "grammar")
+"""The values of ``matched`` for an output that is a whole item of a trie, or that its grammar ended: none of it is cut
+off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def kept_ids(answer: dict[str, Any], sampling: dict[str, Any]) -> list[int] | No
     if finish["type"] != "stop" or sampling.get("no_stop_trim", False):
         return ids
     stop, regexes = (_listed(sampling.get(name, ())) for name in ("stop", "stop_regex"))
-    if (finish["matched"] == _ITEM and _ITEM not in stop) or finish["matched"] in regexes:
+    if (finish["matched"] in _CONSTRAINTS and finish["matched"] not in stop) or finish["matched"] in regexes:
         return ids  # a regex match stays in the text
     return None if isinstance(finish["matched"], str) else ids[:-1]
 

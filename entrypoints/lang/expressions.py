@@ -15,13 +15,13 @@ from ..reasoning_parsers.registry import reasoning_parser
 from .choices import CHOICES_METHODS, ChoicesSamplingMethod, token_length_normalized
 from .ir import Beam, Expr, Gen, Joined, RoleBegin, RoleEnd, Select, steps_of
 
-_NO_CONSTRAINTS = "constrained decoding is not there yet"
-_NOT_SUPPORTED = {
-    "regex": _NO_CONSTRAINTS,
-    "json_schema": _NO_CONSTRAINTS,
-    "dtype": f"{_NO_CONSTRAINTS}; generate text and convert it",
-    "choices_method": "it selects one of choices: give choices, too",
+_OF_TYPE = {
+    "int": r"-?(0|[1-9][0-9]{0,17})",
+    "float": r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?",
+    "bool": "True|False",
+    "str": r'"[^"\\\x00-\x1f]*"',
 }
+"""Regular expressions of the values of a type, as Python writes them."""
 
 
 def gen(
@@ -47,8 +47,9 @@ def gen(
     choices: Sequence[str] | None = None,
     choices_method: ChoicesSamplingMethod | str | None = None,
     regex: str | None = None,
-    json_schema: str | None = None,
+    json_schema: str | dict[str, Any] | type | None = None,
     *,
+    ebnf: str | None = None,
     repetition_penalty: float | None = None,
     logit_bias: dict[int, float] | None = None,
     seed: int | None = None,
@@ -60,15 +61,18 @@ def gen(
     """Generate text and store it as ``name``. Settings left None take their values from `run`, else from the server.
 
     n: samples; the variable is then a list, and the state continues with the first. choices: the same as `select`.
+    regex, json_schema, ebnf: the form of the text; a pydantic model stands for its schema. dtype: int, float, bool or
+    str (in quotes), or a pydantic model; the variable is the text all the same. One of the four at most.
     The other names mean what they mean in ``POST /generate``; max_tokens is max_new_tokens there, min_tokens
-    min_new_tokens. Raises ValueError for SGLang's constraints (regex, json_schema, dtype), which are not supported.
+    min_new_tokens. Raises ValueError.
     """
     _check_name(name)
     refuse_unknown("gen", gen, unknown)
     if choices is not None:
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
-    _refuse_constraints(choices_method=choices_method, regex=regex, json_schema=json_schema, dtype=dtype)
-    sampling = {
+    if choices_method is not None:
+        raise ValueError("gen: choices_method selects one of choices: give choices, too")
+    sampling = _form(regex, json_schema, ebnf, dtype) | {
         "max_new_tokens": max_tokens, "min_new_tokens": min_tokens, "n": n, "stop": _strings(stop),
         "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
         "stop_regex": _strings(stop_regex),
@@ -80,6 +84,16 @@ def gen(
     }  # fmt: skip
     options = _logprobs(return_logprob, top_logprobs_num, return_text_in_logprobs)
     return Gen(name, _given(sampling), options | _given({"logprob_start_len": logprob_start_len}))
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **more: Any) -> Expr:
+    """As `gen` with dtype=int."""
+    return gen(name, max_tokens, dtype=int, **more)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **more: Any) -> Expr:
+    """As `gen` with dtype=str: a text in quotes."""
+    return gen(name, max_tokens, dtype=str, **more)
 
 
 def beam(
@@ -229,10 +243,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _refuse_constraints(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"gen: {name} is not supported: {_NOT_SUPPORTED[name]}")
+def _form(regex: str | None, json_schema: Any, ebnf: str | None, dtype: type | str | None) -> dict[str, Any]:
+    """The fields that say what the text looks like. Raises ValueError."""
+    given = _given({"regex": regex, "json_schema": json_schema, "ebnf": ebnf, "dtype": dtype})
+    if len(given) > 1:
+        first, second = list(given)[:2]
+        raise ValueError(f"gen: {first} and {second} both say what the text looks like; give one of them")
+    if dtype is not None:
+        name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+        if name in _OF_TYPE:
+            return {"regex": _OF_TYPE[name]}
+        if not hasattr(dtype, "model_json_schema"):
+            raise ValueError(f"gen: dtype is {dtype!r}; use int, float, bool, str or a pydantic model")
+        json_schema, given = dtype, {"json_schema": dtype}
+    if hasattr(json_schema, "model_json_schema"):
+        given["json_schema"] = json_schema.model_json_schema()
+    return given
 
 
 def _method(given: ChoicesSamplingMethod | str) -> ChoicesSamplingMethod:

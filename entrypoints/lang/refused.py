@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-_NO_CONSTRAINTS = "constrained decoding is not there yet"
 _NO_VISION = "the server has no vision models"
 _OWN_SERVER = "programs run on Baton's own server or Engine; there are no backends for other vendors' APIs"
 
@@ -20,8 +19,6 @@ def _refused(name: str, why: str) -> Callable[..., NoReturn]:
     return call
 
 
-gen_int = _refused("gen_int", f"{_NO_CONSTRAINTS}; generate text and convert it")
-gen_string = _refused("gen_string", f"{_NO_CONSTRAINTS}; generate text that ends with a stop string")
 image = _refused("image", _NO_VISION)
 video = _refused("video", _NO_VISION)
 Anthropic = _refused("Anthropic", _OWN_SERVER)

@@ -30,6 +30,7 @@ from ..description.json_schema import (
 from ..fields.conversation_names import NO_NAMES, ConversationNames
 from ..fields.field_names import FieldNames
 from ..fields.foreign_fields import foreign_properties, settle_fields
+from ..fields.grammars import RESPONSE_FORMAT, read_response_format
 from ..fields.ignored import Ignored
 from ..fields.prompts import SHARED_OF_CHATS, LogprobFields, PromptTokens, read_prompts
 from ..fields.reading import MODEL, STREAM, STREAM_OPTIONS, include_usage, one_of, shown, typed
@@ -106,7 +107,7 @@ PROPERTIES: Properties = {
     "tools": TOOLS,
     "tool_choice": TOOL_CHOICE,
     "parallel_tool_calls": flag("More than one call in an answer.", default=True),
-    "response_format": taken({"type": enum("text")}, required=("type",)),
+    "response_format": RESPONSE_FORMAT,
     "logprobs": flag("Logprobs of the answer's tokens.", default=False),
     "top_logprobs": whole("Alternatives per token; needs logprobs.", 0, MAX_TOP_LOGPROBS, default=0),
     "reasoning_effort": string("The effort of reasoning; a variable of the template."),
@@ -198,7 +199,6 @@ def parse_chat(
     fields = with_vllm_names({name: value for name, value in fields.items() if value is not None})
     stream = typed(fields.get("stream", False), bool, "stream")
     usage = include_usage(fields.get("stream_options"), stream, ignored)
-    _check_format(fields.get("response_format"))
     logprobs = _logprobs(fields)
     prompt_logprobs = read_prompt_logprobs(fields)
     token_ids = wants_token_ids(fields)
@@ -253,6 +253,8 @@ def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     sampling: dict[str, Any] = {"max_new_tokens": None}
     sampling |= {name: fields[name] for name in (*OPENAI_SAMPLING, *OTHER_SAMPLING) if name in fields}
     sampling |= {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}
+    if "response_format" in fields:
+        sampling |= read_response_format(fields["response_format"])
     if "max_completion_tokens" in fields:
         if fields.get("max_tokens", fields["max_completion_tokens"]) != fields["max_completion_tokens"]:
             raise RequestRefused(
@@ -261,20 +263,6 @@ def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
             )
         sampling["max_new_tokens"] = fields["max_completion_tokens"]
     return sampling
-
-
-def _check_format(given: Any) -> None:
-    if given is None or given == {"type": "text"}:
-        return
-    kind = given.get("type") if isinstance(given, dict) else given
-    if kind in ("json_object", "json_schema"):
-        raise RequestRefused(
-            f"response_format {kind} is not supported: this server does not constrain text yet; ask for JSON in the "
-            "prompt, or leave it out",
-            code="unsupported_field",
-            param="response_format",
-        )
-    raise RequestRefused(f'response_format is {shown(given)}; it takes {{"type": "text"}}', param="response_format")
 
 
 def _logprobs(fields: dict[str, Any]) -> int | None:

@@ -24,6 +24,7 @@ from ..description.json_schema import (
     string,
     whole,
 )
+from ..fields.grammars import GRAMMARS
 from ..fields.output_details import CACHE_REPORT, CACHED_TOKENS, STAGE_DETAILS, cache_report, cached_tokens
 from ..fields.reading import RID, read_rid, typed
 from ..fields.sampling import SAMPLING, with_model_defaults
@@ -35,7 +36,7 @@ OPENAI_SAMPLING = (
 OTHER_SAMPLING = (
     # Not OpenAI's; named as in SGLang and vLLM.
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens", "allowed_token_ids", "stop_regex", "bad_words",
+    "spaces_between_special_tokens", "allowed_token_ids", "stop_regex", "bad_words", *GRAMMARS,
 )  # fmt: skip
 
 VLLM_NAMES = {"include_stop_str_in_output": "no_stop_trim"}

@@ -22,6 +22,7 @@ class GptOssReasoningParser(HarmonyParser):
     start: ClassVar[str] = "<|channel|>analysis<|message|>"
     end: ClassVar[str] = "<|end|>"
     resumes: ClassVar[str] = "<|end|><|start|>assistant"
+    answer_start: ClassVar[str] = "<|channel|>final<|message|>"
     thoughts: ClassVar[type[Text] | type[Reasoning]] = Reasoning
 
     def __init__(self, *, begins_inside: bool | None = None) -> None:

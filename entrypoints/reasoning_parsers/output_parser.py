@@ -16,6 +16,8 @@ class ReasoningParser(Protocol):
     end: ClassVar[str]
     resumes: ClassVar[str]
     """Text that ends a thought that has begun, up to where the answer begins."""
+    answer_start: ClassVar[str]
+    """Text that an answer begins with, behind a thought or without one."""
     is_inside: bool
     """True if the answer began inside of a thought."""
 

@@ -31,6 +31,7 @@ class TaggedParser(StreamParser):
     start: ClassVar[str] = "<think>"
     end: ClassVar[str] = "</think>"
     resumes: ClassVar[str] = "\n</think>\n\n"
+    answer_start: ClassVar[str] = ""
     _usually_inside: ClassVar[bool] = False
 
     def __init__(self, *, begins_inside: bool | None = None) -> None:

@@ -6,7 +6,7 @@ import re
 from typing import ClassVar
 
 from .json_text import read_value
-from .pieces import Text
+from .pieces import ArgumentsForm, Text
 from .reader import Steps, StreamParser
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -35,6 +35,11 @@ class DeepSeekV3Parser(StreamParser):
 
     call_start: ClassVar[str] = f"{_CALLS}{_CALL}{_KIND}{_SEPARATOR}"
     name_end: ClassVar[str] = "\n```json\n"
+    call_end: ClassVar[str] = f"\n```{_CALL_END}"
+    next_call: ClassVar[str | None] = f"\n{_CALL}{_KIND}{_SEPARATOR}"
+    calls_end: ClassVar[str] = _CALLS_END
+    arguments_form: ClassVar[ArgumentsForm] = "json"
+    marks_calls: ClassVar[bool] = True
 
     def _parse(self) -> Steps[None]:
         while mark := (yield from self.words(_CALLS, _CALL)):
@@ -105,3 +110,5 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
 
     call_start: ClassVar[str] = f"{_CALLS}{_CALL}"
     name_end: ClassVar[str] = _SEPARATOR
+    call_end: ClassVar[str] = _CALL_END
+    next_call: ClassVar[str | None] = _CALL

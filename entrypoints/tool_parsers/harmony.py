@@ -15,7 +15,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from .json_text import read_value
-from .pieces import Reasoning, Text
+from .pieces import ArgumentsForm, Reasoning, Text
 from .reader import Steps, StreamParser
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -130,6 +130,11 @@ class GptOssParser(HarmonyParser):
 
     call_start: ClassVar[str] = f"{_CHANNEL}commentary to={_NAMESPACE}"
     name_end: ClassVar[str] = f" <|constrain|>json{_MESSAGE}"
+    call_end: ClassVar[str] = "<|call|>"
+    next_call: ClassVar[str | None] = None
+    calls_end: ClassVar[str] = ""
+    arguments_form: ClassVar[ArgumentsForm] = "json"
+    marks_calls: ClassVar[bool] = True
 
     def read_function_call(self, name: str) -> Steps[str]:
         reader = self.reader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from .json_calls import read_call
-from .pieces import Text
+from .pieces import ArgumentsForm, Text
 from .reader import Steps, StreamParser
 
 _CLOSE = "</tool_call>"
@@ -30,6 +30,11 @@ class QwenParser(StreamParser):
 
     call_start: ClassVar[str] = '<tool_call>\n{"name": "'
     name_end: ClassVar[str] = '", "arguments":'
+    call_end: ClassVar[str] = f"}}\n{_CLOSE}"
+    next_call: ClassVar[str | None] = f"\n{call_start}"
+    calls_end: ClassVar[str] = ""
+    arguments_form: ClassVar[ArgumentsForm] = "json"
+    marks_calls: ClassVar[bool] = True
 
     def _parse(self) -> Steps[None]:
         while marker := (yield from self.words(*self._OPEN)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from .json_calls import read_call
-from .pieces import Text
+from .pieces import ArgumentsForm, Text
 from .reader import Steps, StreamParser
 
 _TAG = "<|python_tag|>"
@@ -24,6 +24,11 @@ class Llama3Parser(StreamParser):
 
     call_start: ClassVar[str] = '{"name": "'
     name_end: ClassVar[str] = '", "parameters":'
+    call_end: ClassVar[str] = "}"
+    next_call: ClassVar[str | None] = f"; {call_start}"
+    calls_end: ClassVar[str] = ""
+    arguments_form: ClassVar[ArgumentsForm] = "json"
+    marks_calls: ClassVar[bool] = False
 
     def _parse(self) -> Steps[None]:
         self.reader.keep()

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from .json_calls import read_call
 from .json_text import read_value
-from .pieces import Text
+from .pieces import ArgumentsForm, Text
 from .reader import Steps, StreamParser
 
 _MARK = "[TOOL_CALLS]"
@@ -27,6 +27,11 @@ class MistralParser(StreamParser):
 
     call_start: ClassVar[str] = f'{_MARK} [{{"name": "'
     name_end: ClassVar[str] = '", "arguments":'
+    call_end: ClassVar[str] = "}"
+    next_call: ClassVar[str | None] = ', {"name": "'
+    calls_end: ClassVar[str] = "]"
+    arguments_form: ClassVar[ArgumentsForm] = "json"
+    marks_calls: ClassVar[bool] = True
 
     def _parse(self) -> Steps[None]:
         while (yield from self.words(_MARK)):
@@ -93,3 +98,6 @@ class MistralArgsParser(MistralParser):
 
     call_start: ClassVar[str] = _MARK
     name_end: ClassVar[str] = "[ARGS]"
+    call_end: ClassVar[str] = ""
+    next_call: ClassVar[str | None] = _MARK
+    calls_end: ClassVar[str] = ""

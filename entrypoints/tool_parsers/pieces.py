@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,12 +53,18 @@ class ToolSpec:
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+    """The model's arguments are held to the schema."""
 
     @property
     def properties(self) -> Mapping[str, Any]:
         """The schema of each argument by its name, as far as the tool says."""
         properties = self.parameters.get("properties")
         return properties if isinstance(properties, Mapping) else {}
+
+
+ArgumentsForm = Literal["json", "python", "tags"]
+"""How a model writes the arguments of a call: as one JSON object, as those of a Python call, or between tags."""
 
 
 class ToolParser(Protocol):
@@ -71,6 +77,16 @@ class ToolParser(Protocol):
     """A call as the model writes it, up to the name of the function."""
     name_end: ClassVar[str]
     """Text between that name and the arguments."""
+    call_end: ClassVar[str]
+    """Text behind the arguments."""
+    next_call: ClassVar[str | None]
+    """Text between the end of a call and the name of the next; None if an answer has one call only."""
+    calls_end: ClassVar[str]
+    """Text behind the last call."""
+    arguments_form: ClassVar[ArgumentsForm]
+    marks_calls: ClassVar[bool]
+    """Nothing but a call begins with the first mark of `call_start`, wherever it stands. False: a call is one by where
+    it stands, at the beginning."""
 
     def __init__(self, tools: Sequence[ToolSpec]) -> None: ...
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from .json_text import dumps
-from .pieces import Text, ToolSpec
+from .pieces import ArgumentsForm, Text, ToolSpec
 from .python_literals import literal_to_json
 from .reader import Steps, StreamParser
 
@@ -34,6 +34,11 @@ class PythonicParser(StreamParser):
 
     call_start: ClassVar[str] = "["
     name_end: ClassVar[str] = "("
+    call_end: ClassVar[str] = ")"
+    next_call: ClassVar[str | None] = ", "
+    calls_end: ClassVar[str] = "]"
+    arguments_form: ClassVar[ArgumentsForm] = "python"
+    marks_calls: ClassVar[bool] = False
 
     def _parse(self) -> Steps[None]:
         self.reader.keep()

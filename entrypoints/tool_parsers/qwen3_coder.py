@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from .json_text import NUMBER, dumps, loads
-from .pieces import Text, ToolSpec
+from .pieces import ArgumentsForm, Text, ToolSpec
 from .python_literals import literal_to_json
 from .reader import Steps, StreamParser
 
@@ -41,6 +41,11 @@ class Qwen3CoderParser(StreamParser):
 
     call_start: ClassVar[str] = "<tool_call>\n<function="
     name_end: ClassVar[str] = ">\n"
+    call_end: ClassVar[str] = "</function>\n</tool_call>"
+    next_call: ClassVar[str | None] = f"\n{call_start}"
+    calls_end: ClassVar[str] = ""
+    arguments_form: ClassVar[ArgumentsForm] = "tags"
+    marks_calls: ClassVar[bool] = True
 
     def _parse(self) -> Steps[None]:
         while marker := (yield from self.words(*self._OPENS)):

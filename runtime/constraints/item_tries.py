@@ -13,11 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...scheduler.constraints.allowed_ids import AllowedIds
-from ...scheduler.constraints.constraint import Constraint
-from ...scheduler.constraints.item_trie import ItemConstraint, ItemTrie, ItemTrieError
+from ...scheduler.constraints.item_trie import ItemTrie, ItemTrieError
 from ...scheduler.outcome import RequestRefused
-from ...scheduler.sampling_params import SamplingParams
 from ..messages import LoadItemTrie
 
 _MAX_DIMENSIONS, _MAX_SIZE = 32, 2**48
@@ -104,13 +101,8 @@ class ItemTries:
             )
         self._tries[name] = trie
 
-    def resolve(self, sampling: SamplingParams) -> Constraint | None:
-        """The constraint on a request's outputs; None without one. Raises RequestRefused for an unknown trie."""
-        if sampling.allowed_token_ids:
-            return AllowedIds(sampling.allowed_token_ids)
-        return None if sampling.item_trie is None else ItemConstraint(self._get(sampling.item_trie), sampling.item_trie)
-
-    def _get(self, name: str) -> ItemTrie:
+    def get(self, name: str) -> ItemTrie:
+        """Raises RequestRefused if there is none of this name."""
         trie = self._tries.get(name)
         if trie is None:
             loaded = ", ".join(map(repr, self._tries)) or "none"

@@ -154,9 +154,10 @@ class BeamRanker:
             eos = self._eos_token_ids if sequence.info.eos_ends and not sampling.ignore_eos else ()
             ends = sorted({*eos, *sampling.stop_token_ids})
             bias |= {i: -float("inf") for i in ends if 0 <= i < self._vocab_size}
-        pairs = step.allowed.unpack() if step.allowed is not None else None
-        if pairs is not None and len(pairs[0]) >= DENSE_SHARE * (step.stop - step.start) * self._vocab_size:
-            pairs = None
+        pairs = None
+        if step.allowed is not None:
+            are_few = step.allowed.count() < DENSE_SHARE * (step.stop - step.start) * self._vocab_size
+            pairs = step.allowed.unpack() if are_few else None
         return _Search(step, bias, options.top_k if options is not None else 0, pairs)
 
     # -- log-softmax ---------------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ class BeamRanker:
         biased = logits.clone()
         if allowed is not None:
             constrained = [np.arange(first, first + s.width) for s, first in members if s.step.allowed is not None]
-            allow_only(biased, allowed, rows=np.concatenate(constrained))
+            allow_only(biased, allowed, self._ops, rows=np.concatenate(constrained))
         if not rows:
             return biased
         row, token, value = upload(

@@ -14,8 +14,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from ...scheduler.constraints.constraint import BITS, TokenMasks
+from .mask_ops import apply_masks_on_device
 from .ops import TORCH_GPU_OPS, TORCH_OPS, Filters, SamplingOps, draw_all, draw_nucleus_by_sort, draw_top_k
 from .ranking import row_statistics
 
@@ -168,9 +171,23 @@ def _probe_survey(ops: SamplingOps, device: torch.device, vocab_size: int) -> No
             raise WrongAnswer("sums of exponentials differ from torch's")
 
 
+def _probe_apply_masks(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
+    for rows in _ROWS:
+        logits = _probe_logits(device, rows + 1, vocab_size)
+        logits[0, ::3] = logits.new_full((1,), float("nan"))
+        expected = logits.clone()
+        some = np.random.default_rng(rows).integers(0, 2**32, (2, -(-vocab_size // BITS)), dtype=np.uint32)
+        places = np.arange(rows, dtype=np.int32)
+        masks = TokenMasks(places, places % 2, some)
+        ops.apply_masks(logits, masks, True)
+        apply_masks_on_device(expected, masks, True)
+        _same(logits, expected, "masked logits")
+
+
 _PROBES: dict[str, Callable[[SamplingOps, torch.device, int], None]] = {
     "draw_top_k": _probe_draw_top_k,
     "draw_all": _probe_draw_all,
     "draw_nucleus": _probe_draw_nucleus,
     "row_statistics": _probe_survey,
+    "apply_masks": _probe_apply_masks,
 }

@@ -21,6 +21,8 @@ from typing import Protocol
 
 import torch
 
+from ...scheduler.constraints.constraint import TokenMasks
+from .mask_ops import apply_masks_on_device, apply_masks_on_host
 from .noise import exponential_noise
 from .ranking import best_tokens, row_statistics, top_tokens
 
@@ -149,6 +151,12 @@ class RowStatisticsOp(Protocol):
         ...
 
 
+class ApplyMasksOp(Protocol):
+    def __call__(self, logits: torch.Tensor, masks: TokenMasks, finite: bool, /) -> None:
+        """See `mask_ops.apply_masks_on_host`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingOps:
     """One implementation for each operation; all are functions without state."""
@@ -158,10 +166,12 @@ class SamplingOps:
     draw_nucleus: DrawNucleusOp
     row_statistics: RowStatisticsOp
     """For beam searches."""
+    apply_masks: ApplyMasksOp = apply_masks_on_host
+    """For grammars."""
 
 
 TORCH_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_at_second_look, row_statistics)
 """For CPUs."""
 
-TORCH_GPU_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_by_sort, row_statistics)
+TORCH_GPU_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_by_sort, row_statistics, apply_masks_on_device)
 """The same, but never waits for the device; the price is a full sort for rows with top_p alone."""

@@ -274,7 +274,7 @@ class Sampler:
         if plan.bans is not None:
             ban_tokens(logits, plan.bans, pending)
         if allowed is not None:
-            allow_only(logits, allowed, finite=True)
+            allow_only(logits, allowed, self.ops, finite=True)
         if too_short:
             ends = [(i, t) for i in too_short for t in self._banned_ids(sequences[i], i, allowed)]
             row, token_id = upload([np.array(ends, dtype=np.int64).reshape(-1, 2)], self._device)[0].unbind(1)
@@ -287,8 +287,7 @@ class Sampler:
         nothing else."""
         ends = {*sequence.sampling.stop_token_ids, *(self._eos_token_ids if sequence.info.eos_ends else ())}
         if allowed is not None:
-            rows, tokens = allowed.unpack()
-            own = tokens[rows == row]
+            own = allowed.tokens_of(row)
             if 0 < len(own) <= len(ends) and ends.issuperset(own.tolist()):
                 return []
         return [i for i in ends if 0 <= i < self._vocab_size]

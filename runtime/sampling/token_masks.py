@@ -17,21 +17,31 @@ import torch
 from ...scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch
 from ...scheduler.constraints.constraint import AllowedTokens
 from ..runner.device_copy import upload
-
-LARGEST_ALLOWED = 1e30
-"""Allowed logits are clamped to this distance from 0: even a NaN or -inf then ranks before a token not allowed."""
+from .mask_ops import LARGEST_ALLOWED
+from .ops import TORCH_OPS, SamplingOps
 
 
 def allow_only(
-    logits: torch.Tensor, allowed: AllowedTokens, *, rows: np.ndarray | None = None, finite: bool = False
+    logits: torch.Tensor,
+    allowed: AllowedTokens,
+    ops: SamplingOps = TORCH_OPS,
+    *,
+    rows: np.ndarray | None = None,
+    finite: bool = False,
 ) -> None:
     """Set every token of these rows that is not allowed to -inf, in place. logits: float32 [n, vocab].
 
     rows: int [k], those with a constraint, some of which may have no token at all; None for those that ``allowed``
     names. finite: allowed tokens get finite logits, so that no draw falls on another token.
     """
-    of_token, tokens = allowed.unpack()
+    if allowed.dense is not None:
+        ops.apply_masks(logits, allowed.dense, finite)
+        if rows is not None:
+            rows = np.setdiff1d(rows, allowed.dense.rows)
+    of_token, tokens = allowed.unpack_words()
     constrained = np.unique(of_token) if rows is None else rows
+    if not len(constrained):
+        return
     row, token_id, named = upload([of_token, tokens, constrained], logits.device)
     kept = logits[row, token_id]
     if finite:
@@ -61,7 +71,7 @@ def forbidden_rows(
     rows = np.repeat(np.arange(len(counts)), counts)
     found = rows[wrong] if wrong is not None else rows[:0]
     if batch.allowed is not None:
-        mine = np.isin(rows, batch.allowed.rows)
+        mine = np.isin(rows, batch.allowed.named_rows())
         held = batch.allowed.holds(rows[mine], tokens[mine])
         found = np.concatenate([found, rows[mine][~held]])
     return np.unique(found).tolist()

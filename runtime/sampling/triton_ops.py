@@ -12,7 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ...scheduler.constraints.constraint import TokenMasks
 from . import ops as torch_ops
+from .mask_ops import LARGEST_ALLOWED, apply_masks_on_device, upload_masks
 from .ops import Filters
 from .ranking import CHUNK, chunk_maxima, top_tokens
 
@@ -416,3 +418,51 @@ def _survey(
         likeliest = higher
     tl.store(best + row, tl.where(broken > 0, float("nan"), likeliest))
     tl.store(log_sum + row, tl.log(tl.sum(tl.sum(total, 1), 0)))
+
+
+# -- masks of grammars -------------------------------------------------------------------------------------------------
+
+
+def apply_masks(logits: torch.Tensor, masks: TokenMasks, finite: bool) -> None:
+    """As `mask_ops.apply_masks_on_device`; the masks stay packed."""
+    if not logits.is_contiguous():
+        apply_masks_on_device(logits, masks, finite)
+        return
+    vocab_size = logits.shape[1]
+    rows, mask_of, packed = upload_masks(masks, vocab_size, logits.device)
+    _apply_masks[(len(rows), triton.cdiv(vocab_size, BLOCK))](
+        logits,
+        rows,
+        mask_of,
+        packed,
+        vocab_size,  # pyright: ignore[reportArgumentType]
+        packed.shape[1],  # pyright: ignore[reportArgumentType]
+        finite,  # pyright: ignore[reportArgumentType]
+        LARGEST_ALLOWED,  # pyright: ignore[reportArgumentType]
+        BLOCK,  # pyright: ignore[reportArgumentType]
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows", "mask_of", "packed"])
+def _apply_masks(
+    logits,
+    rows,
+    mask_of,
+    packed,
+    vocab_size,
+    num_words,
+    finite: tl.constexpr,
+    largest: tl.constexpr,
+    block: tl.constexpr,
+):
+    row, mask = tl.load(rows + tl.program_id(0)), tl.load(mask_of + tl.program_id(0))
+    token = tl.program_id(1) * block + tl.arange(0, block)
+    inside = token < vocab_size
+    word = tl.load(packed + mask * num_words + token // 32, mask=inside, other=0)
+    place = logits + row * vocab_size + token
+    value = tl.load(place, mask=inside, other=0.0)
+    if finite:
+        value = tl.where(value != value, -largest, value)
+        value = tl.minimum(tl.maximum(value, -largest), largest)
+    allowed = ((word >> (token % 32)) & 1) == 1
+    tl.store(place, tl.where(allowed, value, float("-inf")), mask=inside)

@@ -96,6 +96,8 @@ class BeamGroup:
         self._constraint = constraint
         self.width = sampling.beam_width
         self._num_candidates = max(2, 1 + num_end_ids) * self.width
+        self._constraint_ends = constraint is not None and not (constraint.eos_ends and num_end_ids)
+        """Outputs end where the constraint says so. Otherwise an eos token follows: the only one that may."""
         self.scores = np.zeros(1, dtype=np.float32)
         """float32 [live]: accumulated log-probability of each live beam, best first. Before the first step there is
         one: the prompt."""
@@ -147,7 +149,8 @@ class BeamGroup:
     def num_candidates(self) -> int:
         """How many continuations the next step ranks: enough that ``width`` of them do not end. Where outputs
         differ in length, that takes all of them."""
-        if self._constraint is not None and self._states is not None and not self._constraint.is_uniform:
+        if self._constraint is not None and self._constraint_ends and not self._constraint.is_uniform:
+            assert self._states is not None
             return int(self._states.num_allowed().sum())
         return self._num_candidates
 
@@ -198,7 +201,7 @@ class BeamGroup:
         """The candidates that end their sequence: rank -> (why, tokens that a child inherits, visible tail)."""
         trimmed = not self._sampling.no_stop_trim
         endings: dict[int, tuple[FinishReason, int, str]] = {}
-        if self._constraint is not None and self._states is not None:
+        if self._constraint is not None and self._states is not None and self._constraint_ends:
             states = self._states.select(candidates.parents).advance(candidates.tokens)
             reason = FinishReason(type="stop", matched=self._constraint.matched)
             for rank in np.flatnonzero(states.at_end()).tolist():

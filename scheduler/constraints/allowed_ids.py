@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ class AllowedIds:
     matched = ""
     eos_ends = True
     must_complete = False
+    is_ready = True
     is_uniform = False
     min_tokens = 0
     max_tokens: int | None = None
@@ -26,6 +28,9 @@ class AllowedIds:
     def __init__(self, ids: Sequence[int]) -> None:
         tokens = np.unique(np.array(ids, dtype=np.int32))
         self._state = AllowedIdsState(AllowedTokens.pack(np.zeros_like(tokens), tokens), len(tokens))
+
+    def failure(self) -> None:
+        return None
 
     def start(self) -> AllowedIdsState:
         return self._state
@@ -56,3 +61,7 @@ class AllowedIdsState:
 
     def at_end(self) -> np.ndarray:
         return np.zeros(1, dtype=bool)
+
+    @classmethod
+    def prepare(cls, states: Sequence[Any]) -> None:
+        pass

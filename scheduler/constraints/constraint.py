@@ -1,51 +1,148 @@
-"""The interface of constraints on outputs: item tries and lists of ids today, grammars later.
+"""The interface of constraints on outputs: item tries, lists of ids, grammars.
 
 Constraint        which outputs a request may have; immutable, shared by all requests that name it
 ConstraintState   the positions of some sequences in it; immutable too, so that a fork costs a reference
 AllowedTokens     which tokens may come next, as packed bits: the form in which a step tells the sampler
+TokenMasks        the same for sequences that may have most of the vocabulary: a bit for every token
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from ..outcome import RequestRefused
+
 BITS = 32
 """Tokens per word."""
+
+ITEM, GRAMMAR = "item", "grammar"
+"""`FinishReason.matched` of an output that ended because it is a whole item, or because its grammar allows nothing
+more. No text is cut off for either."""
+
+ENDS = (ITEM, GRAMMAR)
+
+
+_POPCOUNT = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.int32)
+
+
+@dataclass(slots=True, frozen=True)
+class TokenMasks:
+    """Whole masks of some sequences; those in the same state share one. Bit i of word ``w`` stands for token
+    ``32 * w + i``, as in llguidance's masks and XGrammar's."""
+
+    rows: np.ndarray
+    """int32 [k], ascending: the sequences."""
+    mask_of: np.ndarray
+    """int32 [k]: the mask of each."""
+    masks: np.ndarray
+    """uint32 [m, words]"""
+
+    @classmethod
+    def stack(cls, rows: np.ndarray, masks: Sequence[np.ndarray]) -> TokenMasks:
+        """From one mask for each sequence, uint32 [words]; the same array may come several times."""
+        places: dict[int, int] = {}
+        mask_of = [places.setdefault(id(mask), len(places)) for mask in masks]
+        distinct: list[np.ndarray] = [masks[mask_of.index(place)] for place in range(len(places))]
+        return cls(rows.astype(np.int32), np.array(mask_of, dtype=np.int32), np.stack(distinct))
+
+    def count(self) -> np.ndarray:
+        """int32 [k]: how many tokens each sequence may have."""
+        return _POPCOUNT[self.masks.view(np.uint8)].sum(axis=1, dtype=np.int32)[self.mask_of]
+
+    def unpack(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs of sequence and token, int32 [n] each, in ascending order."""
+        bits = np.unpackbits(self.masks.astype("<u4", copy=False).view(np.uint8), axis=1, bitorder="little")
+        place, tokens = np.nonzero(bits[self.mask_of])
+        return self.rows[place], tokens.astype(np.int32)
+
+    def holds(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """bool [n]: as `AllowedTokens.holds`."""
+        place = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        tokens = tokens.astype(np.int64)
+        known = (self.rows[place] == rows) & (tokens >= 0) & (tokens < self.masks.shape[1] * BITS)
+        tokens = np.where(known, tokens, 0)
+        bits = self.masks[self.mask_of[place], tokens >> 5] >> (tokens & (BITS - 1)).astype(np.uint32)
+        return known & ((bits & np.uint32(1)) == 1)
+
+    @classmethod
+    def join(cls, parts: Sequence[tuple[int, TokenMasks]]) -> TokenMasks | None:
+        """As `AllowedTokens.join`."""
+        if not parts:
+            return None
+        first_masks = np.cumsum([0, *(len(part.masks) for _, part in parts[:-1])])
+        return cls(
+            np.concatenate([first + part.rows for first, part in parts]).astype(np.int32),
+            np.concatenate([first + part.mask_of for first, (_, part) in zip(first_masks, parts)]).astype(np.int32),
+            np.concatenate([part.masks for _, part in parts]),
+        )
 
 
 @dataclass(slots=True, frozen=True)
 class AllowedTokens:
     """The tokens that may follow each of some sequences; only words with a bit set are listed, in ascending order.
 
-    A few hundred of 150,000 tokens then take a few hundred bytes, and all of them at most three times a plain mask.
-    Bit i of a word ``w`` stands for token ``32 * w + i``, as in XGrammar's masks.
+    A few hundred of 150,000 tokens then take a few hundred bytes. Sequences that may have most of the vocabulary are in
+    ``dense`` instead. Bit i of a word ``w`` stands for token ``32 * w + i``.
     """
 
     rows: np.ndarray
-    """int32 [m]: the sequence of each word. A sequence without a word may have no token at all."""
+    """int32 [m]: the sequence of each word. A sequence without a word, and not in ``dense``, may have no token at all.
+    """
     words: np.ndarray
     """int32 [m]"""
     bits: np.ndarray
     """uint32 [m]"""
+    dense: TokenMasks | None = None
 
     @classmethod
     def pack(cls, rows: np.ndarray, tokens: np.ndarray) -> AllowedTokens:
         """From pairs of sequence and token, int32 [n] each, in ascending order and each once."""
         if not len(rows):
-            nothing = np.empty(0, dtype=np.int32)
-            return cls(nothing, nothing, np.empty(0, dtype=np.uint32))
+            return cls(_NO_WORDS, _NO_WORDS, _NO_BITS)
         words = tokens >> 5
         starts = np.flatnonzero((np.diff(rows) != 0) | (np.diff(words) != 0)) + 1
         starts = np.concatenate([[0], starts])
         bits = np.bitwise_or.reduceat(np.left_shift(np.uint32(1), (tokens & (BITS - 1)).astype(np.uint32)), starts)
         return cls(rows[starts], words[starts], bits)
 
+    @classmethod
+    def of_masks(cls, masks: TokenMasks) -> AllowedTokens:
+        return cls(_NO_WORDS, _NO_WORDS, _NO_BITS, masks)
+
+    def named_rows(self) -> np.ndarray:
+        """int32 [k], ascending: the sequences that have a token."""
+        rows = np.unique(self.rows)
+        return rows if self.dense is None else np.union1d(rows, self.dense.rows)
+
+    def count(self) -> int:
+        """How many pairs of sequence and token there are."""
+        listed = int(_POPCOUNT[self.bits.view(np.uint8)].sum())
+        return listed if self.dense is None else listed + int(self.dense.count().sum())
+
     def unpack(self) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs again: sequences and tokens, int32 [n] each, in ascending order."""
+        """All pairs: sequences and tokens, int32 [n] each, in ascending order."""
+        if self.dense is None:
+            return self.unpack_words()
+        listed, whole = self.unpack_words(), self.dense.unpack()
+        rows, tokens = (np.concatenate(pair) for pair in zip(listed, whole))
+        order = np.argsort(rows, kind="stable")
+        return rows[order], tokens[order]
+
+    def tokens_of(self, row: int) -> np.ndarray:
+        """int32 [n]: the tokens that one sequence may have."""
+        if self.dense is not None and row in self.dense.rows:
+            place = self.dense.mask_of[np.searchsorted(self.dense.rows, row)]
+            bits = np.unpackbits(self.dense.masks[place].view(np.uint8), bitorder="little")
+            return np.flatnonzero(bits).astype(np.int32)
+        rows, tokens = self.unpack_words()
+        return tokens[rows == row]
+
+    def unpack_words(self) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs outside ``dense``."""
         each = self.bits.astype("<u4", copy=False).view(np.uint8)
         found = np.flatnonzero(np.unpackbits(each, bitorder="little")).astype(np.int32)
         at = found >> 5
@@ -54,6 +151,10 @@ class AllowedTokens:
     def holds(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """bool [n]: which of these pairs of sequence and token, int [n] each, are allowed. Any token id is accepted,
         including one outside every vocabulary."""
+        listed = self._lists(rows, tokens)
+        return listed if self.dense is None else listed | self.dense.holds(rows, tokens)
+
+    def _lists(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         wanted, words = rows.astype(np.int64), tokens.astype(np.int64) >> 5
         in_reach = (words >= 0) & (words < 2**31)
         wanted = wanted << 32 | np.where(in_reach, words, 0)
@@ -73,7 +174,18 @@ class AllowedTokens:
             np.concatenate([first + part.rows for first, part in parts]).astype(np.int32),
             np.concatenate([part.words for _, part in parts]),
             np.concatenate([part.bits for _, part in parts]),
+            TokenMasks.join([(first, part.dense) for first, part in parts if part.dense is not None]),
         )
+
+    def renumber(self, rows_of: Callable[[np.ndarray], np.ndarray]) -> AllowedTokens:
+        """The same for sequences with other numbers. rows_of: int32 [k] -> int32 [k], keeps their order."""
+        dense = self.dense
+        if dense is not None:
+            dense = TokenMasks(rows_of(dense.rows), dense.mask_of, dense.masks)
+        return AllowedTokens(rows_of(self.rows), self.words, self.bits, dense)
+
+
+_NO_WORDS, _NO_BITS = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.uint32)
 
 
 class ConstraintState(Protocol):
@@ -101,9 +213,16 @@ class ConstraintState(Protocol):
         """bool [n]: the sequence is a whole output, and nothing may follow."""
         ...
 
+    @classmethod
+    def prepare(cls, states: Sequence[Any]) -> None:
+        """Called before `allowed` of several states of this class, of any constraints: those that need much work for it
+        do it for all of them at once. Raises nothing."""
+        ...
+
 
 class Constraint(Protocol):
-    """Which outputs a request may have."""
+    """Which outputs a request may have. Before it is ready only ``start`` may be called, and nothing of that state but
+    its length."""
 
     name: str
     """For messages, e.g. "the item trie 'catalogue'"."""
@@ -120,6 +239,15 @@ class Constraint(Protocol):
     min_tokens: int
     max_tokens: int | None
     """None for no limit."""
+
+    @property
+    def is_ready(self) -> bool:
+        """False while it is being made elsewhere, as a grammar is compiled."""
+        ...
+
+    def failure(self) -> RequestRefused | None:
+        """Why it could not be made; None if it was. Call it once it is ready."""
+        ...
 
     def start(self) -> ConstraintState:
         """One sequence before its first token."""

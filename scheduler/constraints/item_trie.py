@@ -12,18 +12,17 @@ objects. No item is the beginning of another, so the leaves (nodes without child
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from .constraint import AllowedTokens
+from .constraint import ITEM, AllowedTokens
 
 MAX_ITEM_TOKENS = 16_384
 """Most tokens of an item. Each takes a pass over all items, so an array of one endless row would take minutes, and
 gigabytes."""
-
-ITEM = "item"
-"""`FinishReason.matched` of a sequence that ended because it is a whole item."""
 
 _MAX_INT32 = 2**31 - 1
 
@@ -189,6 +188,7 @@ class ItemConstraint:
     matched = ITEM
     eos_ends = False
     must_complete = True
+    is_ready = True
 
     def __init__(self, trie: ItemTrie, name: str) -> None:
         """name: the trie's name, as clients use it."""
@@ -198,6 +198,9 @@ class ItemConstraint:
         self.is_uniform = trie.is_uniform
         self.min_tokens = trie.min_depth
         self.max_tokens: int | None = trie.max_depth
+
+    def failure(self) -> None:
+        return None
 
     def start(self) -> ItemStates:
         return ItemStates(self.trie, np.zeros(1, dtype=np.int32))
@@ -228,3 +231,7 @@ class ItemStates:
 
     def at_end(self) -> np.ndarray:
         return self.trie.is_leaf(self.nodes)
+
+    @classmethod
+    def prepare(cls, states: Sequence[Any]) -> None:
+        pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.radix.cache import RadixCache
+from baton.runtime.constraints.grammars import Grammars
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
 from baton.runtime.kv_transfer.transfer import Ended
@@ -36,9 +37,9 @@ ROWS, CONTEXT, TOKENS = 8, 128, 512
 
 
 class Launched:
-    def __init__(self, batch: ScheduleBatch, result: Any) -> None:
+    def __init__(self, batch: ScheduleBatch, sampled: Any) -> None:
         self.batch = batch
-        self.result = result
+        self.sampled = sampled
 
 
 class EchoRunner:
@@ -48,7 +49,9 @@ class EchoRunner:
         self.model = model
         self.failing_launches: set[int] = set()
         self.failing_waits: set[int] = set()
-        self.launches = self.waits = 0
+        self.failing_samples: set[int] = set()
+        """Numbers of the steps that are sampled late."""
+        self.launches = self.waits = self.sampled_late = 0
         self.most_in_flight = 0
         self.open: set[int] = set()
         """Serials of the sequences that the real runner would keep something of: samplers, stop strings."""
@@ -61,13 +64,20 @@ class EchoRunner:
         self.open -= set(batch.closed)
         self.most_in_flight = max(self.most_in_flight, 1 + (previous is not None))
         prepared()
-        return Launched(batch, self.model.forward(batch))
+        return Launched(batch, None if batch.lacks_masks else self.model.forward(batch))
+
+    def sample(self, step: Launched) -> None:
+        self.sampled_late += 1
+        if self.sampled_late in self.failing_samples:
+            raise RuntimeError("the device burns")
+        step.sampled = self.model.forward(step.batch)
 
     def finish(self, step: Launched) -> StepOutput:
         self.waits += 1
         if self.waits in self.failing_waits:
             raise RuntimeError("the device was on fire")
-        return StepOutput(step.result)
+        assert step.sampled is not None
+        return StepOutput(step.sampled)
 
 
 class SlowCopies:
@@ -137,6 +147,7 @@ class Rig:
             outbox=inbox,
             suffixes=suffixes,
             item_tries=ItemTries(1000),
+            grammars=Grammars(cast(Any, None), 1000, ()),
             info={},
             profiler=self.profiler,
             overlap=overlap,

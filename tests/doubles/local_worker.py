@@ -17,6 +17,7 @@ from baton.runtime.worker import build_worker, connect_tiers
 from baton.scheduler.beam.search import BeamGroup
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.allowed_ids import AllowedIds
+from baton.scheduler.constraints.constraint import Constraint
 from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.outcome import FinishReason
 from baton.scheduler.request import FoundTokens, Inheritance
@@ -110,15 +111,21 @@ class LocalWorker:
         specs: list[RequestSpec],
         after_step: Callable[[], None] = lambda: None,
         items: ItemTrie | None = None,
+        grammar: Constraint | None = None,
     ) -> list[Answer]:
-        """One answer per spec (n = 1), all added at once, in order. items: what sampling.item_trie stands for."""
+        """One answer per spec (n = 1), all added at once, in order. items, grammar: what sampling.item_trie and
+        sampling.grammar stand for."""
         answers = {spec.rid: Answer() for spec in specs}
         rids: dict[int, str] = {}
         for spec in specs:
-            constraint = ItemConstraint(items, "items") if items is not None and spec.sampling.item_trie else None
+            constraint: Constraint | None = None
+            if items is not None and spec.sampling.item_trie:
+                constraint = ItemConstraint(items, "items")
             if spec.sampling.allowed_token_ids:
                 constraint = AllowedIds(spec.sampling.allowed_token_ids)
-            assert constraint is not None or spec.sampling.item_trie is None
+            if spec.sampling.grammar is not None:
+                constraint = grammar
+            assert constraint is not None or (spec.sampling.item_trie is None and spec.sampling.grammar is None)
             rids |= {
                 request.serial: spec.rid for request in self.scheduler.add_request(spec, 0.0, constraint=constraint)
             }
@@ -149,6 +156,9 @@ class LocalWorker:
                 answer.inheritance = event.request.inheritance
                 if event.row in output.output_logprobs:
                     answer.output_logprobs.append(output.output_logprobs[event.row])
+            if in_flight and in_flight[-1].sampled is None:
+                self.scheduler.add_masks(0.0)
+                self.step_runner.sample(in_flight[-1])
             after_step()
         assert self.scheduler.is_idle, f"stuck with {self.scheduler.live_requests}"
         return list(answers.values())

@@ -136,7 +136,8 @@ class Harness:
         """Where a step fails that is launched now."""
         self.failed: set[str] = set()
         """The rids that ended because of it."""
-        self._results: deque[StepResult | StepFailed] = deque()
+        self._results: deque[StepResult | StepFailed | ScheduleBatch] = deque()
+        """Of the steps in flight; the batch itself where the step waits for the tokens of the one before."""
 
     def add(
         self,
@@ -233,11 +234,14 @@ class Harness:
         if self.tiers is not None:
             self.tiers.order(self.scheduler.take_transfer_orders(self.now))
         if batch is not None:
-            self._results.append(self._launch(batch))
+            self._results.append(batch if batch.lacks_masks else self._launch(batch))
         self.verify()
         if self._results and (batch is None or len(self._results) >= self.depth):
-            self._commit(self._results.popleft())
+            oldest = self._results.popleft()
+            assert not isinstance(oldest, ScheduleBatch)
+            self._commit(oldest)
             self.verify()
+            self._launch_waiting()
             return True
         return batch is not None or ended or bool(self.tiers)
 
@@ -261,6 +265,16 @@ class Harness:
             return self.model.forward(batch, self.fault(batch) if loaded else "copies")
         except StepFailed as failure:
             return failure
+
+    def _launch_waiting(self) -> None:
+        """Launch the newest step, if it waited for the tokens of the one before, which are known now. (A real one is
+        launched in time, and only sampled late.)"""
+        newest = self._results[-1] if self._results else None
+        if isinstance(newest, ScheduleBatch):
+            self.scheduler.add_masks(self.now)
+            self._take(self.scheduler.take_events())
+            self._results[-1] = self._launch(newest)
+            self.verify()
 
     def _commit(self, result: StepResult | StepFailed) -> None:
         if isinstance(result, StepResult):

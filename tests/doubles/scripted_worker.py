@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,10 @@ class Script:
     is_uniform: bool = False
     min_tokens: int = 0
     max_tokens: int | None = None
+    is_ready: bool = True
+
+    def failure(self) -> None:
+        return None
 
     def start(self) -> ScriptState:
         return ScriptState(self, 1, 0)
@@ -74,6 +79,10 @@ class ScriptState:
 
     def at_end(self) -> np.ndarray:
         return np.zeros(self.num_sequences, dtype=bool)  # its eos token ends it
+
+    @classmethod
+    def prepare(cls, states: Sequence[Any]) -> None:
+        pass
 
     @property
     def _next(self) -> int:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from baton.entrypoints.http_statuses import status_of
@@ -20,6 +21,7 @@ from baton.runtime.messages import (
     RequestError,
 )
 from baton.scheduler.batch import ScheduleBatch
+from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.request_spec import ContinuationSpec
 from baton.scheduler.scheduler import Scheduler
 from baton.scheduler.stats import SchedulerStats
@@ -55,7 +57,7 @@ def test_tier_copies_are_made_and_waited_for(overlap: bool) -> None:
         for n, prompt in enumerate(prompts):
             assert rig.said(f"{turn}-{n}") == expected_output(prompt, 9)
     assert rig.tiers is not None and rig.tiers.host.counts.loaded > 300
-    assert set(rig.timeouts) == {0.0, event_loop.TIERS_POLL_S}, "without other work it looks again soon"
+    assert set(rig.timeouts) == {0.0, event_loop.POLL_S}, "without other work it looks again soon"
 
 
 @LOOPS
@@ -235,6 +237,39 @@ def test_beam_search_runs_beside_other_requests(overlap: bool) -> None:
     rig.run()
     assert rig.said("r") == expected_output([4, 5], 12)
     assert rig.finishes("s") == ["length", "length"]
+
+
+@LOOPS
+def test_constrained_requests_and_beams_share_steps(overlap: bool) -> None:
+    """A mixed step whose masks wait for the token in flight holds a search's first beams, too."""
+    rig = Rig(overlap=overlap, enable_mixed_chunk=True)
+    items = ItemTrie.build(np.random.default_rng(0).integers(0, 90, (40, 12), dtype=np.int32))
+    rig.loop._item_tries.put("items", items)
+    rig.inbox.append([ask(f"item{n}", [n, 2, 3], 12, item_trie="items") for n in range(3)])
+    rig.inbox.append([ask("plain", [7, 8], 20)])
+    for _ in range(3):
+        rig.inbox.append([])
+    rig.inbox.append([ask("search", [1, 2, 3], 5, beam_width=2, n=2), ask("late", [9, 2, 3], 12, item_trie="items")])
+    rig.run()
+    for n in (0, 1, 2):
+        assert rig.said(f"item{n}") == expected_output([n, 2, 3], 12, trie=items)
+    assert rig.said("late") == expected_output([9, 2, 3], 12, trie=items)
+    assert rig.said("plain") == expected_output([7, 8], 20) and not rig.errors()
+    assert rig.finishes("search") and (rig.step_runner.sampled_late > 4) is overlap
+
+
+@LOOPS
+def test_sampling_that_fails_late_ends_only_its_requests(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    items = ItemTrie.build(np.random.default_rng(0).integers(0, 90, (40, 12), dtype=np.int32))
+    rig.loop._item_tries.put("items", items)
+    rig.step_runner.failing_samples = {3}
+    rig.inbox.append([ask("item", [1, 2, 3], 12, item_trie="items")])
+    rig.inbox.extend([[] for _ in range(40)])
+    rig.inbox.append([ask("after", [1, 2, 3], 12, item_trie="items")])
+    rig.run()
+    assert ("item" in rig.errors()) is overlap, "without overlap nothing is sampled late"
+    assert rig.said("after") == expected_output([1, 2, 3], 12, trie=items)
 
 
 @LOOPS

@@ -129,7 +129,7 @@ def test_stop_match_of_multi_token_row_names_completing_token():
     step_runner = make_step_runner(random_logits(3))
     step = step_runner.launch(make_batch([plain, stops, plain]), None)
     result = StepResult.of_rows([[the, space], [the, space, the, space, the], []])
-    step_runner._take_tokens(step, result)
+    step_runner._take_tokens(step.batch, [], result)
     assert result.stop_matches == {1: StopMatch(0, 0, "", token=2)}
 
 

@@ -29,6 +29,7 @@ from ...description.json_schema import (
 from ...fields.conversation_names import NO_NAMES, ConversationNames
 from ...fields.field_names import FieldNames
 from ...fields.foreign_fields import foreign_properties, settle_fields
+from ...fields.grammars import TEXT_FORMAT, read_response_format
 from ...fields.ignored import Ignored
 from ...fields.prompts import SHARED_OF_CHATS, LogprobFields, PromptTokens, read_prompts
 from ...fields.reading import MODEL, STORED_RESPONSE_PREFIX, STREAM, read_rid, refuse_unserved, shown, typed
@@ -93,7 +94,7 @@ PROPERTIES: Properties = {
         {"effort": string("The effort of reasoning; a variable of the template.")},
         without_effect=("summary", "generate_summary"),
     ),
-    "text": taken({"format": taken({"type": enum("text")}, required=("type",))}, without_effect=("verbosity",)),
+    "text": taken({"format": TEXT_FORMAT}, without_effect=("verbosity",)),
     "include": list_of(enum(*INCLUDABLE), f"{LOGPROBS} adds logprobs; the others add nothing."),
     "top_logprobs": whole("Alternatives per token.", 0, MAX_TOP_LOGPROBS, default=0),
     "separate_reasoning": flag("Thoughts are items of their own, not part of the text.", default=True),
@@ -244,7 +245,7 @@ def _echo(
         "safety_identifier": labels.get("safety_identifier"),
         "store": fields.get("store", True),
         "temperature": sampling.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": (fields.get("text") or {}).get("format") or {"type": "text"}},
         "tool_choice": fields.get("tool_choice", "auto"),
         "tools": offered.shown,
         "top_logprobs": fields.get("top_logprobs", 0),
@@ -302,17 +303,6 @@ def _check_text(text: Any, ignored: Ignored) -> None:
     if not isinstance(text, dict):
         raise RequestRefused(f"text is {shown(text)}; it takes an object", param="text")
     refuse_unserved(text, ("format",), without_effect=("verbosity",), where="text.", ignored=ignored)
-    form = text.get("format")
-    kind = form.get("type") if isinstance(form, dict) else form
-    if kind in ("json_object", "json_schema"):
-        raise RequestRefused(
-            f"text.format {kind} is not supported: this server does not constrain text yet; ask for JSON in the "
-            "prompt, or leave it out",
-            code="unsupported_field",
-            param="text.format",
-        )
-    if form is not None and form != {"type": "text"}:
-        raise RequestRefused(f'text.format is {shown(form)}; it takes {{"type": "text"}}', param="text.format")
 
 
 def _effort(reasoning: Any, ignored: Ignored) -> str | None:
@@ -359,4 +349,6 @@ def _sampling(fields: dict[str, Any]) -> dict[str, Any]:
     check_temperature(fields)
     sampling: dict[str, Any] = {"max_new_tokens": None}
     sampling |= {name: fields[name] for name in _SAMPLING if name in fields}
+    if (form := (fields.get("text") or {}).get("format")) is not None:
+        sampling |= read_response_format(form, "text.format")
     return sampling | {name: fields[theirs] for name, theirs in _RENAMED.items() if theirs in fields}

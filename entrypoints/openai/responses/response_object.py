@@ -20,6 +20,7 @@ from ...description.json_schema import (
     string,
     whole,
 )
+from ...fields.grammars import TEXT_FORMAT
 from ...fields.output_details import (
     CACHE_REPORT,
     CACHED_TOKENS,
@@ -154,7 +155,7 @@ ANSWER = answered(
         "safety_identifier": {},
         "store": flag(),
         "temperature": number(),
-        "text": answered({"format": answered({"type": enum("text")})}),
+        "text": answered({"format": TEXT_FORMAT}),
         "tool_choice": {},
         "tools": list_of(open_object()),
         "top_logprobs": COUNT,

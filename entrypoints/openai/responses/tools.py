@@ -19,7 +19,7 @@ import msgspec
 
 from ....scheduler.outcome import RequestRefused
 from ...chat.tools import FUNCTION_NAME, Choice, read_tools, unserved_tool
-from ...description.json_schema import Properties, Schema, either, enum, list_of, open_object, string, taken
+from ...description.json_schema import Properties, Schema, either, enum, flag, list_of, open_object, string, taken
 from ...fields.ignored import Ignored
 from ...fields.reading import refuse_unserved, shown, typed
 
@@ -29,11 +29,16 @@ TOOL_WITHOUT_EFFECT = ("allowed_callers", "defer_loading", "output_schema")
 
 _ONE_TOOL: Properties = {"name": FUNCTION_NAME, "description": {}}
 _FUNCTION = taken(
-    {"type": enum("function"), **_ONE_TOOL, "parameters": open_object("A JSON schema.")},
+    {
+        "type": enum("function"),
+        **_ONE_TOOL,
+        "parameters": open_object("A JSON schema."),
+        "strict": flag("The arguments fulfil the schema.", default=False),
+    },
     title="ResponseFunction",
     required=("type", "name"),
     unsupported=TOOL_OFF,
-    without_effect=(*TOOL_WITHOUT_EFFECT, "strict"),
+    without_effect=TOOL_WITHOUT_EFFECT,
 )
 _CUSTOM = taken(
     {"type": enum("custom"), **_ONE_TOOL, "format": open_object("text, or a grammar that the description quotes.")},
@@ -200,10 +205,9 @@ class _Reader:
         kind = tool["type"]
         served = ("type", "name", "description", "parameters" if kind == "function" else "format")
         refuse_unserved(
-            tool, served, TOOL_OFF, (*TOOL_WITHOUT_EFFECT, "strict"), where=f"{where}.", ignored=self._ignored
+            tool, (*served, "strict"), TOOL_OFF, TOOL_WITHOUT_EFFECT, where=f"{where}.", ignored=self._ignored
         )
-        if tool.get("strict"):
-            self._ignored.add_field(f"{where}.strict", "arguments are not held to their schema")
+        strict = tool.get("strict") is not None and typed(tool["strict"], bool, f"{where}.strict")
         if tool.get("defer_loading"):
             self._ignored.add_field(f"{where}.defer_loading", "every tool is offered from the start")
         name = tool.get("name")
@@ -211,11 +215,13 @@ class _Reader:
         if isinstance(offered, str):
             self.origins[offered] = ToolOrigin(kind, str(name), namespace)
         function = {"name": offered, "description": tool.get("description"), "parameters": tool.get("parameters")}
+        if strict:
+            function["strict"] = True
         shown_tool = {name: tool[name] for name in served if tool.get(name) is not None}
         if kind == "custom":
             function |= {"description": self._about(tool, where), "parameters": _INPUT}
         else:
-            shown_tool["strict"] = False
+            shown_tool["strict"] = strict
         return {"type": "function", "function": function}, shown_tool
 
     def _about(self, tool: dict[str, Any], where: str) -> Any:

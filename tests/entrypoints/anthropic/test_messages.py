@@ -131,7 +131,8 @@ def test_counting_tokens_needs_no_max_tokens() -> None:
         ({"n": 2}, "n is not supported", "n"),
         ({"continuation_of": "x"}, "continuation_of is not supported", "continuation_of"),
         ({"keep_parent": True}, "keep_parent is not supported", "keep_parent"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "format is not supported", "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "takes a JSON Schema", "output_config.format.schema"),
+        ({"output_config": {"format": {"type": "xml"}}}, "its type is text", "output_config.format"),
         ({"output_config": {"effort": "huge"}}, "low or medium or high", "output_config.effort"),
         ({"output_config": "low"}, "takes an object", "output_config"),
         ({"system": 5}, "a string or a list of blocks", "system"),
@@ -376,12 +377,13 @@ def test_server_side_tools_are_ignored_with_reason() -> None:
 
 
 def test_unenforced_tool_fields_are_reported() -> None:
-    told = {"strict": True, "defer_loading": True, "allowed_callers": ["code_execution_20250825"],
+    told = {"defer_loading": True, "allowed_callers": ["code_execution_20250825"],
             "input_examples": [{"path": "/"}]}  # fmt: skip
     asked, ignored = ignored_of(tools=[LS | told | {"cache_control": {"type": "ephemeral"}}])
     assert asked.call.tools == parse(tools=[LS]).call.tools and sorted(ignored) == sorted(f"tools[0].{x}" for x in told)
     off = {"strict": False, "defer_loading": None, "allowed_callers": ["direct"], "input_examples": []}
     assert ignored_of(tools=[LS | off])[1] == {}
+    assert parse(tools=[LS | {"strict": True}]).call.tools[0]["function"]["strict"] is True
 
 
 def test_unenforced_thinking_and_budget_fields_are_reported() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from baton.entrypoints.anthropic import messages
 from baton.entrypoints.description.json_schema import Properties, Schema
+from baton.entrypoints.fields.grammars import GRAMMARS
 from baton.entrypoints.fields.sampling import SAMPLING, SAMPLING_ALIASES, parse_sampling_params
 from baton.entrypoints.native import generate
 from baton.entrypoints.openai import chat, completions
@@ -139,12 +140,13 @@ def test_documented_defaults_are_accepted(api: str) -> None:
 
 
 def test_every_sampling_parameter_is_described() -> None:
-    assert set(SAMPLING) == {*SamplingParams.__struct_fields__, *SAMPLING_ALIASES}
+    fields = {*SamplingParams.__struct_fields__} - {"grammar"}
+    assert set(SAMPLING) == {*fields, *GRAMMARS, *SAMPLING_ALIASES}
     assert set(VLLM) == set(VLLM_NAMES)
 
 
 def test_documented_sampling_defaults_match_sampling_params() -> None:
     for name, schema in SAMPLING.items():
-        default = getattr(SamplingParams(), SAMPLING_ALIASES.get(name, name))
+        default = None if name in GRAMMARS else getattr(SamplingParams(), SAMPLING_ALIASES.get(name, name))
         expected = list(default) if isinstance(default, tuple) else default
         assert schema["default"] == (None if name == "allowed_token_ids" else expected), name

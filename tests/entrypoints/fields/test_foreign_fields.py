@@ -11,13 +11,12 @@ import pytest
 from baton.entrypoints.anthropic import messages
 from baton.entrypoints.fields.foreign_fields import FOREIGN_FIELDS, FOREIGN_OF, Api, ForeignField
 from baton.entrypoints.fields.ignored import Ignored
-from baton.entrypoints.fields.sampling import SAMPLING_ALIASES, parse_sampling_params
+from baton.entrypoints.fields.sampling import SAMPLING, parse_sampling_params
 from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.native import generate
 from baton.entrypoints.openai import chat, completions
 from baton.entrypoints.openai.responses import fields as responses
 from baton.scheduler.outcome import RequestRefused
-from baton.scheduler.sampling_params import SamplingParams
 
 ASKED = [{"role": "user", "content": "x"}]
 
@@ -39,7 +38,7 @@ READERS: dict[Api, Reader] = {
     ),
     "sampling_params": Reader(
         lambda body, ignored: parse_sampling_params(body, ignored=ignored),
-        (*SamplingParams.__struct_fields__, *SAMPLING_ALIASES), {}, None,
+        tuple(SAMPLING), {}, None,
     ),
     "completions": Reader(
         lambda body, ignored: completions.parse_completion(body, rid="r", ignored=ignored),
@@ -154,6 +153,18 @@ USED: list[tuple[Api, dict[str, Any], dict[str, Any]]] = [
     ("chat", {"stop_sequences": ["a"]}, {"stop": ["a"]}),
     ("messages", {"stop": "a"}, {"stop_sequences": ["a"]}),
     ("chat", {"random_seed": 3}, {"seed": 3}),
+    ("chat", {"guided_json": {"type": "object"}}, {"json_schema": {"type": "object"}}),
+    ("completions", {"guided_regex": "a+"}, {"regex": "a+"}),
+    ("responses", {"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+    ("sampling_params", {"guided_grammar": 'start: "a"'}, {"ebnf": 'start: "a"'}),
+    ("chat", {"grammar": 'root ::= "a"'}, {"ebnf": 'root ::= "a"'}),
+    ("chat", {"structured_outputs": {"json": {"type": "object"}, "regex": None}}, {"json_schema": {"type": "object"}}),
+    ("completions", {"structured_outputs": {"choice": ["a"], "disable_any_whitespace": False}}, {"choice": ["a"]}),
+    ("sampling_params", {"guided_decoding": {"json_object": True}}, {"json_schema": {"type": "object"}}),
+    ("completions", {"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+    ("completions", {"response_format": {"type": "text"}}, {}),
+    ("chat", {"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+    ("responses", {"text": {"format": {"type": "json_object"}}}, {"json_schema": {"type": "object"}}),
 ]
 
 

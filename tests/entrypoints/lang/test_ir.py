@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from baton.entrypoints.lang import (
     Anthropic,
@@ -69,6 +71,38 @@ def test_gen_takes_sampling_parameters() -> None:
     assert gen() == Gen(None)
 
 
+class Town(BaseModel):
+    name: str
+
+
+def test_gen_takes_the_form_of_its_text() -> None:
+    schema = Town.model_json_schema()
+    assert gen("x", regex="a+") == Gen("x", {"regex": "a+"}) and gen(ebnf="x") == Gen(None, {"ebnf": "x"})
+    assert gen("x", json_schema="{}") == Gen("x", {"json_schema": "{}"})
+    assert gen("x", json_schema=Town) == gen("x", dtype=Town) == Gen("x", {"json_schema": schema})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "right", "wrong"),
+    [
+        (int, ["0", "-12", "9" * 18], ["01", "1.0", "", "+1", "9" * 30]),
+        ("float", ["0.5", "-3", "12.25"], [".5", "1.", "1e5"]),
+        (bool, ["True", "False"], ["true", ""]),
+        (str, ['"a b"', '""'], ['"a', "a", '"a\nb"', '"a"b"']),
+    ],
+)
+def test_types_of_a_gen_are_regular_expressions(dtype: type | str, right: list[str], wrong: list[str]) -> None:
+    (step,) = steps_of(gen("x", dtype=dtype, max_tokens=9))
+    assert isinstance(step, Gen) and step.sampling["max_new_tokens"] == 9
+    pattern = re.compile(step.sampling["regex"])
+    assert all(pattern.fullmatch(each) for each in right) and not any(pattern.fullmatch(each) for each in wrong)
+
+
+def test_gen_int_and_gen_string_are_gens_of_a_type() -> None:
+    assert gen_int("x", 4, temperature=0.5) == gen("x", 4, dtype=int, temperature=0.5)
+    assert gen_string("x") == gen("x", dtype=str)
+
+
 def test_beam_takes_search_parameters() -> None:
     assert beam("x", 4) == Beam("x", {"beam_width": 4, "n": 4})
     expr = beam(
@@ -122,9 +156,9 @@ def test_separate_reasoning_applies_to_gens_only() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: gen("x", regex="[0-9]"), ValueError, "regex is not supported: constrained"),
-        (lambda: gen("x", json_schema="{}"), ValueError, "json_schema is not supported"),
-        (lambda: gen("x", dtype=int), ValueError, "dtype is not supported"),
+        (lambda: gen("x", regex="[0-9]", dtype=int), ValueError, "regex and dtype both say what the text looks like"),
+        (lambda: gen("x", json_schema="{}", ebnf="x"), ValueError, "json_schema and ebnf both say"),
+        (lambda: gen("x", dtype=list), ValueError, "dtype is <class 'list'>; use int, float, bool, str"),
         (lambda: gen("x", choices_method="greedy_token_selection"), ValueError, "choices_method .* give choices, too"),
         (lambda: gen("x", choices=[]), ValueError, "at least one non-empty string"),
         (
@@ -153,8 +187,8 @@ def test_separate_reasoning_applies_to_gens_only() -> None:
         (lambda: separate_reasoning(gen("x")), ValueError, "model_type is None"),
         (lambda: separate_reasoning(gen("x"), "quen3"), ValueError, "no reasoning parser 'quen3'"),
         (lambda: separate_reasoning(gen(), "qwen3"), ValueError, "a gen has no name"),
-        (lambda: gen_int("x"), NotImplementedError, "gen_int is not supported: constrained decoding"),
-        (lambda: gen_string("x"), NotImplementedError, "gen_string is not supported"),
+        (lambda: gen_int("x", regex="a"), ValueError, "regex and dtype both say"),
+        (lambda: gen_string("x", max_token=3), TypeError, "did you mean 'max_tokens'"),
         (lambda: image("cat.jpeg"), NotImplementedError, "image is not supported: the server has no vision models"),
         (lambda: video("cat.mp4", 8), NotImplementedError, "video is not supported"),
         (lambda: OpenAI("gpt-4o"), NotImplementedError, "OpenAI is not supported: programs run on Baton's own server"),

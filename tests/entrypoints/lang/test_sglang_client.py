@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,14 @@ def test_sglang_client_stream_is_cumulative(client: httpx.Client) -> None:
 
 def test_errors(client: httpx.Client) -> None:
     """It shows the JSON of any answer but 200."""
-    response = client.post("/generate", json={"text": "a", "sampling_params": sampling(regex="[0-9]+")})
-    assert response.status_code == 400 and "regex is not supported" in response.json()["error"]["message"]
+    response = client.post("/generate", json={"text": "a", "sampling_params": sampling(structural_tag="{}")})
+    assert response.status_code == 400 and "structural_tag is not supported" in response.json()["error"]["message"]
+
+
+def test_regex_of_sglang_client(client: httpx.Client) -> None:
+    answer = post(client, "/generate", {"text": "a", "sampling_params": sampling(regex="[0-9]{3}x")}).json()
+    assert re.fullmatch("[0-9]{3}x", answer["text"])
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "grammar"}
 
 
 def test_prefix_is_cached_with_zero_new_tokens(client: httpx.Client) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 
 from baton.entrypoints.http_statuses import status_of
+from baton.runtime.constraints.grammars import Grammars
 from baton.runtime.constraints.item_tries import ItemTries, check_name, describe, pack_trie, unpack_trie
+from baton.runtime.constraints.resolve import resolve_constraint
 from baton.runtime.messages import ControlReply, ControlRequest, DeleteItemTrie, LoadItemTrie, ToWorker
 from baton.runtime.text.tokenizer import Tokenizer
+from baton.scheduler.constraints.constraint import Constraint
 from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie, ItemTrieError
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import SamplingParams
@@ -28,8 +31,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
 
 
+def resolve(tries: ItemTries, sampling: SamplingParams) -> Constraint | None:
+    return resolve_constraint(sampling, tries, Grammars(cast(Any, None), 10, ()))
+
+
 def found(tries: ItemTries, name: str) -> ItemTrie:
-    constraint = tries.resolve(SamplingParams(item_trie=name))
+    constraint = resolve(tries, SamplingParams(item_trie=name))
     assert isinstance(constraint, ItemConstraint)
     return constraint.trie
 
@@ -48,12 +55,12 @@ def test_tries_are_found_by_name_until_replaced_or_deleted() -> None:
 def test_a_constraint_has_its_name_and_no_name_gives_no_constraint() -> None:
     tries = ItemTries(vocab_size=10)
     tries.put("a", TRIE)
-    constraint = tries.resolve(SamplingParams(item_trie="a"))
+    constraint = resolve(tries, SamplingParams(item_trie="a"))
     assert constraint is not None and (constraint.name, constraint.output_name) == ("the item trie 'a'", "item of 'a'")
     assert (constraint.min_tokens, constraint.max_tokens, constraint.is_uniform) == (1, 2, False)
     assert (constraint.matched, constraint.eos_ends, constraint.must_complete) == ("item", False, True)
-    assert tries.resolve(SamplingParams()) is None
-    allowed = tries.resolve(SamplingParams(allowed_token_ids=(4, 2)))
+    assert resolve(tries, SamplingParams()) is None
+    allowed = resolve(tries, SamplingParams(allowed_token_ids=(4, 2)))
     assert allowed is not None and allowed.start().allowed().unpack()[1].tolist() == [2, 4]
 
 
@@ -63,7 +70,7 @@ def test_an_unknown_name_is_refused_with_the_known_names(loaded: list[str], name
     for name in loaded:
         tries.put(name, TRIE)
     with pytest.raises(RequestRefused) as refused:
-        tries.resolve(SamplingParams(item_trie="x"))
+        resolve(tries, SamplingParams(item_trie="x"))
     error = refused.value
     assert error.message == f"there is no item trie 'x'; loaded: {named}"
     assert (status_of(error), error.code, error.param) == (404, "item_trie_not_found", "sampling_params.item_trie")

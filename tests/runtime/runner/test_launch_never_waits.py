@@ -23,7 +23,7 @@ from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.runtime.sampling.op_providers import select_sampling_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
 from baton.runtime.sampling.sampler import Sampler
-from baton.runtime.step_runner import StepInFlight, StepRunner
+from baton.runtime.step_runner import SampledStep, StepInFlight, StepRunner
 from baton.scheduler.batch import BeamStep, ForwardMode, ScheduleBatch
 from baton.scheduler.request_spec import LogprobOptions
 from tests.doubles import fake_top_p
@@ -127,10 +127,11 @@ def set_up(
     for serial in batch.serials[batch.samples].tolist():
         step_runner._sequences[serial].append([11, 12])
     batch = replace(batch, opened=[])
+    sampled = SampledStep(previous, np.empty(0, dtype=np.int64), None, None, to_host([]), False, [], [])
     return (
         step_runner,
         batch,
-        StepInFlight(batch, previous, np.empty(0, dtype=np.int64), None, None, to_host([]), False, cast(Any, None), []),
+        StepInFlight(batch, cast(Any, None), sampled),
     )
 
 

@@ -39,7 +39,8 @@ def test_good_operations_are_chosen_and_logged(caplog):
     assert ops.draw_all is draw_all and ops.draw_top_k is TORCH_GPU_OPS.draw_top_k
     assert warning == ""
     assert caplog.messages == [
-        "sampling: draw_top_k by torch, draw_all by fast, draw_nucleus by torch, row_statistics by torch"
+        "sampling: draw_top_k by torch, draw_all by fast, draw_nucleus by torch, row_statistics by torch, "
+        "apply_masks by torch"
     ]
 
 
@@ -88,14 +89,15 @@ def test_available_kernels_pass_the_probe(caplog, monkeypatch, interpreter):
     ops, warning = select(caplog, PROVIDERS)
     assert warning == ""
     expected = (
-        "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, row_statistics by triton"
+        "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, row_statistics by triton, "
+        "apply_masks by triton"
     )
     assert caplog.messages[0] == expected
     assert not set(_functions(ops)) & set(_functions(TORCH_OPS))
 
 
 def _functions(ops: SamplingOps) -> list[Callable[..., Any]]:
-    return [ops.draw_top_k, ops.draw_all, ops.draw_nucleus, ops.row_statistics]
+    return [ops.draw_top_k, ops.draw_all, ops.draw_nucleus, ops.row_statistics, ops.apply_masks]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 131, *(pytest.param(size, marks=pytest.mark.slow) for size in (40, 2500))])
@@ -112,7 +114,7 @@ def test_triton_draws_nucleus_if_flashinfer_fails(caplog, monkeypatch, interpret
     fake_top_p.install(monkeypatch, fails)
     ops, warning = select(caplog, PROVIDERS)
     assert (
-        caplog.messages[0].endswith("draw_nucleus by triton, row_statistics by triton")
+        caplog.messages[0].endswith("draw_nucleus by triton, row_statistics by triton, apply_masks by triton")
         and "draw_nucleus of flashinfer" in warning
     )
     assert ops.draw_nucleus is not TORCH_GPU_OPS.draw_nucleus
@@ -154,6 +156,7 @@ def test_gpu_has_kernels_for_all_sampling_ops(caplog, vocab_size):
     with caplog.at_level(logging.INFO, logger="baton.runtime.sampling.op_providers"):
         select_sampling_ops(torch.device("cuda"), vocab_size)
     expected = (
-        "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, row_statistics by triton"
+        "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, row_statistics by triton, "
+        "apply_masks by triton"
     )
     assert caplog.messages[1:] == [expected]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.runtime.sampling.token_masks import LARGEST_ALLOWED, allow_only
+from baton.runtime.sampling.mask_ops import LARGEST_ALLOWED
+from baton.runtime.sampling.token_masks import allow_only
 from baton.scheduler.constraints.constraint import AllowedTokens
 from tests.doubles.sampling_requests import allow
 

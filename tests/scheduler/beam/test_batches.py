@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.scheduler.batch import StepResult
 from tests.doubles.beam_search_scene import DEPTHS, EOS, PROMPT, add, check, search
 from tests.doubles.kv_echo import expected_output
 from tests.doubles.scheduler_harness import PAGES, Harness
@@ -131,7 +132,9 @@ def test_failed_step_keeps_copies_of_waiting_search(first: int) -> None:
     harness.allocator.should_fail = lambda call: call == calls + 1  # the first is the fork's
     assert scheduler.next_batch(harness.now) is None and harness.allocator.calls == calls + 2
     harness.add("p", [9] * 40, 3)
-    harness._commit(harness._results.popleft())
+    result = harness._results.popleft()
+    assert isinstance(result, StepResult)
+    harness._commit(result)
     batch = scheduler.next_batch(harness.now)
     (added,) = (request for request in scheduler.live_requests if request.rid == "p")
     assert batch is not None and batch.serials.tolist() == [added.serial]

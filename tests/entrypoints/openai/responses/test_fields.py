@@ -74,9 +74,8 @@ def test_openai_and_baton_sampling_names_are_read() -> None:
         ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
         ({"max_tokens": 5, "max_output_tokens": 6}, "max_tokens", "max_output_tokens"),
         ({"n": 2}, "n", "not supported"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format", "json_schema"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "json_object"),
-        ({"text": {"format": {"type": "grammar"}}}, "text.format", "grammar"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "a JSON Schema"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format", "its type is text, json_object or json_schema"),
         ({"text": {"style": 1}}, "text.style", "unknown"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort", "a string"),
         ({"reasoning": "high"}, "reasoning", "an object"),
@@ -122,12 +121,12 @@ def test_refusals_name_the_field_and_the_remedy(fields: dict, param: str, words:
     assert error.param == param and words in error.message, error.message
 
 
-def test_tools_are_flat_and_not_strict() -> None:
+def test_tools_are_flat() -> None:
     asked = parse(tools=[LS], tool_choice={"type": "function", "name": "ls"}, parallel_tool_calls=False)
-    nested = {"type": "function", "function": {k: LS[k] for k in ("name", "description", "parameters")}}
+    nested = {"type": "function", "function": {k: LS[k] for k in ("name", "description", "parameters", "strict")}}
     assert asked.call.tools == [nested] == asked.call.conversation.tools
     assert asked.call.choice == Choice("named", "ls", parallel=False)
-    assert asked.echo["tools"] == [LS | {"strict": False}] and asked.echo["parallel_tool_calls"] is False
+    assert asked.echo["tools"] == [LS] and asked.echo["parallel_tool_calls"] is False
     assert asked.echo["tool_choice"] == {"type": "function", "name": "ls"}
     assert parse(tools=[LS], tool_choice="none").call.conversation.tools is None
     assert parse(tools=[LS], tool_choice="required").call.choice == Choice("named", "ls")
@@ -174,12 +173,12 @@ def test_custom_and_namespaced_tools_are_offered_as_functions() -> None:
     assert 'lark grammar:\nstart: "x"' in functions[1]["description"]
     assert list(functions[1]["parameters"]["properties"]) == ["input"]
     assert sorted(ignored.reasons) == [
-        "tools[0].tools[1]", "tools[1].format", "tools[2]", "tools[3].strict", "tools[4]",
+        "tools[0].tools[1]", "tools[1].format", "tools[2]", "tools[4]",
     ]  # fmt: skip
     assert ignored.reasons["tools[2]"] == "this server cannot run web_search"
     namespace, custom, function = asked.echo["tools"]
     assert [tool["name"] for tool in namespace["tools"]] == ["spawn"] and custom == PATCH
-    assert function == {**LS, "strict": False}
+    assert function == {**LS, "strict": True} and functions[2]["strict"] is True and "strict" not in functions[0]
     assert asked.offered.origin("agents__spawn") == ToolOrigin("function", "spawn", "agents")
     assert asked.offered.origin("made_up") == ToolOrigin("function", "made_up")
 

@@ -1,0 +1,206 @@
+"""Reads what an output must look like: a JSON schema, a regular expression, a grammar, or one of some texts.
+
+SGLang's names are this server's; those of vLLM, OpenAI and llama.cpp are read into them:
+
+    json_schema   guided_json, structured_outputs.json, response_format json_schema and json_object
+    regex         guided_regex, structured_outputs.regex
+    ebnf          guided_grammar, structured_outputs.grammar, grammar (GBNF, or Lark)
+    choice        guided_choice, structured_outputs.choice
+
+The grammar is passed on in llguidance's form; a worker compiles it, and refuses what it cannot enforce.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llguidance import LLMatcher, grammar_from
+
+from ...scheduler.outcome import RequestRefused
+from ...scheduler.sampling_params import Grammar
+from ..description.json_schema import Properties, either, enum, list_of, open_object, opened, string, taken
+from .ignored import Ignored
+from .reading import shown
+
+MAX_GRAMMAR_CHARS = 1_000_000
+"""Of a schema, an expression or a grammar."""
+
+MAX_CHOICES = 10_000
+
+ANY_OBJECT = {"type": "object"}
+
+GRAMMARS: Properties = {
+    "json_schema": either(
+        string(),
+        open_object(),
+        about="JSON Schema that the output fulfils, as an object or as its text.",
+    ),
+    "regex": string("Regular expression that the whole output matches (the syntax of Rust's regex)."),
+    "ebnf": string("Grammar of the output: GBNF, or Lark as llguidance reads it."),
+    "choice": list_of(string(), "The output is one of these texts.", least=1, most=MAX_CHOICES),
+}
+
+
+RESPONSE_FORMAT = either(
+    taken({"type": enum("text")}, required=("type",)),
+    taken({"type": enum("json_object"), "schema": open_object("What the object looks like.")}, required=("type",)),
+    taken(
+        {
+            "type": enum("json_schema"),
+            "json_schema": opened(taken({"schema": open_object(), "name": string()}, required=("schema",))),
+        },
+        required=("type", "json_schema"),
+    ),
+    about="What the answer looks like: any text, a JSON object, or JSON that fulfils a schema.",
+)
+
+
+TEXT_FORMAT = either(
+    taken({"type": enum("text")}, required=("type",)),
+    taken({"type": enum("json_object")}, required=("type",)),
+    opened(
+        taken({"type": enum("json_schema"), "schema": open_object(), "name": string()}, required=("type", "schema"))
+    ),
+    about="What the text looks like: anything, a JSON object, or JSON that fulfils a schema.",
+)
+"""As the Responses API writes it; Anthropic's has the last form."""
+
+
+JSON_OPTIONS: Any = {
+    # Without a bound, small models write spaces until they are cut off. This one is llama.cpp's.
+    "whitespace_pattern": r"[ ]|\n{1,2}[ \t]{0,20}",
+    # A schema may hold options of its own, under x-guidance; these would let it ignore keywords.
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+
+def take_grammar(values: dict[str, Any], where: str) -> Grammar | None:
+    """Take the fields above out of ``values``; None without one. where: prefix of names in messages. Raises
+    RequestRefused."""
+    given = {name: values.pop(name) for name in GRAMMARS if name in values}
+    given = {name: value for name, value in given.items() if value is not None and value != ""}
+    if not given:
+        return None
+    if len(given) > 1:
+        first, second = list(given)[:2]
+        raise RequestRefused(
+            f"{where}{first} and {where}{second} both say what the output looks like; give one of them",
+            param=f"{where}{second}",
+        )
+    ((name, value),) = given.items()
+    return Grammar(f"{where}{name}", _SOURCES[name](value, f"{where}{name}"))
+
+
+def _schema_source(value: Any, name: str) -> str:
+    if isinstance(value, str):
+        text = _text(value, name)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RequestRefused(f"{name} is not valid JSON: {error}", param=name) from None
+    if not isinstance(value, dict | bool):
+        raise RequestRefused(f"{name} is {shown(value)}; it takes a JSON Schema", param=name)
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:  # an Engine's caller may give anything
+        raise RequestRefused(f"{name} cannot be written as JSON: {error}", param=name) from None
+    return LLMatcher.grammar_from_json_schema(_text(text, name), overrides=JSON_OPTIONS)
+
+
+def _regex_source(value: Any, name: str) -> str:
+    return grammar_from("regex", _text(value, name))
+
+
+def _ebnf_source(value: Any, name: str) -> str:
+    text = _text(value, name)
+    try:
+        return grammar_from("ebnf", text)
+    except ValueError as error:
+        raise RequestRefused(f"{name}: {error}", param=name) from None
+
+
+def _choice_source(value: Any, name: str) -> str:
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(text, str) for text in value):
+        raise RequestRefused(f"{name} is {shown(value)}; it takes a list of texts", param=name)
+    if len(value) > MAX_CHOICES:
+        raise RequestRefused(f"{name} has {len(value)} texts; use at most {MAX_CHOICES}", param=name)
+    return grammar_from("lark", "start: " + " | ".join(json.dumps(_text(text, name)) for text in value))
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise RequestRefused(f"{name} is {shown(value)}; it takes a string", param=name)
+    if len(value) > MAX_GRAMMAR_CHARS:
+        raise RequestRefused(f"{name} has {len(value)} characters; use at most {MAX_GRAMMAR_CHARS}", param=name)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestRefused(f"{name} is not valid Unicode: {error}", param=name) from None
+    return value
+
+
+_SOURCES: Mapping[str, Callable[[Any, str], str]] = {
+    "json_schema": _schema_source,
+    "regex": _regex_source,
+    "ebnf": _ebnf_source,
+    "choice": _choice_source,
+}
+
+
+# -- other servers' names ----------------------------------------------------------------------------------------------
+
+_VLLM = {"json": "json_schema", "regex": "regex", "grammar": "ebnf", "choice": "choice"}
+"""Fields of vLLM's structured_outputs."""
+
+_NO_EFFECT = ("backend", "disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+
+
+def read_structured_outputs(value: Any, name: str, ignored: Ignored) -> dict[str, Any]:
+    """vLLM's structured_outputs, and guided_decoding before it -> fields of this server. Raises RequestRefused."""
+    if not isinstance(value, dict):
+        raise RequestRefused(f"{name} is {shown(value)}; it takes an object", param=name)
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if item is None or item is False:
+            continue
+        if key in _VLLM:
+            found[_VLLM[key]] = item
+        elif key == "json_object":
+            found["json_schema"] = ANY_OBJECT
+        elif key in _NO_EFFECT:
+            ignored.add_field(f"{name}.{key}", "grammars are enforced in one way")
+        else:
+            raise RequestRefused(
+                f"{name}.{key} is not supported; it takes {', '.join((*_VLLM, 'json_object'))}",
+                code="unsupported_field",
+                param=f"{name}.{key}",
+            )
+    return found
+
+
+def read_response_format(value: Any, name: str = "response_format") -> dict[str, Any]:
+    """OpenAI's response_format -> fields of this server. Raises RequestRefused."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    match kind:
+        case "text":
+            return {}
+        case "json_object":
+            # llama.cpp and Fireworks take a schema here.
+            schema = value.get("schema")
+            return {"json_schema": ANY_OBJECT if schema is None else schema}
+        case "json_schema":
+            # The Responses and the Messages API have the schema beside the type.
+            wrapped, where = value, f"{name}.schema"
+            if name == "response_format":
+                wrapped, where = value.get("json_schema"), f"{name}.json_schema.schema"
+            schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
+            if not isinstance(schema, dict):
+                raise RequestRefused(f"{where} is {shown(schema)}; it takes a JSON Schema", param=where)
+            return {"json_schema": schema}
+    raise RequestRefused(
+        f"{name} is {shown(value)}; its type is text, json_object or json_schema",
+        param=name,
+    )

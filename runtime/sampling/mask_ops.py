@@ -1,0 +1,54 @@
+"""Sets the logits that whole masks do not allow to -inf, on the host and on devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ...scheduler.constraints.constraint import BITS, TokenMasks
+from ..runner.device_copy import upload
+
+LARGEST_ALLOWED = 1e30
+"""Allowed logits are clamped to this distance from 0: even a NaN or -inf then ranks before a token not allowed."""
+
+
+def apply_masks_on_host(logits: torch.Tensor, masks: TokenMasks, finite: bool) -> None:
+    """Set every token that the masks do not allow to -inf, in place; other rows stay as they are. Tokens behind a
+    mask's end are not allowed.
+
+    logits: float32 [n, vocab]. finite: allowed tokens get finite logits, so that no draw falls on another token.
+    """
+    bits = np.unpackbits(masks.masks.view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
+    banned, first, count = torch.from_numpy(bits == 0), int(masks.rows[0]), len(masks.rows)
+    if not np.array_equal(masks.mask_of, np.arange(len(banned))):
+        banned = banned[torch.from_numpy(masks.mask_of)]
+    if int(masks.rows[-1]) - first == count - 1:  # side by side
+        _mask_rows(logits[first : first + count], banned, finite)
+    else:
+        rows = torch.from_numpy(masks.rows)
+        logits[rows] = _mask_rows(logits[rows], banned, finite)
+
+
+def apply_masks_on_device(logits: torch.Tensor, masks: TokenMasks, finite: bool) -> None:
+    """The same; never waits for the device."""
+    rows, mask_of, packed = upload_masks(masks, logits.shape[1], logits.device)
+    bit = torch.arange(BITS, dtype=torch.int32, device=logits.device)
+    banned = ((packed.unsqueeze(2) >> bit) & 1).flatten(1)[:, : logits.shape[1]] == 0
+    logits[rows] = _mask_rows(logits[rows], banned[mask_of], finite)
+
+
+def upload_masks(
+    masks: TokenMasks, vocab_size: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(rows int64 [k], mask_of int64 [k], int32 [m, words]): at least as many words as the vocabulary needs."""
+    words = -(-vocab_size // (2 * BITS)) * 2
+    packed = np.zeros((len(masks.masks), words), dtype=np.uint32)
+    packed[:, : masks.masks.shape[1]] = masks.masks[:, :words]
+    rows, mask_of, pairs = upload([masks.rows, masks.mask_of, packed.view(np.int64)], device)
+    return rows, mask_of, pairs.view(torch.int32)
+
+
+def _mask_rows(logits: torch.Tensor, banned: torch.Tensor, finite: bool) -> torch.Tensor:
+    if finite:
+        logits.nan_to_num_(nan=-LARGEST_ALLOWED).clamp_(-LARGEST_ALLOWED, LARGEST_ALLOWED)
+    return logits.masked_fill_(banned, -float("inf"))

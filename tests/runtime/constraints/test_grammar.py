@@ -1,0 +1,219 @@
+"""Grammars as constraints: masks against fresh matchers, forks, sharing, limits, and what cannot be compiled."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLParserLimits, grammar_from
+
+from baton.runtime.constraints import grammars
+from baton.runtime.constraints.grammar import (
+    GrammarConstraint,
+    GrammarError,
+    GrammarStates,
+    GrammarVocabulary,
+    Position,
+)
+from baton.runtime.constraints.grammars import Grammars
+from baton.runtime.text.tokenizer import Tokenizer
+from baton.scheduler.constraints.constraint import ConstraintState
+from baton.scheduler.outcome import RequestRefused
+from baton.scheduler.sampling_params import Grammar
+from tests.doubles.trained_tokenizers import CONFIG, byte_level, write_folder
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 9},
+        "kind": {"enum": ["one", "two", "once"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 3, "maximum": 1200}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+SOURCES = {
+    "schema": grammar_from("json_schema", json.dumps(SCHEMA)),
+    "regex": grammar_from("regex", r"(ab|a)*c{2,5}(é|ü)?"),
+    "choice": grammar_from("choice", json.dumps(["a", "ab", "abc", "b"])),
+    "recursive": grammar_from("lark", 'start: "(" start ")" | "x"'),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_folder(tmp_path_factory.mktemp("tokenizer"), byte_level(), CONFIG))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer: Tokenizer) -> GrammarVocabulary:
+    assert tokenizer.eos_token_id is not None
+    return GrammarVocabulary(tokenizer, tokenizer.vocab_size + 70, (tokenizer.eos_token_id,))
+
+
+def constraint(vocabulary: GrammarVocabulary, source: str) -> GrammarConstraint:
+    known: Future[GrammarVocabulary] = Future()
+    root: Future[Position] = Future()
+    known.set_result(vocabulary)
+    root.set_result(vocabulary.compile(source))
+    return GrammarConstraint(known, root, "the grammar")
+
+
+def tokens_of(state: ConstraintState) -> list[list[int]]:
+    """What each sequence may have."""
+    rows, tokens = state.allowed().unpack()
+    return [tokens[rows == row].tolist() for row in range(len(state))]
+
+
+def fresh_tokens(vocabulary: GrammarVocabulary, source: str, output: list[int]) -> list[int]:
+    """The slow twin: a new matcher reads the whole output."""
+    matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0)
+    assert matcher.consume_tokens(output)
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_masks_of_all_forks_are_those_of_fresh_matchers(vocabulary: GrammarVocabulary, name: str) -> None:
+    rng = random.Random(name)
+    known: list[tuple[list[int], ConstraintState]] = [([], constraint(vocabulary, SOURCES[name]).start())]
+    for _ in range(150):
+        output, state = rng.choice(known[-6:] if rng.random() < 0.7 else known)
+        if state.at_end()[0]:
+            continue
+        assert tokens_of(state) == [fresh_tokens(vocabulary, SOURCES[name], output)]
+        token = rng.choice(tokens_of(state)[0])
+        if rng.random() < 0.5:
+            state = state.select(np.array([0, 0]))  # a fork, of which one dies
+            state = state.advance(np.array([token, rng.choice(tokens_of(state)[0])])).select(np.array([0]))
+        else:
+            state = state.advance(np.array([token]))
+        known.append(([*output, token], state))
+    assert max(len(output) for output, _ in known) >= 3
+
+
+def test_siblings_in_same_position_share_mask(vocabulary: GrammarVocabulary) -> None:
+    start = constraint(vocabulary, SOURCES["schema"]).start()
+    (first,) = {*tokens_of(start)[0]} & {vocabulary_id(vocabulary, b'{"')} or {tokens_of(start)[0][0]}
+    forks = start.select(np.zeros(512, dtype=np.int64)).advance(np.full(512, first))
+    masks = forks.allowed().dense
+    assert masks is not None and len(masks.masks) == 1 and masks.mask_of.tolist() == [0] * 512
+    assert forks.num_allowed().tolist() == [len(tokens_of(forks.select(np.array([3])))[0])] * 512
+
+
+def vocabulary_id(vocabulary: GrammarVocabulary, piece: bytes) -> int:
+    return vocabulary.tokenizer.greedy_tokenize(piece.decode())[0]
+
+
+def test_rows_behind_tokenizer_and_special_tokens_are_never_allowed(
+    vocabulary: GrammarVocabulary, tokenizer: Tokenizer
+) -> None:
+    (allowed,) = tokens_of(constraint(vocabulary, grammar_from("regex", "(?s:.*)")).start())
+    assert max(allowed) < tokenizer.vocab_size and tokenizer.eos_token_id in allowed
+    assert tokenizer.special_ids & set(allowed) == {tokenizer.eos_token_id}
+
+
+def test_output_ends_where_nothing_may_follow(vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> None:
+    state = constraint(vocabulary, SOURCES["recursive"]).start()
+    for char in "((x)":
+        assert not state.at_end()[0]
+        state = state.advance(np.array(tokenizer.encode(char)))
+    assert not state.at_end()[0]
+    assert state.advance(np.array(tokenizer.encode(")"))).at_end().tolist() == [True]
+
+
+def test_token_that_is_not_allowed_raises_and_leaves_its_state(
+    vocabulary: GrammarVocabulary, tokenizer: Tokenizer
+) -> None:
+    start = constraint(vocabulary, SOURCES["recursive"]).start()
+    opened = start.advance(np.array(tokenizer.encode("(")))
+    with pytest.raises(RequestRefused, match="is not allowed here"):
+        opened.advance(np.array(tokenizer.encode(")")))
+    assert tokens_of(opened) == [fresh_tokens(vocabulary, SOURCES["recursive"], tokenizer.encode("("))]
+    assert opened.advance(np.array(tokenizer.encode("x"))).at_end().tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            grammar_from("json_schema", json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})),
+            "no output fulfils it",
+        ),
+        (grammar_from("json_schema", json.dumps({"type": "array", "uniqueItems": True})), "uniqueItems"),
+        (grammar_from("json_schema", json.dumps({"$ref": "http://elsewhere.org/x"})), "elsewhere.org"),
+        (grammar_from("json_schema", "false"), "Unsatisfiable"),
+        (grammar_from("regex", "a(?=b)"), "look"),
+        (grammar_from("regex", "("), ""),
+        (grammar_from("lark", "start: nothing"), "nothing"),
+    ],
+)
+def test_what_cannot_be_compiled_says_why(vocabulary: GrammarVocabulary, source: str, message: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        vocabulary.compile(source)
+    assert message in str(refused.value) and 5 < len(str(refused.value)) < 1000
+
+
+def test_matcher_over_its_limit_fails_alone(vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> None:
+    hard = grammar_from("regex", "[ab]*a[ab]{14}c")
+    limits = LLParserLimits(max_lexer_states=300, precompute_large_lexemes=False)
+    root = vocabulary.compile(hard, limits)
+    known: Future[GrammarVocabulary] = Future()
+    known.set_result(vocabulary)
+    future: Future[Position] = Future()
+    future.set_result(root)
+    state: Any = GrammarConstraint(known, future, "the regex").start()
+    sound = constraint(vocabulary, SOURCES["regex"]).start()
+    rng = random.Random(5)
+    with pytest.raises(RequestRefused, match="the regex: ") as refused:
+        for _ in range(400):
+            state = state.advance(np.array(tokenizer.encode(rng.choice("ab"))))
+            type(state).prepare([state, sound])
+            state.allowed()
+    assert refused.value.code == "invalid_grammar"
+    fresh = constraint(vocabulary, SOURCES["regex"]).start()
+    GrammarStates.prepare([state, fresh])  # type: ignore[list-item]
+    assert tokens_of(fresh) == [fresh_tokens(vocabulary, SOURCES["regex"], [])]
+
+
+# -- compiling in a thread ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tokenizer: Tokenizer) -> Grammars:
+    assert tokenizer.eos_token_id is not None
+    return Grammars(lambda: tokenizer, tokenizer.vocab_size, (tokenizer.eos_token_id,))
+
+
+def test_grammar_is_compiled_once_and_wakes_the_loop(table: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken = threading.Event()
+    monkeypatch.setattr(table, "_wake", woken.set)
+    one = table.constraint(Grammar("regex", SOURCES["regex"]))
+    other = table.constraint(Grammar("guided_regex", SOURCES["regex"]))
+    assert woken.wait(30) and one.is_ready and other.is_ready and one.failure() is None
+    assert one.root is other.root and (one.name, other.name) == ("regex", "guided_regex")
+    assert one.start().allowed().count() > 0
+
+
+def test_grammar_that_cannot_be_compiled_is_refused_with_its_field(table: Grammars) -> None:
+    wrong = table.constraint(Grammar("sampling_params.regex", grammar_from("regex", "(")))
+    deadline = threading.Event()
+    while not wrong.is_ready:
+        deadline.wait(0.01)
+    refusal = wrong.failure()
+    assert refusal is not None and (refusal.code, refusal.param) == ("invalid_grammar", "sampling_params.regex")
+    assert refusal.message.startswith("sampling_params.regex: ")
+
+
+def test_only_grammars_asked_for_last_are_kept(table: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "MAX_GRAMMARS", 2)
+    sources = [grammar_from("regex", f"a{{{count}}}") for count in (1, 2, 3)]
+    first, second, _ = (table.constraint(Grammar("regex", sources[place])) for place in (0, 1, 0))
+    table.constraint(Grammar("regex", sources[2]))
+    assert table.constraint(Grammar("regex", sources[0]))._root is first._root, "it was asked for after the second"
+    assert table.constraint(Grammar("regex", sources[1]))._root is not second._root
