@@ -18,8 +18,10 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import Grammar
 from ..fields.grammars import JSON_OPTIONS
+from ..fields.schema_rewriting import rewrite_schema
 from ..reasoning_parsers.output_parser import ReasoningParser
 from ..tool_parsers.pieces import ToolParser, ToolSpec
 from .tools import Choice
@@ -229,7 +231,16 @@ def arguments_source(parameters: str, strict: bool) -> str:
     schema = json.loads(parameters) or {"type": "object"}
     schema = schema if "type" in schema or "$ref" in schema or "anyOf" in schema else {"type": "object", **schema}
     options = JSON_OPTIONS | ({} if strict else {"lenient": True, "coerce_one_of": True})
-    source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
-    if strict or not LLMatcher.validate_grammar(source):
-        return source
+    try:
+        schema = rewrite_schema(schema)
+    except (ValueError, RecursionError) as error:
+        if strict:
+            raise RequestRefused(f"tools: {error}", code="invalid_grammar", param="tools") from None
+    try:
+        source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+        if strict or not LLMatcher.validate_grammar(source):
+            return source
+    except ValueError as error:  # nested too deeply for its reader
+        if strict:
+            raise RequestRefused(f"tools: {error}", code="invalid_grammar", param="tools") from None
     return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, overrides=JSON_OPTIONS)

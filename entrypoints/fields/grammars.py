@@ -23,9 +23,13 @@ from ...scheduler.sampling_params import Grammar
 from ..description.json_schema import Properties, either, enum, list_of, open_object, opened, string, taken
 from .ignored import Ignored
 from .reading import shown
+from .schema_rewriting import rewrite_schema
 
-MAX_GRAMMAR_CHARS = 1_000_000
-"""Of a schema, an expression or a grammar."""
+MAX_GRAMMAR_CHARS = 300_000
+"""Of a schema, an expression, a list of choices, or a grammar in Lark. They are read on the server's loop."""
+
+MAX_GBNF_CHARS = 50_000
+"""To turn GBNF into Lark takes time with the square of its rules."""
 
 MAX_CHOICES = 10_000
 
@@ -101,13 +105,21 @@ def _schema_source(value: Any, name: str) -> str:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RequestRefused(f"{name} is not valid JSON: {error}", param=name) from None
-    if not isinstance(value, dict | bool):
-        raise RequestRefused(f"{name} is {shown(value)}; it takes a JSON Schema", param=name)
+    if value is True:
+        value = {}
+    if not isinstance(value, dict):
+        fix = "no output fulfils it" if value is False else "it takes a JSON Schema"
+        raise RequestRefused(f"{name} is {shown(value)}; {fix}", param=name)
     try:
-        text = json.dumps(value)
+        text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:  # an Engine's caller may give anything
         raise RequestRefused(f"{name} cannot be written as JSON: {error}", param=name) from None
-    return LLMatcher.grammar_from_json_schema(_text(text, name), overrides=JSON_OPTIONS)
+    text = _text(text, name)
+    try:
+        text = json.dumps(rewrite_schema(json.loads(text)))
+        return LLMatcher.grammar_from_json_schema(_text(text, name), overrides=JSON_OPTIONS)
+    except (ValueError, RecursionError) as error:
+        raise RequestRefused(f"{name}: {error}", code="invalid_grammar", param=name) from None
 
 
 def _regex_source(value: Any, name: str) -> str:
@@ -116,9 +128,11 @@ def _regex_source(value: Any, name: str) -> str:
 
 def _ebnf_source(value: Any, name: str) -> str:
     text = _text(value, name)
+    if "::=" in text and len(text) > MAX_GBNF_CHARS:
+        raise RequestRefused(f"{name} has {len(text)} characters of GBNF; use at most {MAX_GBNF_CHARS}", param=name)
     try:
         return grammar_from("ebnf", text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestRefused(f"{name}: {error}", param=name) from None
 
 
@@ -127,7 +141,8 @@ def _choice_source(value: Any, name: str) -> str:
         raise RequestRefused(f"{name} is {shown(value)}; it takes a list of texts", param=name)
     if len(value) > MAX_CHOICES:
         raise RequestRefused(f"{name} has {len(value)} texts; use at most {MAX_CHOICES}", param=name)
-    return grammar_from("lark", "start: " + " | ".join(json.dumps(_text(text, name)) for text in value))
+    _text("".join(value), name)
+    return grammar_from("lark", "start: " + " | ".join(map(json.dumps, value)))
 
 
 def _text(value: Any, name: str) -> str:

@@ -15,6 +15,7 @@ The vocabulary is that of `TokenBytes`: a grammar constrains exactly the bytes t
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,8 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, Token
 from ...scheduler.constraints.constraint import BITS, GRAMMAR, AllowedTokens, TokenMasks
 from ...scheduler.outcome import RequestRefused
 from ..text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _NO_WAY_ON = "NoExtension"
 """Begins the reason of a matcher that stops where nothing may follow."""
@@ -189,7 +192,8 @@ class GrammarConstraint:
         if error is None:
             return None
         if not isinstance(error, GrammarError):
-            raise error
+            logger.error("a grammar could not be compiled; its requests end with an error", exc_info=error)
+            error = GrammarError(f"it could not be compiled ({type(error).__name__})")
         return self.refuse(error)
 
     @property

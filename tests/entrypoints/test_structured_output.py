@@ -111,7 +111,9 @@ def test_stream_is_the_whole_in_pieces(server: ServerUnderTest) -> None:
     body = {"text": "A town: ", "sampling_params": {**SAMPLING, "json_schema": SCHEMA}, "stream": True}
     with server.client.stream("POST", "/generate", json=body) as answer:
         events = [line for line in answer.iter_lines() if line.startswith("data: {")]
-    assert json.loads(events[-1][6:])["text"] == whole["text"] and len(events) > 5 and valid(whole["text"])
+    assert valid(whole["text"])
+    assert json.loads(events[-1][6:])["text"] == whole["text"]
+    assert len(events) > 1
 
 
 def test_all_beams_fulfil_their_schema(server: ServerUnderTest) -> None:
@@ -144,7 +146,7 @@ def test_continuation_begins_its_own_form(server: ServerUnderTest) -> None:
     ("form", "words"),
     [
         ({"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
-        ({"json_schema": {"not": {"type": "string"}}}, "not"),
+        ({"json_schema": {"not": {"pattern": "a"}}}, "not at #/not"),
         ({"json_schema": {"$ref": "http://elsewhere.org/schema"}}, "elsewhere.org"),
         ({"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no output fulfils it"),
         ({"json_schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, "Unsatisfiable"),

@@ -229,6 +229,11 @@ def test_tool_without_strict_is_held_to_what_can_be_enforced() -> None:
     broken = {"type": "object", "properties": {"path": {"$ref": "http://elsewhere.org"}}}
     grammar = built("hermes", None, specs=(ToolSpec("f", broken),), choice=Choice("named", "f"), forced="x")
     assert takes(grammar, '{"path": 1}}\n</tool_call>') and not takes(grammar, "[]}\n</tool_call>")
+    deep: dict = {}
+    for _ in range(200):
+        deep = {"type": "object", "properties": {"x": deep}}
+    grammar = built("hermes", None, specs=(ToolSpec("f", deep),), choice=Choice("named", "f"), forced="x")
+    assert takes(grammar, '{"x": 1}}\n</tool_call>')
     grammar = built("hermes", None, specs=(ToolSpec("f", {}),), choice=Choice("named", "f"), forced="x")
     assert takes(grammar, " {}}\n</tool_call>") and not takes(grammar, "3}\n</tool_call>")
 

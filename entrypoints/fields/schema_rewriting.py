@@ -1,0 +1,451 @@
+"""Rewrites JSON schemas for llguidance: keywords that it does not have become ones that it has, with the same meaning.
+
+    dependentRequired, dependentSchemas     anyOf: the name is absent, or what depends on it holds
+    if, then, else                          anyOf: if and then; not if, and else
+    not                                     the schema of all other values, where there is one
+    oneOf                                   anyOf, if no value fulfils two alternatives, or each without the others
+    propertyNames                           patternProperties, or properties
+    unevaluatedProperties, …Items           additionalProperties, items, where nothing beside them evaluates any
+
+What has no such form is refused by keyword and place, and never passed over: nothing is enforced in part. An unknown
+``format`` is an annotation, as JSON Schema has it, and is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Schema = bool | dict[str, Any]
+
+MAX_DEPTH = 120
+"""Of schemas inside of each other."""
+
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+"""That llguidance enforces."""
+
+_DEFINITION = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
+
+_ONE = ("additionalProperties", "items", "additionalItems", "not", "if", "then", "else", "propertyNames", "contains",
+        "unevaluatedProperties", "unevaluatedItems")  # fmt: skip
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords with a schema, a list of schemas, and schemas by name."""
+
+_IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies")
+"""Keywords that may evaluate properties or items of the same value."""
+
+
+class UnenforceableError(ValueError):
+    """A keyword that cannot be enforced; the message says where it is."""
+
+
+def rewrite_schema(schema: Any) -> Schema:
+    """The same schema for llguidance. Raises UnenforceableError; ValueError for what is no schema."""
+    rewriter = _Rewriter(schema)
+    found = rewriter.rewrite(schema, (), 0)
+    if rewriter.moved and rewriter.deep_references:
+        raise UnenforceableError(
+            f"$ref to {rewriter.deep_references[0]} cannot be kept beside {rewriter.moved}; refer to $defs instead"
+        )
+    return found
+
+
+class _Rewriter:
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self.moved = ""
+        """A keyword for which a schema was moved into an allOf, where pointers no longer find its parts."""
+        self.deep_references: list[str] = []
+        """References to parts of schemas, other than definitions."""
+
+    # -- one schema ----------------------------------------------------------------------------------------------------
+
+    def rewrite(self, schema: Any, place: tuple[str, ...], depth: int) -> Schema:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise ValueError(f"{_at(place)} is {json.dumps(schema)[:60]}; a schema is an object, true or false")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"schemas are nested more than {MAX_DEPTH} deep")
+        inner: dict[str, Any] = {}
+        for key, value in schema.items():
+            inner[key] = self._inside(key, value, (*place, key), depth + 1)
+        more: list[Schema] = []
+        for key, replace in _REPLACED.items():
+            if key in inner:
+                found = replace(self, inner, place, schema)
+                more += [] if found is None else [found]
+        if not more:
+            return inner
+        self.moved = self.moved or next(key for key in schema if key in _REPLACED)
+        shared = {key: inner.pop(key) for key in ("$defs", "definitions", "$id", "$schema", "$anchor") if key in inner}
+        return {**shared, "allOf": [inner, *more]} if inner else {**shared, "allOf": more}
+
+    def _inside(self, key: str, value: Any, place: tuple[str, ...], depth: int) -> Any:
+        if key in _ONE and not (key == "items" and isinstance(value, list)):
+            return self.rewrite(value, place, depth)
+        if key in _LISTS or key == "items":
+            if not isinstance(value, list):
+                raise ValueError(f"{_at(place)} takes a list of schemas")
+            return [self.rewrite(each, (*place, str(number)), depth) for number, each in enumerate(value)]
+        if key in _NAMED:
+            if not isinstance(value, dict):
+                raise ValueError(f"{_at(place)} takes an object of schemas")
+            return {name: self.rewrite(each, (*place, name), depth) for name, each in value.items()}
+        if key == "$ref" and isinstance(value, str) and not _DEFINITION.fullmatch(value):
+            self.deep_references.append(value)
+        if key == "dependencies" and isinstance(value, dict):  # of draft 7
+            return {
+                name: each if isinstance(each, list) else self.rewrite(each, (*place, name), depth)
+                for name, each in value.items()
+            }
+        return value
+
+    # -- keywords: each takes its own out of ``inner`` and returns what holds beside it --------------------------------
+
+    def _dependent_required(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        return _all(_depends(name, {"required": names}) for name, names in inner.pop("dependentRequired").items())
+
+    def _dependent_schemas(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        return _all(_depends(name, each) for name, each in inner.pop("dependentSchemas").items())
+
+    def _dependencies(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        found = inner.pop("dependencies")
+        return _all(
+            _depends(name, {"required": each} if isinstance(each, list) else each) for name, each in found.items()
+        )
+
+    def _if(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        test, then, other = inner.pop("if"), inner.pop("then", True), inner.pop("else", True)
+        if then is True and other is True:
+            return None
+        against = self._negated(test, inner, (*place, "if"))
+        return {"anyOf": [_both(test, then), _both(against, other)]}
+
+    def _alone(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
+        """then and else without if say nothing."""
+        inner.pop("then", None)
+        inner.pop("else", None)
+
+    def _not(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        return self._negated(inner.pop("not"), inner, (*place, "not"))
+
+    def _one_of(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        every = inner.pop("oneOf")
+        if all(self._are_apart(one, other) for at, one in enumerate(every) for other in every[:at]):
+            return {"anyOf": every}
+        alone = []
+        for at, one in enumerate(every):
+            others = [other for number, other in enumerate(every) if number != at and not self._are_apart(one, other)]
+            against = [self._negated(other, {}, (*place, "oneOf")) for other in others]
+            alone.append(_all([one, *against]))
+        return {"anyOf": alone}
+
+    def _property_names(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        names, free = inner.pop("propertyNames"), inner.get("additionalProperties", True)
+        if names is True or names == {}:
+            return None
+        if names is False:
+            return {"maxProperties": 0}
+        keys = names.keys() - {"type", "title", "description"} if isinstance(names, dict) else set()
+        if not isinstance(names, dict) or names.get("type", "string") != "string" or "patternProperties" in inner:
+            raise _refused("propertyNames", place)
+        if keys <= {"enum", "const"} and keys:
+            allowed = names.get("enum", [names.get("const")])
+            known = inner.pop("properties", {})
+            inner["properties"] = {name: known.get(name, free) for name in allowed if isinstance(name, str)}
+            inner["additionalProperties"] = False
+            return _all({"properties": {name: False}} for name in known if name not in allowed)
+        if keys <= {"pattern"} and "properties" not in inner:
+            if keys:
+                inner["patternProperties"], inner["additionalProperties"] = {names["pattern"]: free}, False
+            return None
+        if keys <= {"minLength", "maxLength"} and "properties" not in inner:
+            pattern = rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+            inner["patternProperties"], inner["additionalProperties"] = {pattern: free}, False
+            return None
+        raise _refused("propertyNames", place)
+
+    def _unevaluated_properties(self, inner: dict, place: tuple[str, ...], given: dict) -> None:
+        self._unevaluated("unevaluatedProperties", "additionalProperties", inner, place, given)
+
+    def _unevaluated_items(self, inner: dict, place: tuple[str, ...], given: dict) -> None:
+        self._unevaluated("unevaluatedItems", "items", inner, place, given)
+
+    def _unevaluated(self, keyword: str, instead: str, inner: dict, place: tuple[str, ...], given: dict) -> None:
+        value = inner.pop(keyword)
+        if value is True or instead in inner:
+            return
+        if any(key in given for key in _IN_PLACE) or (keyword == "unevaluatedItems" and "contains" in given):
+            raise _refused(keyword, place)
+        inner[instead] = value
+
+    def _unique_items(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
+        if inner.get("uniqueItems") is True and not _most(inner.get("maxItems")) <= 1:
+            raise _refused("uniqueItems", place)
+        inner.pop("uniqueItems")
+
+    def _contains(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        test = inner.pop("contains")
+        least, most = inner.pop("minContains", 1), inner.pop("maxContains", None)
+        if least == 0 and most is None:
+            return None
+        if test is True or test == {}:
+            return {"minItems": least} | ({} if most is None else {"maxItems": most})
+        if test is False:
+            return _without_array(least)
+        raise _refused("contains", place)
+
+    def _no_contains(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
+        """minContains and maxContains without contains say nothing."""
+        inner.pop("minContains", None)
+        inner.pop("maxContains", None)
+
+    def _format(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
+        if inner["format"] not in _FORMATS:
+            del inner["format"]
+
+    def _min_properties(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
+        """A name may be written twice where names are free, and then counts once."""
+        least = inner["minProperties"]
+        if len(set(inner.get("required", ()))) >= _most(least):
+            del inner["minProperties"]
+        elif inner.get("additionalProperties", True) is not False or inner.get("patternProperties"):
+            raise _refused("minProperties", place, "names that are not listed may be written twice")
+
+    def _dynamic(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
+        raise _refused("$dynamicRef", place)
+
+    # -- the schema of all other values --------------------------------------------------------------------------------
+
+    def _negated(self, schema: Schema, beside: Mapping[str, Any], place: tuple[str, ...]) -> Schema:
+        """beside: keywords that hold for the same value; they tell which values there are."""
+        if isinstance(schema, bool):
+            return not schema
+        schema = {key: value for key, value in schema.items() if key not in ("title", "description", "$comment")}
+        if not schema:
+            return False
+        parts = [self._negated_keyword(key, schema, beside, place) for key in schema if key not in _WITH_OTHERS]
+        found = [part for part in parts if part is not None]
+        return found[0] if len(found) == 1 else {"anyOf": found}
+
+    def _negated_keyword(
+        self, key: str, schema: dict[str, Any], beside: Mapping[str, Any], place: tuple[str, ...]
+    ) -> Schema | None:
+        """Values that this keyword of a schema excludes."""
+        value = schema[key]
+        match key:
+            case "type":
+                return _other_types(value, place)
+            case "const":
+                return self._other_values([value], beside, place)
+            case "enum":
+                return self._other_values(value, beside, place)
+            case "required":
+                return {"type": "object", "anyOf": [{"properties": {name: False}} for name in value]}
+            case "properties":
+                known = beside.get("properties")
+                known = known if isinstance(known, Mapping) else {}
+                excluded: list[Schema] = []
+                for name, each in value.items():
+                    other = known.get(name)
+                    other = other if isinstance(other, Mapping) else {}
+                    against = self._negated(each, other, (*place, "properties", name))
+                    excluded.append({"type": "object", "properties": {name: against}, "required": [name]})
+                return {"anyOf": excluded} if excluded else False
+            case "allOf":
+                return {"anyOf": [self._negated(each, beside, place) for each in value]}
+            case "anyOf":
+                return _all(self._negated(each, beside, place) for each in value)
+            case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+                return {"type": "number", _OPPOSITE[key]: value}
+            case "minLength" | "minItems" | "minProperties":
+                kind, opposite = _COUNTED[key]
+                return {"type": kind, opposite: value - 1} if _most(value) > 0 else False
+            case "maxLength" | "maxItems":
+                kind, opposite = _COUNTED[key]
+                return {"type": kind, opposite: value + 1}
+        raise _refused("not", place, f"the values that {key} excludes cannot be described")
+
+    def _other_values(self, values: list, beside: Mapping[str, Any], place: tuple[str, ...]) -> Schema:
+        if "const" in beside or "enum" in beside:
+            known = beside.get("enum", [beside.get("const")])
+            left = [each for each in known if not any(_equal(each, value) for value in values)]
+            return {"enum": left} if left else False
+        if any(not isinstance(value, bool | None) for value in values):
+            kinds = beside.get("type")
+            kinds = [kinds] if isinstance(kinds, str) else kinds
+            if not isinstance(kinds, list) or any(_type_of(value) in _widened(kinds) for value in values):
+                raise _refused("not", place, "only some of the values that there are can be excluded, by enum or const")
+        left: list[Schema] = [{"type": [kind for kind in _TYPES if kind not in ("boolean", "null")]}]
+        left += [{"const": value} for value in (None, True, False) if not any(_equal(value, each) for each in values)]
+        return {"anyOf": left}
+
+    # -- alternatives --------------------------------------------------------------------------------------------------
+
+    def _are_apart(self, one: Schema, other: Schema) -> bool:
+        """True if it is certain that no value fulfils both."""
+        one, other = self._followed(one), self._followed(other)
+        if one is False or other is False:
+            return True
+        if not isinstance(one, dict) or not isinstance(other, dict):
+            return False
+        kinds, others = _types_of(one), _types_of(other)
+        if not kinds & others:
+            return True
+        values, other_values = _values_of(one), _values_of(other)
+        if values is not None and other_values is not None:
+            return not any(_equal(value, each) for value in values for each in other_values)
+        if kinds & others != {"object"}:
+            return False
+        shared = set(one.get("required", ())) & set(other.get("required", ()))
+        properties, other_properties = one.get("properties", {}), other.get("properties", {})
+        return (
+            any(self._are_apart(properties.get(name, True), other_properties.get(name, True)) for name in shared)
+            or _lacks(one, other)
+            or _lacks(other, one)
+        )
+
+    def _followed(self, schema: Schema) -> Schema:
+        """What a schema that is nothing but a reference refers to."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                return schema
+            found: Any = self._root
+            steps = schema["$ref"][1:].strip("/").split("/") if schema["$ref"].startswith("#") else []
+            for step in steps:
+                step = step.replace("~1", "/").replace("~0", "~")
+                found = found.get(step) if isinstance(found, Mapping) and step else found
+            if found is self._root or not isinstance(found, dict | bool):
+                return schema
+            schema = found
+        return schema
+
+
+_REPLACED: dict[str, Callable[[_Rewriter, dict, tuple[str, ...], dict], Schema | None]] = {
+    "format": _Rewriter._format,
+    "uniqueItems": _Rewriter._unique_items,
+    "minProperties": _Rewriter._min_properties,
+    "unevaluatedProperties": _Rewriter._unevaluated_properties,
+    "unevaluatedItems": _Rewriter._unevaluated_items,
+    "propertyNames": _Rewriter._property_names,
+    "dependentRequired": _Rewriter._dependent_required,
+    "dependentSchemas": _Rewriter._dependent_schemas,
+    "dependencies": _Rewriter._dependencies,
+    "contains": _Rewriter._contains,
+    "minContains": _Rewriter._no_contains,
+    "maxContains": _Rewriter._no_contains,
+    "if": _Rewriter._if,
+    "then": _Rewriter._alone,
+    "else": _Rewriter._alone,
+    "not": _Rewriter._not,
+    "oneOf": _Rewriter._one_of,
+    "$dynamicRef": _Rewriter._dynamic,
+}
+
+_WITH_OTHERS = ("$defs", "definitions", "default", "examples")
+
+_OPPOSITE = {
+    "minimum": "exclusiveMaximum",
+    "maximum": "exclusiveMinimum",
+    "exclusiveMinimum": "maximum",
+    "exclusiveMaximum": "minimum",
+}
+_COUNTED = {
+    "minLength": ("string", "maxLength"),
+    "maxLength": ("string", "minLength"),
+    "minItems": ("array", "maxItems"),
+    "maxItems": ("array", "minItems"),
+    "minProperties": ("object", "maxProperties"),
+}
+
+
+def _depends(name: str, schema: Schema) -> Schema:
+    return {"anyOf": [{"properties": {name: False}}, _both({"required": [name]}, schema)]}
+
+
+def _both(one: Schema, other: Schema) -> Schema:
+    return _all([one, other])
+
+
+def _all(schemas: Iterable[Schema]) -> Schema:
+    every = [schema for schema in schemas if schema is not True]
+    return every[0] if len(every) == 1 else {"allOf": every} if every else True
+
+
+def _without_array(least: int) -> Schema:
+    """No item fulfils false: arrays with so many that do are there only for 0."""
+    return True if least == 0 else {"type": [kind for kind in _TYPES if kind != "array"]}
+
+
+def _other_types(given: Any, place: tuple[str, ...]) -> Schema:
+    kinds = [given] if isinstance(given, str) else given
+    if "integer" in kinds and "number" not in kinds:
+        raise _refused("not", place, "numbers that are no integers cannot be described")
+    left = [kind for kind in _TYPES if kind not in kinds]
+    return {"type": left} if left else False
+
+
+def _lacks(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Does one exclude a property that the other requires?"""
+    properties = one.get("properties", {})
+    if any(properties.get(name) is False for name in other.get("required", ())):
+        return True
+    closed = one.get("additionalProperties") is False and not one.get("patternProperties")
+    return closed and any(name not in properties for name in other.get("required", ()))
+
+
+def _types_of(schema: dict[str, Any]) -> set[str]:
+    values = _values_of(schema)
+    if values is not None:
+        return {_type_of(value) for value in values}
+    given = schema.get("type")
+    return _widened([given] if isinstance(given, str) else given) if given is not None else set(_TYPES)
+
+
+def _widened(kinds: Iterable[str]) -> set[str]:
+    return {"number" if kind == "integer" else kind for kind in kinds}
+
+
+def _values_of(schema: dict[str, Any]) -> list | None:
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else None
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    for kind, name in ((bool, "boolean"), (int | float, "number"), (str, "string"), (list, "array")):
+        if isinstance(value, kind):
+            return name
+    return "object"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """As JSON Schema compares values: 1 is 1.0, and not true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    return (type(one) in (int, float) and type(other) in (int, float) and one == other) or one == other
+
+
+def _most(value: Any) -> float:
+    return value if type(value) in (int, float) else float("inf")
+
+
+def _at(place: tuple[str, ...]) -> str:
+    return "/".join(("#", *place))
+
+
+def _refused(keyword: str, place: tuple[str, ...], why: str = "") -> UnenforceableError:
+    because = f": {why}" if why else ""
+    return UnenforceableError(f"{keyword} at {_at(place)} cannot be enforced{because}; leave it out")

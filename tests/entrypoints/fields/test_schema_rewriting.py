@@ -1,0 +1,147 @@
+"""Rewritten JSON schemas: what llguidance then takes is valid by the schema as it was written, and the other way round
+for values whose properties come in the schema's order."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from baton.entrypoints.fields.schema_rewriting import UnenforceableError, rewrite_schema
+
+
+class Bytes:
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()), eos_token=[256])
+
+OBJECTS = [
+    {name: value for name, value in zip("abc", values) if value is not None}
+    for values in itertools.product([None, 1, "x"], repeat=3)
+]
+VALUES: list[Any] = [
+    *OBJECTS, None, True, False, 0, 1, 5, -3, 2.5, "", "x", "y", "xyz", [], [1], ["x"], [1, 1], [1, 2, 3], {"d": 1},
+    {"ab": 1}, {"kind": "x"}, {"kind": "x", "v": 1}, {"kind": "y"}, {"kind": "y", "w": 1}, {"kind": "z", "v": 1},
+]  # fmt: skip
+
+KIND = {"enum": ["x", "y", "z"]}
+ABC = {"properties": {"a": True, "b": True, "c": True}}
+SCHEMAS: list[Any] = [
+    {**ABC, "dependentRequired": {"a": ["b"], "b": ["c"]}},
+    {**ABC, "type": "object", "dependentSchemas": {"a": {"properties": {"b": {"type": "integer"}}, "required": ["b"]}}},
+    {**ABC, "dependencies": {"a": ["c"], "c": {"properties": {"a": {"const": 1}}}}},
+    {"properties": {"kind": KIND, "v": True, "w": True}, "if": {"properties": {"kind": {"const": "x"}}},
+     "then": {"required": ["v"]}, "else": {"required": ["w"]}},
+    {"type": "object", "properties": {"kind": KIND, "v": True},
+     "if": {"properties": {"kind": {"const": "x"}}, "required": ["kind"]}, "then": {"required": ["v"]}},
+    {"if": {"type": "string"}, "then": {"minLength": 2}, "else": {"type": ["integer", "array"]}},
+    {"if": {"required": ["a"]}, "else": {"required": ["b"]}, **ABC},
+    {"then": {"type": "string"}},
+    {"not": {"type": "string"}}, {"not": {"type": ["object", "array", "number"]}}, {"not": {"required": ["a"]}},
+    {"not": {"not": {"type": "string"}}}, {"not": {"enum": [None, True]}}, {"not": {"const": False}},
+    {"enum": ["x", "y", 1, None], "not": {"enum": ["x", 1.0]}},
+    {"not": {"anyOf": [{"type": "string"}, {"minimum": 1}]}},
+    {"type": "integer", "not": {"minimum": 2}}, {"not": {"maxItems": 1}}, {"not": {"minLength": 1}}, {"not": {}},
+    {"not": {"allOf": [{"type": "array"}, {"minItems": 2}]}}, {"not": {"properties": {"a": {"type": "string"}}}},
+    {"type": "string", "not": {"const": 3}},
+    {"oneOf": [{"type": "string"}, {"type": "number"}, {"const": None}]},
+    {"oneOf": [{"type": "object", "properties": {"kind": {"const": "x"}, "v": True}, "required": ["kind"]},
+               {"type": "object", "properties": {"kind": {"const": "y"}, "w": True}, "required": ["kind"]}]},
+    {"oneOf": [{"type": "object", "properties": {"a": True}, "required": ["a"], "additionalProperties": False},
+               {"type": "object", "properties": {"b": True}, "required": ["b"], "additionalProperties": False}]},
+    {"oneOf": [{"type": "number", "minimum": 1}, {"type": "number", "maximum": 3}]},
+    {"oneOf": [{"$ref": "#/$defs/s"}, {"$ref": "#/$defs/n"}],
+     "$defs": {"s": {"type": "string"}, "n": {"type": "null"}}},
+    {"type": "object", "propertyNames": {"pattern": "^a"}}, {"type": "object", "propertyNames": {"maxLength": 1}},
+    {"type": "object", "propertyNames": {"enum": ["a", "b"]}}, {"propertyNames": False}, {"propertyNames": True},
+    {**ABC, "type": "object", "propertyNames": {"enum": ["a", "c"]}},
+    {**ABC, "type": "object", "unevaluatedProperties": False}, {"prefixItems": [True], "unevaluatedItems": False},
+    {"type": "array", "uniqueItems": False}, {"type": "array", "uniqueItems": True, "maxItems": 1},
+    {"type": "array", "contains": True}, {"type": "array", "contains": {"type": "string"}, "minContains": 0},
+    {"contains": True, "minContains": 2, "maxContains": 2}, {"type": "array", "minContains": 2}, {"contains": False},
+    {"type": "string", "format": "weird"}, {**ABC, "minProperties": 1, "additionalProperties": False},
+    {**ABC, "required": ["a"], "minProperties": 1},
+    {"allOf": [{"not": {"type": "string"}}, {"not": {"type": "null"}}]},
+    {"items": {"not": {"type": "string"}}, "type": "array"}, True, {},
+]  # fmt: skip
+
+
+def takes(matcher: LLMatcher, value: Any) -> bool:
+    text = json.dumps(value).encode()
+    copy = matcher.deep_copy()
+    return copy.try_consume_tokens(list(text)) == len(text) and copy.is_accepting()
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+def test_rewritten_schema_has_the_same_meaning(schema: Any) -> None:
+    before = json.dumps(schema)
+    found = rewrite_schema(schema)
+    assert json.dumps(schema) == before, "the schema itself stays as it is"
+    source = LLMatcher.grammar_from_json_schema(json.dumps(found))
+    matcher = LLMatcher(TOKENIZER, source, log_level=0)
+    validator = jsonschema_rs.validator_for(schema)
+    if not any(map(validator.is_valid, VALUES)):
+        return
+    assert not matcher.is_error(), (found, matcher.get_error()[:200])
+    for value in VALUES:
+        assert takes(matcher, value) == validator.is_valid(value), (value, found)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "place"),
+    [
+        ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "uniqueItems", "#/properties/a"),
+        ({"items": {"contains": {"type": "string"}}}, "contains", "#/items"),
+        ({"not": {"pattern": "^a"}}, "not", "#/not"),
+        ({"not": {"type": "integer"}}, "not", "#/not"),
+        ({"type": "string", "not": {"const": "x"}}, "not", "#/not"),
+        ({"anyOf": [{"propertyNames": {"pattern": "a"}, "properties": {"a": True}}]}, "propertyNames", "#/anyOf/0"),
+        ({"type": "object", "minProperties": 2}, "minProperties", "#"),
+        ({"allOf": [{"properties": {"a": True}}], "unevaluatedProperties": False}, "unevaluatedProperties", "#"),
+        ({"$defs": {"x": {"if": {"pattern": "a"}, "then": False}}}, "not", "#/$defs/x/if"),
+        ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "not", "#/oneOf"),
+        ({"$dynamicRef": "#x"}, "$dynamicRef", "#"),
+    ],
+)
+def test_what_has_no_other_form_is_refused_by_keyword_and_place(schema: Any, keyword: str, place: str) -> None:
+    with pytest.raises(UnenforceableError) as refused:
+        rewrite_schema(schema)
+    assert str(refused.value).startswith(f"{keyword} at {place} cannot be enforced")
+
+
+@pytest.mark.parametrize("schema", [5, {"not": 5}, {"allOf": {}}, {"properties": []}, {"items": "x"}, {"allOf": [3]}])
+def test_what_is_no_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(ValueError, match="schema"):
+        rewrite_schema(schema)
+
+
+def test_nesting_is_bounded() -> None:
+    schema: Any = True
+    for _ in range(200):
+        schema = {"not": schema}
+    with pytest.raises(ValueError, match="120 deep"):
+        rewrite_schema(schema)
+
+
+def test_references_into_moved_schemas_are_refused() -> None:
+    moved = {"allOf": [{"$ref": "#/allOf/1"}, {"type": "object"}], "dependentRequired": {"a": ["b"]}}
+    with pytest.raises(UnenforceableError, match="#/allOf/1 cannot be kept beside dependentRequired"):
+        rewrite_schema(moved)
+    del moved["dependentRequired"]
+    assert rewrite_schema(moved) == moved
+
+
+def test_values_that_look_like_schemas_stay() -> None:
+    schema = {"enum": [{"not": 5}], "const": {"uniqueItems": True}, "default": {"if": 1}, "examples": [{"oneOf": 3}]}
+    assert rewrite_schema(schema) == schema
