@@ -18,11 +18,11 @@ EXTRA_BODY = "extra_body"
 send it as it is."""
 
 HEADERS = {"job_id": "X-Job-Id", "parent_job_id": "X-Parent-Job-Id", "is_last_step": "X-Job-Last-Step"}
-"""Taken where the body does not have the field."""
+"""Taken where the body does not have the field. An empty id says nothing."""
 
 JOB_HEADERS: Properties = {
-    HEADERS["job_id"]: string("job_id, where the body has none.", least=1, most=MAX_JOB_CHARS),
-    HEADERS["parent_job_id"]: string("parent_job_id, where the body has none.", least=1, most=MAX_JOB_CHARS),
+    HEADERS["job_id"]: string("job_id, where the body has none."),
+    HEADERS["parent_job_id"]: string("parent_job_id, where the body has none."),
     HEADERS["is_last_step"]: enum("true", "false", "1", "0", about="is_last_step, where the body has none."),
     **NAME_HEADERS,
 }
@@ -66,8 +66,11 @@ def with_extras(fields: dict[str, Any], headers: Mapping[str, str]) -> dict[str,
         merged[name] = value
     for name, header in HEADERS.items():
         given = headers.get(header.lower())
-        if given is not None and merged.get(name) is None:
-            merged[name] = _flag(given, header) if name == "is_last_step" else as_utf8(given)
+        if given is None or (not given and name != "is_last_step"):
+            continue
+        value = _flag(given, header) if name == "is_last_step" else as_utf8(given)
+        if merged.get(name) is None:
+            merged[name] = value
     return merged
 
 

@@ -29,6 +29,7 @@ def test_job_headers_fill_missing_fields() -> None:
     assert with_extras({}, headers) == {"job_id": "h", "is_last_step": True}
     assert with_extras({"job_id": "j", "is_last_step": False}, headers) == {"job_id": "j", "is_last_step": False}
     assert with_extras({"job_id": None}, {"x-job-id": "h"}) == {"job_id": "h"}
+    assert with_extras({}, {"x-job-id": "", "x-parent-job-id": ""}) == {}
     assert with_extras({}, {"x-job-last-step": " 0 "}) == {"is_last_step": False}
 
 
