@@ -164,10 +164,10 @@ class StepRunner:
         sampled, peaks = next(arrays), next(arrays)
         chosen = next(arrays) if found.has_bans else None
         self._profiler.lap("wait")
-        counts, accepted = found.counts, sampled
+        counts, accepted, places = found.counts, sampled, _sample_places(step.batch, found.counts)
         if step.batch.draft_lens is not None:
             counts, taken = verify_drafts(step.batch, sampled, counts)
-            accepted, peaks = sampled[taken], peaks[taken]
+            accepted, peaks, places = sampled[taken], peaks[taken], places[taken]
             chosen = chosen[taken] if chosen is not None else None
         failed: list[int] = []
         if not np.isfinite(peaks).all():
@@ -176,7 +176,7 @@ class StepRunner:
             if candidates is not None and not candidates.is_finite:
                 failed += range(beam.start, beam.stop)
         output = StepOutput(StepResult(accepted.astype(np.int32), counts, beams=found.beams))
-        output.result.forbidden_rows = self._forbidden_rows(step.batch, found.beams, counts, accepted, chosen)
+        output.result.forbidden_rows = self._forbidden_rows(step.batch, found.beams, counts, accepted, places, chosen)
         if found.output_logprobs is not None:
             output.output_logprobs = found.output_logprobs.read_rows(arrays, sampled, counts)
         if found.input_logprobs is not None:
@@ -197,9 +197,10 @@ class StepRunner:
         beams: list[BeamCandidates | None],
         counts: np.ndarray,
         accepted: np.ndarray,
+        places: np.ndarray,
         chosen: np.ndarray | None,
     ) -> tuple[int, ...]:
-        rows = forbidden_rows(batch, counts, accepted, chosen, self._vocab_size)
+        rows = forbidden_rows(batch, counts, accepted, places, chosen, self._vocab_size)
         for beam, found in zip(batch.beams, beams):
             if found is not None and is_forbidden(beam, found, self._vocab_size):
                 rows += range(beam.start, beam.stop)
@@ -248,10 +249,11 @@ class StepRunner:
             return Sampled(nothing, nothing.to(torch.float32)), None
         sequences = [self._sequences[serial] for serial in batch.serials[rows].tolist()]
         allowed = batch.allowed
-        if allowed is not None:
-            allowed = allowed.renumber(lambda constrained: np.searchsorted(rows, constrained).astype(np.int32))
         if len(rows) < len(logits):
-            logits = _take_rows(logits, last_of_each(np.cumsum(batch.sampled_counts)[own], counts[own]))
+            places = _sample_places(batch, counts)
+            logits = _take_rows(logits, places)
+            if allowed is not None:
+                allowed = allowed.renumber(lambda constrained: np.searchsorted(places, constrained).astype(np.int32))
         pending = None
         if previous_ids is not None:
             before = last_of_each(np.cumsum(batch.extend_lens)[own], counts[own])
@@ -312,6 +314,12 @@ def verify_drafts(batch: ScheduleBatch, sampled: np.ndarray, counts: np.ndarray)
             kept[row] = wrong[0] + 1
             taken[start + kept[row] : end] = False
     return kept, taken
+
+
+def _sample_places(batch: ScheduleBatch, counts: np.ndarray) -> np.ndarray:
+    """int [sum(counts)]: the numbers of the samples that ``counts``, int32 [bs], takes of each row: all or none."""
+    own = np.flatnonzero(counts)
+    return last_of_each(np.cumsum(batch.sampled_counts)[own], counts[own])
 
 
 def _first_of_each(sampled: torch.Tensor, counts: np.ndarray) -> torch.Tensor:

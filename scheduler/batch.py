@@ -171,7 +171,8 @@ class ScheduleBatch:
     beams: list[BeamStep] = field(default_factory=list)
     """The searches among the rows, in row order."""
     allowed: AllowedTokens | None = None
-    """The only tokens that may be sampled in rows with a constraint, searches excluded; None if no row has one."""
+    """The only tokens that may be sampled in rows with a constraint, searches excluded; None if no row has one. Its
+    rows count samples: `sampled_counts` of each row, in order, those of searches included."""
     lacks_masks: bool = False
     """``allowed`` is not whole: some of it depends on tokens of the step in flight. Nothing is sampled before it is."""
     draft_lens: np.ndarray | None = None

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..memory_pool.req_to_token import RowUpdates
 from .batch import BeamStep, ForwardMode, KVCopies, ScheduleBatch, SequenceInfo
-from .constraints.constraint import AllowedTokens
+from .constraints.constraint import AllowedTokens, ConstraintState
+from .outcome import RequestRefused
 from .request import Request, RequestFault
 
 NO_IDS = np.empty(0, dtype=np.int32)
@@ -53,6 +54,8 @@ class PlannedStep:
     """Its only row is a chunk of a preparation (preparations.py)."""
     awaiting: list[tuple[int, Request]] = field(default_factory=list)
     """Rows with a constraint that the token in flight decides, and their requests."""
+    allowed: list[tuple[int, AllowedTokens]] = field(default_factory=list)
+    """What makes up batch.allowed: rows with a constraint, each with the number of its first sample, in order."""
     longest_gap: int = 0
     """Steps from the last one that served a running request of this step, for the one that has waited longest; 1 if
     that was the step before."""
@@ -125,36 +128,57 @@ def _known_ids(request: Request, stop: int) -> np.ndarray:
 def _fill_rows(step: PlannedStep, new_lens: np.ndarray) -> None:
     """Fill in everything that depends on how far each request has got."""
     batch = step.batch
-    allowed: list[tuple[int, AllowedTokens]] = []
-    _prepare_constraints(step.requests)
+    constrained: list[tuple[int, Request]] = []
     drafted = batch.draft_lens.tolist() if batch.draft_lens is not None else [0] * len(batch)
     for row, (request, old, new) in enumerate(zip(step.requests, batch.prefix_lens.tolist(), new_lens.tolist())):
         try:
-            _fill_row(step, row, request, old, new, drafted[row], allowed)
+            _fill_row(step, row, request, old, new, drafted[row], constrained)
         except Exception as error:
             raise RequestFault(request) from error
-    batch.allowed, batch.lacks_masks = AllowedTokens.join(allowed), bool(step.awaiting)
+    _add_allowed(step, constrained)
+    batch.lacks_masks = bool(step.awaiting)
 
 
 def add_masks(step: PlannedStep) -> None:
     """Fill in what the constraints of a step allow, now that the step before it has ended. Raises RequestFault, and
     then the others are still to be filled in."""
-    awaiting, batch = [each for each in step.awaiting if each[1].finish is None], step.batch
-    _prepare_constraints([request for _, request in awaiting])
-    allowed = [(0, batch.allowed)] if batch.allowed is not None else []
-    for row, request in awaiting:
-        try:
-            assert request.constraint_state is not None
-            allowed.append((row, request.constraint_state.allowed()))
-        except Exception as error:
-            raise RequestFault(request) from error
-    batch.allowed, batch.lacks_masks = AllowedTokens.join(allowed), False
+    _add_allowed(step, [each for each in step.awaiting if each[1].finish is None])
+    step.batch.lacks_masks = False
 
 
-def _prepare_constraints(requests: list[Request]) -> None:
-    states = [request.constraint_state for request in requests if request.constraint_state is not None]
-    for kind in dict.fromkeys(map(type, states)):
-        kind.prepare([state for state in states if type(state) is kind])
+def _add_allowed(step: PlannedStep, constrained: list[tuple[int, Request]]) -> None:
+    """Add what may be sampled in these rows. Raises RequestFault, and then nothing is added."""
+    if not constrained:
+        return
+    batch, found = step.batch, list[tuple[int, AllowedTokens]]()
+    first_samples, token_ends = np.cumsum(batch.sampled_counts) - batch.sampled_counts, np.cumsum(batch.extend_lens)
+    kinds: dict[type[ConstraintState], list[tuple[int, Request]]] = {}
+    for row, request in constrained:
+        assert request.constraint_state is not None
+        kinds.setdefault(type(request.constraint_state), []).append((row, request))
+    for kind, members in kinds.items():
+        drafts = []
+        for row, _ in members:
+            drafted = int(batch.draft_lens[row]) if batch.draft_lens is not None else 0
+            drafts.append(batch.input_ids[token_ends[row] - drafted : token_ends[row]])
+        requests = [request for _, request in members]
+        for (row, request), allowed in zip(members, _allowed_of(kind, requests, drafts), strict=True):
+            if isinstance(allowed, RequestRefused):
+                raise RequestFault(request) from allowed
+            found.append((int(first_samples[row]), allowed))
+    step.allowed = sorted(step.allowed + found, key=lambda each: each[0])
+    batch.allowed = AllowedTokens.join(step.allowed)
+
+
+def _allowed_of(
+    kind: type[ConstraintState], requests: list[Request], drafts: list[np.ndarray]
+) -> list[AllowedTokens | RequestRefused]:
+    try:
+        return kind.allowed_along([request.constraint_state for request in requests], drafts)
+    except Exception as error:
+        if len(requests) == 1:
+            raise RequestFault(requests[0]) from error
+        return [_allowed_of(kind, [request], [draft])[0] for request, draft in zip(requests, drafts)]
 
 
 def _fill_row(
@@ -164,9 +188,10 @@ def _fill_row(
     old: int,
     new: int,
     drafted: int,
-    allowed: list[tuple[int, AllowedTokens]],
+    constrained: list[tuple[int, Request]],
 ) -> None:
-    """old, new: computed length before and after the step. drafted: number of its last tokens that are guesses."""
+    """old, new: computed length before and after the step. drafted: number of its last tokens that are guesses.
+    constrained: gets the row if its constraint decides what it samples."""
     batch = step.batch
     end = len(request.token_ids) + request.num_output_placeholders
     samples = new - drafted == end and request.max_new_tokens > 0
@@ -188,7 +213,7 @@ def _fill_row(
     elif samples and request.constraint_state is not None and request.num_output_placeholders:
         step.awaiting.append((row, request))
     elif samples and request.constraint_state is not None:
-        allowed.append((row, request.constraint_state.allowed()))
+        constrained.append((row, request))
     request.scheduled_len = new
     request.num_drafted = drafted
     request.num_output_placeholders += samples + drafted

@@ -105,6 +105,11 @@ class SchedulerConfig:
     speculative_num_draft_tokens: int = flag(
         16, "Maximum number of tokens guessed at once for a request. Needs --speculative-algorithm."
     )
+    disable_jump_forward: bool = flag(
+        False,
+        "Do not compute the tokens that a grammar forces in one step, but sample one after the other. The outputs are "
+        "the same.",
+    )
     decode_interval: int = flag(8, "Maximum number of prompt steps in a row while running requests wait for a token.")
     max_queued_requests: int = flag(
         16384, "Maximum number of requests that wait for admission; further ones get 429. 0: no limit."
@@ -161,7 +166,8 @@ class SchedulerConfig:
     @property
     def max_sampled_tokens(self) -> int:
         """Maximum number of tokens sampled in one step: one for each row, and those that verify drafts."""
-        at_least = MIN_VERIFIED if self.speculative_algorithm != "off" else 0
+        drafts = self.speculative_algorithm != "off" or not self.disable_jump_forward
+        at_least = MIN_VERIFIED if drafts else 0
         return max(self.max_running_requests, min(at_least, self.step_tokens))
 
     @property

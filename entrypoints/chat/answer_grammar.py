@@ -18,6 +18,8 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from ...runtime.constraints import structural_tags
+from ...runtime.constraints.lark import Terms, as_parts, in_regex, joined_parts
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import Grammar
 from ..fields.grammars import JSON_OPTIONS
@@ -47,7 +49,7 @@ class AnswerGrammar:
         """special: text -> id of the tokens that no other spelling stands for."""
         self._tools, self._thoughts = tools, thoughts
         self._special = special
-        self._marks = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+        self._terms = Terms(special)
         self._rules: list[str] = []
         self._parts: dict[str, dict[str, Any]] = {}
         self._numbers: dict[str, int] = {}
@@ -66,7 +68,10 @@ class AnswerGrammar:
         if forced:
             body = self._rest_of_calls(specs, choice)
         elif form is not None:
-            body = f"{self._answer_start} {self._part('format', form.source)}"
+            source = form.source
+            if structural_tags.is_structural(source):
+                source = structural_tags.build(source, self._special)
+            body = f"{self._answer_start} {self._part('format', source)}"
             if specs and choice.kind != "none":
                 body = f"({self._calls(specs, choice)} | {body})"
         elif any(spec.strict for spec in specs) and choice.kind != "none":
@@ -75,9 +80,7 @@ class AnswerGrammar:
             return None
         thought = "" if forced else self._thought(inside)
         lark = "\n".join([f"start: {thought} {body}", *self._rules])
-        parts = [{"name": name, **part} for name, part in self._parts.items()]
-        source = json.dumps({"grammars": [{"name": "answer", "lark_grammar": lark}, *parts]})
-        return Grammar(form.name if form is not None else NAME, source)
+        return Grammar(form.name if form is not None else NAME, joined_parts(lark, self._parts))
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -87,7 +90,7 @@ class AnswerGrammar:
         assert tools is not None
         if tools.call_start.startswith("{"):
             return self._objects(specs, choice)
-        first = f"{self._text(tools.call_start)} {self._call(specs)}"
+        first = f"{self._terms.text(tools.call_start)} {self._call(specs)}"
         return f"{first} {self._more_calls(specs, choice)}"
 
     def _objects(self, specs: Sequence[ToolSpec], choice: Choice) -> str:
@@ -106,24 +109,26 @@ class AnswerGrammar:
             whole |= {"additionalProperties": False, "x-guidance": options, **definitions}
             self._parts[f"call_{number}"] = {"json_schema": whole}
         call = "(" + " | ".join(f"@call_{number}" for number in range(len(specs))) + ")"
-        between = self._text(tools.next_call.partition("{")[0].strip())
+        between = self._terms.text(tools.next_call.partition("{")[0].strip())
         return f"{call} ({between} / ?/ {call})*" if choice.parallel else call
 
     def _rest_of_calls(self, specs: Sequence[ToolSpec], choice: Choice) -> str:
         """From the name of the first call on; from its arguments on, where it is known."""
         assert self._tools is not None
         named = next((spec for spec in specs if spec.name == choice.name), None)
-        first = self._call(specs) if named is None else f"{self._arguments(named)} {self._text(self._tools.call_end)}"
+        first = (
+            self._call(specs) if named is None else f"{self._arguments(named)} {self._terms.text(self._tools.call_end)}"
+        )
         # One function was asked for by name: it is called once.
         return f"{first} {self._more_calls(specs, Choice(parallel=choice.parallel and named is None))}"
 
     def _more_calls(self, specs: Sequence[ToolSpec], choice: Choice) -> str:
         tools = self._tools
         assert tools is not None
-        end = self._text(tools.calls_end)
+        end = self._terms.text(tools.calls_end)
         if not choice.parallel or tools.next_call is None:
             return end
-        return f"({self._text(tools.next_call)} {self._call(specs)})* {end}"
+        return f"({self._terms.text(tools.next_call)} {self._call(specs)})* {end}"
 
     def _call(self, specs: Sequence[ToolSpec]) -> str:
         """A call from its name to its end."""
@@ -131,8 +136,8 @@ class AnswerGrammar:
         if not any(rule.startswith("call:") for rule in self._rules):
             self._rules.append("")  # its place: the arguments add rules of their own
             at = len(self._rules) - 1
-            calls = [f"{self._text(spec.name + self._tools.name_end)} {self._arguments(spec)}" for spec in specs]
-            self._rules[at] = f"call: ({' | '.join(calls)}) {self._text(self._tools.call_end)}"
+            calls = [f"{self._terms.text(spec.name + self._tools.name_end)} {self._arguments(spec)}" for spec in specs]
+            self._rules[at] = f"call: ({' | '.join(calls)}) {self._terms.text(self._tools.call_end)}"
         return "call"
 
     def _arguments(self, spec: ToolSpec) -> str:
@@ -158,19 +163,19 @@ class AnswerGrammar:
         self._rules.append(r"TEXT: /(?s:.*)/")
         if self._answer_start:
             return f"({calls} | {self._answer_start} TEXT)"
-        mark = self._marks.match(tools.call_start)
+        mark = self._terms.marks.match(tools.call_start)
         if mark is None and not tools.marks_calls:
             first = re.escape(tools.call_start[0])
             self._rules.append(rf"PLAIN: /([^{first}](?s:.*))?/")
             return f"({calls} | PLAIN)"
         opening = mark[0] if mark is not None else tools.call_start.split("\n")[0]
-        rest = calls.removeprefix(self._text(tools.call_start)).strip()
-        after = self._text(tools.call_start.removeprefix(opening))
+        rest = calls.removeprefix(self._terms.text(tools.call_start)).strip()
+        after = self._terms.text(tools.call_start.removeprefix(opening))
         before = "text_to_call"
         if mark is not None:
-            before = f"TEXT {self._text(opening)}"
+            before = f"TEXT {self._terms.text(opening)}"
         else:
-            self._rules.append(rf"text_to_call[lazy]: /(?s:.*){_in_regex(opening)}/")
+            self._rules.append(rf"text_to_call[lazy]: /(?s:.*){in_regex(opening)}/")
         called = f"{before} {after} {rest}"
         return f"({called})* TEXT" if choice.parallel else f"({called} | TEXT)"
 
@@ -180,48 +185,24 @@ class AnswerGrammar:
         thoughts = self._thoughts
         if thoughts is None:
             return ""
-        if self._marks.fullmatch(thoughts.end):
-            self._rules.append(f"thought: THOUGHT {self._text(thoughts.end)}\nTHOUGHT: /(?s:.*)/")
+        if self._terms.marks.fullmatch(thoughts.end):
+            self._rules.append(f"thought: THOUGHT {self._terms.text(thoughts.end)}\nTHOUGHT: /(?s:.*)/")
         else:
-            self._rules.append(rf"thought[lazy]: /(?s:.*){_in_regex(thoughts.end)}/")
-        after = self._text(thoughts.resumes.partition(thoughts.end)[2].strip("\n"))
+            self._rules.append(rf"thought[lazy]: /(?s:.*){in_regex(thoughts.end)}/")
+        after = self._terms.text(thoughts.resumes.partition(thoughts.end)[2].strip("\n"))
         ended = f"thought {after} /\\n{{0,2}}/"
-        return ended if inside else f"({self._text(thoughts.start)} {ended})?"
+        return ended if inside else f"({self._terms.text(thoughts.start)} {ended})?"
 
     @property
     def _answer_start(self) -> str:
-        return self._text(self._thoughts.answer_start) if self._thoughts is not None else ""
+        return self._terms.text(self._thoughts.answer_start) if self._thoughts is not None else ""
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _part(self, name: str, source: str) -> str:
         """A grammar in llguidance's form as a part of this one."""
-        if not source.lstrip().startswith("{"):
-            self._parts[name] = {"lark_grammar": source}
-            return f"@{name}"
-        whole = json.loads(source)
-        first, *others = whole["grammars"]
-        self._parts[name] = {key: value for key, value in first.items() if key != "name" and value is not None}
-        for other in others:
-            self._parts[other["name"]] = {key: value for key, value in other.items() if key != "name"}
+        self._parts |= as_parts(source, name)
         return f"@{name}"
-
-    def _text(self, text: str) -> str:
-        """A text as terms of a rule: strings, and special tokens by id."""
-        terms: list[str] = []
-        at = 0
-        for mark in self._marks.finditer(text):
-            terms += [_quoted(text[at : mark.start()]), f"<[{self._special[mark[0]]}]>"]
-            at = mark.end()
-        return " ".join(term for term in (*terms, _quoted(text[at:])) if term)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def _in_regex(text: str) -> str:
-    return re.escape(text).replace("/", r"\/").replace("<", r"\x3c")
 
 
 @lru_cache(maxsize=512)

@@ -196,7 +196,7 @@ def _stops(value: Any, _: str, __: Ignored) -> dict[str, Any]:
     return {"stop_sequences": [value] if isinstance(value, str) else value}
 
 
-_UNCONSTRAINED = "use the prompt to ask for the form: this server does not constrain text yet"
+_UNCONSTRAINED = "use output_config.format"
 _TEXT_ONLY = "leave it out: this server takes text only"
 _ONE_WORKER = "leave it out: this server is one worker, which does both prefill and decode"
 _NO_ADAPTERS = "leave it out: there are no adapters"
@@ -261,7 +261,7 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("used", "vLLM, llama.cpp", OPENAI + SAMPLING, "guided_grammar grammar", "ebnf", read=_as("ebnf")),
     *_listed("used", "vLLM", OPENAI + SAMPLING, "guided_choice", "choice", read=_as("choice")),
     *_listed("used", "vLLM", OPENAI + SAMPLING, "structured_outputs guided_decoding", "json_schema, regex, ebnf, "
-             "choice", read=read_structured_outputs),
+             "choice, structural_tag", read=read_structured_outputs),
     *_listed("used", "OpenAI's chats", COMPLETIONS + SAMPLING, "response_format", "json_schema",
              read=lambda value, name, _: read_response_format(value, name)),
     *_listed("used", "MiniMax", CHAT, "reasoning_split", "separate_reasoning", read=_as("separate_reasoning")),
@@ -332,7 +332,6 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("no effect", "Anthropic", MESSAGES, "speed", "there is one speed", off=("standard",)),
     *_listed("no effect", "OpenAI", RESPONSES, "background_options", "it is read in the background by its id"),
     # -- refused -------------------------------------------------------------------------------------------------------
-    *_listed("refused", "SGLang", ENDPOINTS + SAMPLING, "structural_tag", "use json_schema, regex or ebnf"),
     *_listed("refused", "TGI, Ollama", ENDPOINTS + SAMPLING, "grammar_string format", "use json_schema, regex or ebnf"),
     *_listed("refused", "vLLM, SGLang, llama.cpp", GENERATE, "guided_json guided_regex guided_choice guided_grammar "
              "guided_decoding structured_outputs grammar response_format",

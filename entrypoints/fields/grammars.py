@@ -6,6 +6,7 @@ SGLang's names are this server's; those of vLLM, OpenAI and llama.cpp are read i
     regex         guided_regex, structured_outputs.regex
     ebnf          guided_grammar, structured_outputs.grammar, grammar (GBNF, or Lark)
     choice        guided_choice, structured_outputs.choice
+    structural_tag    structured_outputs.structural_tag, response_format structural_tag
 
 The grammar is passed on in llguidance's form; a worker compiles it, and refuses what it cannot enforce.
 """
@@ -18,12 +19,14 @@ from typing import Any
 
 from llguidance import LLMatcher, grammar_from
 
+from ...runtime.constraints.structural_tags import to_source
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import Grammar
 from ..description.json_schema import Properties, either, enum, list_of, open_object, opened, string, taken
 from .ignored import Ignored
 from .reading import shown
 from .schema_rewriting import rewrite_schema
+from .structural_tags import read_structural_tag
 
 MAX_GRAMMAR_CHARS = 300_000
 """Of a schema, an expression, a list of choices, or a grammar in Lark. They are read on the server's loop."""
@@ -44,6 +47,11 @@ GRAMMARS: Properties = {
     "regex": string("Regular expression that the whole output matches (the syntax of Rust's regex)."),
     "ebnf": string("Grammar of the output: GBNF, or Lark as llguidance reads it."),
     "choice": list_of(string(), "The output is one of these texts.", least=1, most=MAX_CHOICES),
+    "structural_tag": either(
+        string(),
+        open_object(),
+        about="Text in which tags hold JSON of a schema, or other forms, in XGrammar's form, as an object or text.",
+    ),
 }
 
 
@@ -57,7 +65,8 @@ RESPONSE_FORMAT = either(
         },
         required=("type", "json_schema"),
     ),
-    about="What the answer looks like: any text, a JSON object, or JSON that fulfils a schema.",
+    opened(taken({"type": enum("structural_tag")}, required=("type",))),
+    about="What the answer looks like: any text, a JSON object, JSON of a schema, or text with structural tags.",
 )
 
 
@@ -110,14 +119,13 @@ def _schema_source(value: Any, name: str) -> str:
     if not isinstance(value, dict):
         fix = "no output fulfils it" if value is False else "it takes a JSON Schema"
         raise RequestRefused(f"{name} is {shown(value)}; {fix}", param=name)
+    text = _text(_dumped(value, name), name)
     try:
-        text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:  # an Engine's caller may give anything
-        raise RequestRefused(f"{name} cannot be written as JSON: {error}", param=name) from None
-    text = _text(text, name)
-    try:
-        text = json.dumps(rewrite_schema(json.loads(text)))
-        return LLMatcher.grammar_from_json_schema(_text(text, name), overrides=JSON_OPTIONS)
+        schema = rewrite_schema(json.loads(text))
+        options = JSON_OPTIONS.copy()
+        if isinstance(schema, dict) and schema.get("x-guidance") == _COMPACT:
+            del options["whitespace_pattern"]
+        return LLMatcher.grammar_from_json_schema(_text(json.dumps(schema), name), overrides=options)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(f"{name}: {error}", code="invalid_grammar", param=name) from None
 
@@ -145,6 +153,18 @@ def _choice_source(value: Any, name: str) -> str:
     return grammar_from("lark", "start: " + " | ".join(map(json.dumps, value)))
 
 
+def _tag_source(value: Any, name: str) -> str:
+    _text(value if isinstance(value, str) else _dumped(value, name), name)
+    return _text(to_source(read_structural_tag(value, name, _schema_source, _ebnf_source)), name)
+
+
+def _dumped(value: Any, name: str) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:  # an Engine's caller may give anything
+        raise RequestRefused(f"{name} cannot be written as JSON: {error}", param=name) from None
+
+
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise RequestRefused(f"{name} is {shown(value)}; it takes a string", param=name)
@@ -162,15 +182,25 @@ _SOURCES: Mapping[str, Callable[[Any, str], str]] = {
     "regex": _regex_source,
     "ebnf": _ebnf_source,
     "choice": _choice_source,
+    "structural_tag": _tag_source,
 }
 
 
 # -- other servers' names ----------------------------------------------------------------------------------------------
 
-_VLLM = {"json": "json_schema", "regex": "regex", "grammar": "ebnf", "choice": "choice"}
+_VLLM = {
+    "json": "json_schema",
+    "regex": "regex",
+    "grammar": "ebnf",
+    "choice": "choice",
+    "structural_tag": "structural_tag",
+}
 """Fields of vLLM's structured_outputs."""
 
-_NO_EFFECT = ("backend", "disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+_NO_EFFECT = ("backend", "disable_fallback", "disable_additional_properties")
+
+_COMPACT = {"whitespace_flexible": False}
+"""Option of llguidance: no space between two tokens of JSON."""
 
 
 def read_structured_outputs(value: Any, name: str, ignored: Ignored) -> dict[str, Any]:
@@ -183,6 +213,8 @@ def read_structured_outputs(value: Any, name: str, ignored: Ignored) -> dict[str
             continue
         if key in _VLLM:
             found[_VLLM[key]] = item
+        elif key == "disable_any_whitespace":
+            pass
         elif key == "json_object":
             found["json_schema"] = ANY_OBJECT
         elif key in _NO_EFFECT:
@@ -193,7 +225,18 @@ def read_structured_outputs(value: Any, name: str, ignored: Ignored) -> dict[str
                 code="unsupported_field",
                 param=f"{name}.{key}",
             )
+    if value.get("disable_any_whitespace") and "json_schema" in found:
+        found["json_schema"] = _compact(found["json_schema"])
     return found
+
+
+def _compact(schema: Any) -> Any:
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            return schema  # refused where it is read
+    return {**schema, "x-guidance": _COMPACT} if isinstance(schema, dict) else schema
 
 
 def read_response_format(value: Any, name: str = "response_format") -> dict[str, Any]:
@@ -215,7 +258,10 @@ def read_response_format(value: Any, name: str = "response_format") -> dict[str,
             if not isinstance(schema, dict):
                 raise RequestRefused(f"{where} is {shown(schema)}; it takes a JSON Schema", param=where)
             return {"json_schema": schema}
+        case "structural_tag" if name == "response_format":
+            return {"structural_tag": {key: item for key, item in value.items() if key != "type"}}
+    kinds = "text, json_object, json_schema" + (", structural_tag" if name == "response_format" else "")
     raise RequestRefused(
-        f"{name} is {shown(value)}; its type is text, json_object or json_schema",
+        f"{name} is {shown(value)}; its type is one of {kinds}",
         param=name,
     )

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from ...scheduler.constraints.constraint import BITS, GRAMMAR, AllowedTokens, TokenMasks
+from ...scheduler.constraints.constraint import BITS, GRAMMAR, MAX_FORCED, AllowedTokens, TokenMasks
 from ...scheduler.outcome import RequestRefused
 from ..text.tokenizer import Tokenizer
 
@@ -52,7 +52,10 @@ class GrammarVocabulary:
         eos_token_ids: each may end an output that is whole."""
         pieces = tokenizer.token_bytes
         tokens = [pieces[token_id] for token_id in range(vocab_size)]
-        words = _Words(tokens, sorted(i for i in pieces.special_ids if i < vocab_size), eos_token_ids, tokenizer)
+        special = {i: tokenizer.token_text(i) for i in sorted(pieces.special_ids) if i < vocab_size}
+        self.special = {text: token_id for token_id, text in special.items() if text}
+        """Text -> id of the tokens that no other spelling stands for."""
+        words = _Words(tokens, list(special), eos_token_ids, tokenizer)
         self.tokenizer = LLTokenizer(TokenizerWrapper(words), eos_token=list(eos_token_ids) or None)
         self.num_words = -(-self.tokenizer.vocab_size // BITS)
         self.executor = LLExecutor(max(1, min(MAX_THREADS, os.cpu_count() or 1)))
@@ -95,6 +98,46 @@ class GrammarVocabulary:
         for matcher in failed:
             _check(matcher)
 
+    def fill_along(self, wanted: Sequence[_Along]) -> dict[_Along, list[np.ndarray] | GrammarError]:
+        """The masks of these positions, and those behind each token of their drafts, up to one that is not allowed or
+        that ends the output: uint32 [words] each. An error stands for a matcher that ran into a limit."""
+        with suppress(GrammarError):  # told below
+            self.fill(position for position, draft in wanted if not draft)
+        found: dict[_Along, list[np.ndarray] | GrammarError] = {}
+        missing: list[_Along] = []
+        for each in dict.fromkeys(wanted):
+            position, draft = each
+            if draft:
+                missing.append(each)
+            elif position.mask is not None:
+                found[each] = [position.mask]
+            else:
+                found[each] = _error_of(position.matcher()) or GrammarError("it allows no token")
+        while missing:
+            # A matcher reads one draft at a time.
+            batch = dict(reversed(missing))
+            missing = [each for each in missing if batch[each[0]] != each[1]]
+            found |= self._read_drafts(list(batch.items()))
+        return found
+
+    def _read_drafts(self, wanted: list[_Along]) -> dict[_Along, list[np.ndarray] | GrammarError]:
+        """`fill_along` for positions that come once, with a draft each."""
+        stops = np.cumsum([1 + len(draft) for _, draft in wanted]).tolist()
+        starts = [0, *stops[:-1]]
+        masks = np.zeros((stops[-1], self.num_words), dtype=np.uint32)
+        matchers = [position.matcher() for position, _ in wanted]
+        tasks = [(matcher, start, list(draft)) for matcher, start, (_, draft) in zip(matchers, starts, wanted)]
+        self.executor.unsafe_compute_mask_ptr_with_draft_token(tasks, masks.ctypes.data, masks[0].nbytes, len(masks))
+        found: dict[_Along, list[np.ndarray] | GrammarError] = {}
+        for each, matcher, start, stop in zip(wanted, matchers, starts, stops):
+            if (error := _error_of(matcher)) is not None:
+                found[each] = error
+                continue
+            each[0].mask = masks[start]
+            unknown = np.flatnonzero(~masks[start + 1 : stop].any(axis=1))
+            found[each] = list(masks[start : start + 1 + int(unknown[0])] if len(unknown) else masks[start:stop])
+        return found
+
 
 class _Words:
     """What llguidance asks of a tokenizer."""
@@ -112,9 +155,13 @@ class _Words:
         return self._tokenizer.encode_continuation(text.decode())
 
 
+def _error_of(matcher: LLMatcher) -> GrammarError | None:
+    return GrammarError(matcher.get_error().split("\n<")[0]) if matcher.is_error() else None
+
+
 def _check(matcher: LLMatcher) -> None:
-    if matcher.is_error():
-        raise GrammarError(matcher.get_error().split("\n<")[0])
+    if (error := _error_of(matcher)) is not None:
+        raise error
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +175,7 @@ class _Line:
 class Position:
     """A place in a line, behind ``length`` tokens."""
 
-    __slots__ = ("__weakref__", "_line", "_next", "is_end", "length", "mask")
+    __slots__ = ("__weakref__", "_forced", "_line", "_next", "is_end", "length", "mask")
 
     def __init__(self, line: _Line, length: int) -> None:
         self._line, self.length = line, length
@@ -137,6 +184,13 @@ class Position:
         self.is_end = line.matcher.is_stopped()
         """Nothing may follow."""
         self._next: WeakValueDictionary[int, Position] | None = None
+        self._forced: list[int] | None = None
+
+    def forced(self) -> list[int]:
+        """The tokens that follow, as far as the grammar leaves no other text."""
+        if self._forced is None:
+            self._forced = self.matcher().compute_ff_tokens()
+        return self._forced
 
     def matcher(self) -> LLMatcher:
         """A matcher that stands here; it must not read anything."""
@@ -165,6 +219,10 @@ class Position:
             self._next = WeakValueDictionary()
         found = self._next[token_id] = Position(line, line.length)
         return found
+
+
+_Along = tuple[Position, tuple[int, ...]]
+"""A position, and a draft of what follows it."""
 
 
 class GrammarConstraint:
@@ -242,11 +300,26 @@ class GrammarStates:
         masks = [position.mask for position in positions if position.mask is not None]
         return TokenMasks.stack(np.arange(len(positions)), masks)
 
+    def forced(self) -> np.ndarray:
+        return np.array(self.positions[0].forced()[:MAX_FORCED], dtype=np.int32)
+
+    def count_allowed(self, draft: np.ndarray) -> int:
+        return self.positions[0].matcher().validate_tokens(draft.tolist())
+
     @classmethod
-    def prepare(cls, states: Sequence[GrammarStates]) -> None:
-        positions = [position for state in states for position in state.positions]
-        with suppress(GrammarError):  # the state at fault raises it again
-            states[0].grammar.vocabulary.fill(positions)
+    def allowed_along(
+        cls, states: Sequence[GrammarStates], drafts: Sequence[np.ndarray]
+    ) -> list[AllowedTokens | RequestRefused]:
+        wanted = [(state.positions[0], tuple(draft.tolist())) for state, draft in zip(states, drafts, strict=True)]
+        masks = states[0].grammar.vocabulary.fill_along(wanted)
+        found: list[AllowedTokens | RequestRefused] = []
+        for state, each in zip(states, wanted):
+            own = masks[each]
+            if isinstance(own, GrammarError):
+                found.append(state.grammar.refuse(own))
+            else:
+                found.append(AllowedTokens.of_masks(TokenMasks.stack(np.arange(len(own)), own)))
+        return found
 
     def select(self, sequences: np.ndarray) -> GrammarStates:
         positions = self.positions

@@ -17,6 +17,7 @@ from llguidance import LLParserLimits
 
 from ...scheduler.sampling_params import Grammar
 from ..text.tokenizer import Tokenizer
+from . import structural_tags
 from .grammar import GrammarConstraint, GrammarVocabulary, Position
 
 MAX_GRAMMARS = 128
@@ -70,7 +71,10 @@ class Grammars:
 
 
 def _compile(vocabulary: Future[GrammarVocabulary], source: str) -> Position:
-    return vocabulary.result().compile(source, LIMITS)
+    found = vocabulary.result()
+    if structural_tags.is_structural(source):
+        source = structural_tags.build(source, found.special)
+    return found.compile(source, LIMITS)
 
 
 def _lower_priority() -> None:

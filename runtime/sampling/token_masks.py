@@ -51,12 +51,18 @@ def allow_only(
 
 
 def forbidden_rows(
-    batch: ScheduleBatch, counts: np.ndarray, tokens: np.ndarray, chosen: np.ndarray | None, vocab_size: int
+    batch: ScheduleBatch,
+    counts: np.ndarray,
+    tokens: np.ndarray,
+    places: np.ndarray,
+    chosen: np.ndarray | None,
+    vocab_size: int,
 ) -> list[int]:
     """The rows of a batch that got a token which is not allowed, ascending.
 
-    counts: int [bs], how many tokens each row got; tokens: int [sum(counts)], row after row; chosen: float32
-    [sum(counts)], their logits after all bans, None where nothing was banned.
+    counts: int [bs], how many tokens each row got; tokens: int [sum(counts)], row after row; places: int [sum(counts)],
+    ascending, the number of each among the step's samples; chosen: float32 [sum(counts)], their logits after all bans,
+    None where nothing was banned.
     """
     if not len(tokens):
         return []
@@ -71,8 +77,8 @@ def forbidden_rows(
     rows = np.repeat(np.arange(len(counts)), counts)
     found = rows[wrong] if wrong is not None else rows[:0]
     if batch.allowed is not None:
-        mine = np.isin(rows, batch.allowed.named_rows())
-        held = batch.allowed.holds(rows[mine], tokens[mine])
+        mine = np.isin(places, batch.allowed.named_rows())
+        held = batch.allowed.holds(places[mine], tokens[mine])
         found = np.concatenate([found, rows[mine][~held]])
     return np.unique(found).tolist()
 

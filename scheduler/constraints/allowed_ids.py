@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .constraint import AllowedTokens
+from ..outcome import RequestRefused
+from .constraint import AllowedTokens, walk_draft
 
 
 class AllowedIds:
@@ -62,6 +63,13 @@ class AllowedIdsState:
     def at_end(self) -> np.ndarray:
         return np.zeros(1, dtype=bool)
 
+    def forced(self) -> np.ndarray:
+        return np.empty(0, dtype=np.int32)
+
+    def count_allowed(self, draft: np.ndarray) -> int:
+        wrong = np.flatnonzero(~self.packed.holds(np.zeros_like(draft), draft))
+        return int(wrong[0]) if len(wrong) else len(draft)
+
     @classmethod
-    def prepare(cls, states: Sequence[Any]) -> None:
-        pass
+    def allowed_along(cls, states: Sequence[Any], drafts: Sequence[np.ndarray]) -> list[AllowedTokens | RequestRefused]:
+        return [walk_draft(state, draft) for state, draft in zip(states, drafts, strict=True)]

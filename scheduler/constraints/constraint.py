@@ -25,6 +25,9 @@ more. No text is cut off for either."""
 
 ENDS = (ITEM, GRAMMAR)
 
+MAX_FORCED = 64
+"""Most tokens that `ConstraintState.forced` tells."""
+
 
 _POPCOUNT = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.int32)
 
@@ -213,11 +216,34 @@ class ConstraintState(Protocol):
         """bool [n]: the sequence is a whole output, and nothing may follow."""
         ...
 
-    @classmethod
-    def prepare(cls, states: Sequence[Any]) -> None:
-        """Called before `allowed` of several states of this class, of any constraints: those that need much work for it
-        do it for all of them at once. Raises nothing."""
+    def forced(self) -> np.ndarray:
+        """int32 [k], at most `MAX_FORCED`: the tokens that follow a state of one sequence, as far as the constraint
+        leaves no other output. It may still leave another division of the same text into tokens."""
         ...
+
+    def count_allowed(self, draft: np.ndarray) -> int:
+        """How many leading tokens of ``draft``, int32 [k], may follow a state of one sequence."""
+        ...
+
+    @classmethod
+    def allowed_along(cls, states: Sequence[Any], drafts: Sequence[np.ndarray]) -> list[AllowedTokens | RequestRefused]:
+        """What may follow states of this class, of one sequence each and of any constraints, and follow each token of
+        their drafts, int32 [k]: row j is the state behind j tokens. Rows behind a token that may not follow have no
+        tokens. An error stands for a state that failed; the others have their tokens."""
+        ...
+
+
+def walk_draft(state: ConstraintState, draft: np.ndarray) -> AllowedTokens:
+    """`ConstraintState.allowed_along` for one state, token by token."""
+    parts = [(0, state.allowed())]
+    for place, token in enumerate(draft.reshape(-1, 1), 1):
+        if state.at_end()[0] or not parts[-1][1].holds(np.zeros(1, dtype=np.int32), token)[0]:
+            break
+        state = state.advance(token)
+        parts.append((place, state.allowed()))
+    joined = AllowedTokens.join(parts)
+    assert joined is not None
+    return joined
 
 
 class Constraint(Protocol):

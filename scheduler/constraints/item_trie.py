@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from .constraint import ITEM, AllowedTokens
+from ..outcome import RequestRefused
+from .constraint import ITEM, MAX_FORCED, AllowedTokens, walk_draft
 
 MAX_ITEM_TOKENS = 16_384
 """Most tokens of an item. Each takes a pass over all items, so an array of one endless row would take minutes, and
@@ -232,6 +233,22 @@ class ItemStates:
     def at_end(self) -> np.ndarray:
         return self.trie.is_leaf(self.nodes)
 
+    def forced(self) -> np.ndarray:
+        found, nodes = [], self.nodes
+        while len(found) < MAX_FORCED and self.trie.num_children(nodes)[0] == 1:
+            token = self.trie.children(nodes)[1]
+            found.append(token)
+            nodes = self.trie.advance(nodes, token)
+        return np.concatenate(found) if found else np.empty(0, dtype=np.int32)
+
+    def count_allowed(self, draft: np.ndarray) -> int:
+        nodes = self.nodes
+        for place, token in enumerate(draft.reshape(-1, 1)):
+            if token not in self.trie.children(nodes)[1]:
+                return place
+            nodes = self.trie.advance(nodes, token)
+        return len(draft)
+
     @classmethod
-    def prepare(cls, states: Sequence[Any]) -> None:
-        pass
+    def allowed_along(cls, states: Sequence[Any], drafts: Sequence[np.ndarray]) -> list[AllowedTokens | RequestRefused]:
+        return [walk_draft(state, draft) for state, draft in zip(states, drafts, strict=True)]

@@ -3,8 +3,9 @@
     path      the whole sequence so far begins a path of the radix tree: what comes next there
     own       the last 8, 4 or 2 tokens stood before in prompt or output: what came next there
     past      the last 8 or 4 tokens stood in the output of an earlier request
+    forced    the request's constraint leaves no other text
 
-Longer n-grams go first, and the sequence's own text before that of others.
+Forced tokens go first. Longer n-grams go first, and the sequence's own text before that of others.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Source(IntEnum):
     PAST_4 = 3
     PAST_8 = 4
     PATH = 5
+    FORCED = 6
 
 
 GUESSED_RATES = {
@@ -41,6 +43,7 @@ GUESSED_RATES = {
     Source.PAST_4: 0.5,
     Source.PAST_8: 0.7,
     Source.PATH: 0.9,
+    Source.FORCED: 0.95,
 }
 """Assumed rate of right tokens for each source, until there are measurements."""
 
@@ -154,16 +157,12 @@ class Drafter:
     def find_draft(self, request: Request, memory: SequenceDrafts, skipped: int, most: int) -> Draft | None:
         """Find at most ``most`` tokens that may follow a running request's known tokens, after skipping the first
         ``skipped`` of them (still in flight). None if nothing is found."""
-        ids = request.token_ids.view(0)
-        draft = self._find(request, memory, ids, skipped + most)
+        draft = self._find(request, memory, request.token_ids.view(0), skipped + most)
         if draft is None:
             return None
-        tokens = draft.tokens[skipped:]
-        for place, token in enumerate(draft.tokens.tolist()):
-            if token in memory.end_ids:  # no draft needed: the step that reaches it samples it
-                tokens = draft.tokens[skipped:place]
-                break
-        return Draft(draft.source, tokens) if len(tokens) else None
+        if request.constraint_state is not None:
+            draft.tokens = draft.tokens[: request.constraint_state.count_allowed(draft.tokens)]
+        return _behind(draft, memory.end_ids, skipped)
 
     def _find(self, request: Request, memory: SequenceDrafts, ids: np.ndarray, most: int) -> Draft | None:
         kv = request.held_kv
@@ -183,3 +182,18 @@ class Drafter:
         # The following tokens may reach the end of the text: repeat them then, as in a list of equal lines.
         followed = ids[place : place + most]
         return Draft(_OWN[size], followed if len(followed) == most else np.resize(followed, most))
+
+
+def find_forced(request: Request, end_ids: frozenset[int], skipped: int, most: int) -> Draft | None:
+    """As `Drafter.find_draft`: the tokens that the request's constraint forces."""
+    if request.constraint_state is None:
+        return None
+    return _behind(Draft(Source.FORCED, request.constraint_state.forced()[: skipped + most]), end_ids, skipped)
+
+
+def _behind(draft: Draft, end_ids: frozenset[int], skipped: int) -> Draft | None:
+    """The draft behind its first ``skipped`` tokens, up to one that ends the sequence: the step that reaches it samples
+    it. None if that is nothing."""
+    ends = [place for place, token in enumerate(draft.tokens.tolist()) if token in end_ids]
+    draft.tokens = draft.tokens[skipped : ends[0] if ends else len(draft.tokens)]
+    return draft if len(draft.tokens) else None

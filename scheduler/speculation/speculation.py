@@ -22,7 +22,7 @@ from ..outcome import NO_DRAFTS, DraftCounts
 from ..request import Request, RequestFault
 from ..stopping_criteria import StoppingCriteria
 from .draft_length import KEPT_OF_ALL, WEIGHT_OF_ALL, WEIGHT_OF_GUESS, AcceptRate, StepCost, best_lengths
-from .drafts import GUESSED_RATES, MIN_OUTPUT, Draft, Drafter, PastOutputs, SequenceDrafts, Source
+from .drafts import GUESSED_RATES, MIN_OUTPUT, Draft, Drafter, PastOutputs, SequenceDrafts, Source, find_forced
 
 PROBE = 2
 """Tokens of a probe: a draft that does not seem to pay, made to measure the accept rate."""
@@ -38,10 +38,11 @@ _NOTHING = np.empty(0, dtype=np.int32)
 
 
 class Speculation:
-    """Drafts for the running requests. ``enabled``: False if it never proposes a draft."""
+    """Drafts for the running requests."""
 
     def __init__(self, config: SchedulerConfig, memory: KVMemory, stopping_criteria: StoppingCriteria) -> None:
-        self.enabled = config.speculative_algorithm != "off"
+        self._guesses = config.speculative_algorithm != "off"
+        self._jumps = not config.disable_jump_forward
         self._longest = config.speculative_num_draft_tokens
         self._room = config.max_sampled_tokens
         self._memory = memory
@@ -62,15 +63,15 @@ class Speculation:
     def propose_drafts(self, requests: list[Request], num_beams: int) -> list[np.ndarray] | None:
         """Propose drafts for the next decode step: int32 [k] for each of these requests, k may be 0. Each request gets
         a token in that step. None if no request has a draft. num_beams: further rows of the step."""
-        if not self.enabled:
-            return None
         self._until_probe -= 1
-        if self._pause_left:
-            self._pause_left -= 1
-            return None
+        looks_up = self._guesses and not self._pause_left
+        self._pause_left = max(0, self._pause_left - 1)
         rows = len(requests) + num_beams
         found = [
-            (place, draft) for place, request in enumerate(requests) if (draft := self._draft_of(request)) is not None
+            (place, draft)
+            for place, request in enumerate(requests)
+            if (looks_up or (self._jumps and request.constraint is not None))
+            and (draft := self._draft_of(request, looks_up)) is not None
         ]
         if not found:
             return None
@@ -80,7 +81,7 @@ class Speculation:
         room -= sum(lengths)
         if any(lengths):
             self._probe_gap = FIRST_GAP
-        else:
+        elif looks_up:
             self._pause_left = self._pause(rows)
         drafts = [_NOTHING] * len(requests)
         for (place, draft), length in zip(found, lengths):
@@ -111,13 +112,13 @@ class Speculation:
     def record_step(self, step: PlannedStep, now: float) -> None:
         """Record a step's duration. A step formed while the one before it ran began with that one's result."""
         began, self._last_result = max(step.formed, self._last_result), now
-        if self.enabled and not step.num_prompts:
+        if not step.num_prompts:
             self._cost.record_step(int(step.batch.extend_lens.sum()), now - began)
 
     def keep_output(self, request: Request) -> None:
         """Keep the output of an ended request for later drafts, and forget its own drafts."""
         self._sequences.pop(request.serial, None)
-        if self.enabled and request.beams is None and request.num_output_tokens >= MIN_OUTPUT:
+        if self._guesses and request.beams is None and request.num_output_tokens >= MIN_OUTPUT:
             self._drafter.past.add_output(request.namespace, request.token_ids, request.prompt_len)
 
     def discard_sequence(self, request: Request) -> None:
@@ -128,24 +129,30 @@ class Speculation:
         """Forget all past outputs."""
         self._drafter.past = PastOutputs()
 
-    def _draft_of(self, request: Request) -> Draft | None:
+    def _draft_of(self, request: Request, looks_up: bool) -> Draft | None:
         try:
-            return self._draft(request)
+            return self._draft(request, looks_up)
         except Exception as error:
             raise RequestFault(request) from error
 
-    def _draft(self, request: Request) -> Draft | None:
-        """The longest draft that the request may have."""
+    def _draft(self, request: Request, looks_up: bool) -> Draft | None:
+        """The longest draft that the request may have. looks_up: not only of what its constraint forces."""
         state = self._sequences.get(request.serial)
         if state is None:
             if not can_draft(request):
                 return None
             state = self._sequences[request.serial] = SequenceDrafts(self._stopping_criteria.end_ids(request))
-        known = len(request.token_ids) + request.num_output_placeholders
-        if request.scheduled_len != known - 1 or request.num_output_placeholders > 1:
+        in_flight = request.num_output_placeholders
+        known = len(request.token_ids) + in_flight
+        if request.scheduled_len != known - 1 or in_flight > 1:
             return None  # it computes tokens that it knows
-        most = min(self._longest, request.max_new_tokens - (known - request.prompt_len) - 1)
-        return self._drafter.find_draft(request, state, request.num_output_placeholders, most) if most > 0 else None
+        room = request.max_new_tokens - (known - request.prompt_len) - 1
+        if room <= 0:
+            return None
+        forced = find_forced(request, state.end_ids, in_flight, room) if self._jumps else None
+        if forced is not None or not looks_up:
+            return forced
+        return self._drafter.find_draft(request, state, in_flight, min(self._longest, room))
 
     def _pause(self, rows: int) -> int:
         """Steps to skip look-ups after one in which no draft paid: 0 where a row takes milliseconds."""
@@ -158,9 +165,9 @@ class Speculation:
 
 
 def can_draft(request: Request) -> bool:
-    """False for beam searches, and where the allowed next tokens depend on earlier ones in ways that only the host
-    knows: with penalties, bans of several tokens and constraints."""
-    if request.is_search or request.constraint is not None or request.sampling.has_penalties:
+    """False for beam searches, and where the logits depend on earlier tokens in ways that no draft is followed in: with
+    penalties and bans of several tokens."""
+    if request.is_search or request.sampling.has_penalties:
         return False
     return all(len(banned) < 2 for banned in request.spec.banned)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from baton.radix.tiers.host_tier import TierCopy
 from baton.scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, SequenceInfo, StepResult
 from baton.scheduler.beam.search import BeamGroup, Hypothesis
+from baton.scheduler.constraints.constraint import Constraint
 from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.sampling_params import SamplingParams
 
@@ -82,6 +83,10 @@ def _echo(tokens: list[int]) -> np.ndarray:
     return np.array(kv, dtype=np.uint64)
 
 
+def _next_of(kv: np.ndarray, allowed: list[int] | None) -> int:
+    return _next_token(kv) if allowed is None else _next_allowed(kv, np.array(allowed))
+
+
 def _next_allowed(kv: np.ndarray, allowed: np.ndarray) -> int:
     return int(allowed[_token_logprobs(kv)[allowed].argmax()])
 
@@ -91,13 +96,14 @@ def expected_beams(
     sampling: SamplingParams,
     trie: ItemTrie | None = None,
     end_ids: frozenset[int] = frozenset(),
+    constraint: Constraint | None = None,
 ) -> list[Hypothesis]:
     """What a beam search finds after ``prompt``, with no KV at all: every beam is computed from its tokens alone."""
     assert sampling.max_new_tokens is not None
-    eos = frozenset() if sampling.ignore_eos or trie is not None else end_ids
+    eos = frozenset() if (sampling.ignore_eos and constraint is None) or trie is not None else end_ids
     ends = eos | set(sampling.stop_token_ids)
     limit = sampling.max_new_tokens if trie is None else min(sampling.max_new_tokens, trie.max_depth)
-    group = BeamGroup(sampling, limit, ItemConstraint(trie, "items") if trie is not None else None, len(ends))
+    group = BeamGroup(sampling, limit, ItemConstraint(trie, "items") if trie is not None else constraint, len(ends))
     while not group.done:
         sequences = group.sequences().tolist() if group.num_tokens else [[]]
         logprobs = np.stack([_token_logprobs(_echo(prompt + ids)) for ids in sequences])
@@ -123,12 +129,39 @@ def _expected_item(prompt: list[int], trie: ItemTrie) -> list[int]:
     return output
 
 
+class ReadsOutput(Protocol):
+    """A constraint of one output, for the oracle."""
+
+    def allowed(self) -> np.ndarray:
+        """int [n]: the tokens that may follow."""
+        ...
+
+    def ends_with(self, token_id: int) -> bool:
+        """Read a token; True if it ends the output."""
+        ...
+
+
+def _expected_under(prompt: list[int], num_tokens: int, constraint: ReadsOutput) -> list[int]:
+    output: list[int] = []
+    while len(output) < num_tokens:
+        output.append(_next_allowed(_echo(prompt + output), constraint.allowed()))
+        if constraint.ends_with(output[-1]):
+            break
+    return output
+
+
 def expected_output(
-    prompt: list[int], num_tokens: int, end_ids: frozenset[int] = frozenset(), trie: ItemTrie | None = None
+    prompt: list[int],
+    num_tokens: int,
+    end_ids: frozenset[int] = frozenset(),
+    trie: ItemTrie | None = None,
+    constraint: ReadsOutput | None = None,
 ) -> list[int]:
     """What the model says after ``prompt``: the oracle, computed from the tokens alone."""
     if trie is not None:
         return _expected_item(prompt, trie)
+    if constraint is not None:
+        return _expected_under(prompt, num_tokens, constraint)
     state: int = _START
     kv: list[int] = []
     for token in prompt:
@@ -207,8 +240,11 @@ class KVEchoModel:
         failed: dict[int, int] = {}
         allowed: dict[int, list[int]] = {}
         if batch.allowed is not None:
-            for row, token in zip(*(array.tolist() for array in batch.allowed.unpack())):
-                allowed.setdefault(row, []).append(token)
+            dense = batch.allowed.dense
+            assert (np.diff(batch.allowed.rows) >= 0).all() and (dense is None or (np.diff(dense.rows) > 0).all())
+            for sample, token in zip(*(array.tolist() for array in batch.allowed.unpack())):
+                allowed.setdefault(sample, []).append(token)
+        samples = (np.cumsum(batch.sampled_counts) - batch.sampled_counts).tolist()
         of_search = {row for step in batch.beams for row in range(step.start, step.stop)}
         start = 0
         for i, (row, old, new) in enumerate(
@@ -230,12 +266,16 @@ class KVEchoModel:
             if i in of_search:
                 logprobs[i] = _token_logprobs(kv)
             elif batch.samples[i]:
-                next_ids[i] = _next_token(kv) if i not in allowed else _next_allowed(kv, np.array(allowed[i]))
-                accepted[i] = _guessed(kv, int(next_ids[i]), 0 if i in allowed or i in failed else self.guesses())
+                next_ids[i] = _next_of(kv, allowed.get(samples[i]))
+                free = samples[i] not in allowed and i not in failed
+                accepted[i] = _guessed(kv, int(next_ids[i]), self.guesses() if free else 0)
             if batch.draft_lens is not None and batch.draft_lens[i]:
                 drafted = int(batch.draft_lens[i])
-                assert batch.samples[i] and i not in of_search and i not in allowed and new > drafted
-                says = [_next_token(kv[: old + new - back]) for back in range(drafted, -1, -1)]
+                assert batch.samples[i] and i not in of_search and new > drafted
+                says = [
+                    _next_of(kv[: old + new - drafted + place], allowed.get(samples[i] + place))
+                    for place in range(drafted + 1)
+                ]
                 right = 0
                 while right < drafted and says[right] == batch.input_ids[start + new - drafted + right]:
                     right += 1
@@ -271,5 +311,6 @@ class KVEchoModel:
         if step.num_candidates == 0:
             return None
         sampling = self.open[step.serial].sampling
-        ends = (frozenset() if sampling.ignore_eos else self._end_ids) | set(sampling.stop_token_ids)
+        has_eos = not sampling.ignore_eos or sampling.grammar is not None
+        ends = (self._end_ids if has_eos else frozenset()) | set(sampling.stop_token_ids)
         return _candidates(step, np.stack([logprobs[row] for row in range(step.start, step.stop)]), ends)

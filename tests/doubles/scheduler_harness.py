@@ -20,11 +20,12 @@ from baton.scheduler.beam.rows import BeamRows
 from baton.scheduler.beam.search import Hypothesis
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.constraints.allowed_ids import AllowedIds
+from baton.scheduler.constraints.constraint import Constraint
 from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request import Request, RequestEvent
 from baton.scheduler.request_spec import ContinuationSpec, Predecessor
-from baton.scheduler.sampling_params import SamplingParams
+from baton.scheduler.sampling_params import Grammar, SamplingParams
 from baton.scheduler.scheduler import Scheduler
 from baton.scheduler.token_buffer import pack_ids
 from tests.doubles.kv_echo import KVEchoModel, Stage, StepFailed
@@ -151,6 +152,7 @@ class Harness:
         continuation: ContinuationSpec | None = None,
         predecessor: Predecessor | None = None,
         trie: ItemTrie | None = None,
+        grammar: Constraint | None = None,
         priority: int = 0,
         client: str = "",
         job_id: str | None = None,
@@ -163,6 +165,8 @@ class Harness:
     ) -> None:
         if trie is not None:
             sampling["item_trie"] = "items"
+        if grammar is not None:
+            sampling["grammar"] = Grammar("grammar", "the constraint's own")
         params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **sampling)
         spec = make_spec(
             rid,
@@ -182,7 +186,7 @@ class Harness:
             unasked=unasked,
             default_lease=default_lease,
         )
-        constraint = ItemConstraint(trie, "items") if trie is not None else None
+        constraint = ItemConstraint(trie, "items") if trie is not None else grammar
         if params.allowed_token_ids:
             constraint = AllowedIds(params.allowed_token_ids)
         try:

@@ -26,7 +26,8 @@ from baton.runtime import worker
 from baton.runtime.launcher.child_process import WorkerProcess, run_child
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.batch import ScheduleBatch
-from baton.scheduler.constraints.constraint import AllowedTokens, Constraint
+from baton.scheduler.constraints.constraint import AllowedTokens, Constraint, walk_draft
+from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import RequestSpec
 from baton.scheduler.scheduler import Scheduler
@@ -80,9 +81,15 @@ class ScriptState:
     def at_end(self) -> np.ndarray:
         return np.zeros(self.num_sequences, dtype=bool)  # its eos token ends it
 
+    def forced(self) -> np.ndarray:
+        return np.empty(0, dtype=np.int32)  # a token a step, as of a model
+
+    def count_allowed(self, draft: np.ndarray) -> int:
+        return 0
+
     @classmethod
-    def prepare(cls, states: Sequence[Any]) -> None:
-        pass
+    def allowed_along(cls, states: Sequence[Any], drafts: Sequence[np.ndarray]) -> list[AllowedTokens | RequestRefused]:
+        return [walk_draft(state, draft) for state, draft in zip(states, drafts, strict=True)]
 
     @property
     def _next(self) -> int:

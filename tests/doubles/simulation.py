@@ -18,11 +18,12 @@ from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.constraints.item_trie import ItemTrie
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.outcome import RequestRefused
-from baton.scheduler.request import Request
+from baton.scheduler.request import Request, RequestStatus
 from baton.scheduler.request_spec import Predecessor
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.kv_echo import VOCAB, Stage, expected_beams, expected_output
 from tests.doubles.scheduler_harness import STEP_FAILURES, Harness
+from tests.doubles.simulated_grammars import SOURCES, SimulatedGrammars
 
 SEED = int(os.environ.get("BATON_SIM_SEED", "20"))
 
@@ -43,6 +44,8 @@ class Sent:
     parent: tuple[str, int] | None = None
     search: SamplingParams | None = None
     trie: ItemTrie | None = None
+    grammar: int | None = None
+    """-1 for one that cannot be compiled."""
 
 
 class Simulation:
@@ -61,6 +64,7 @@ class Simulation:
         clients: bool = False,
         next_turns: float = 0.4,
         prepares: bool = False,
+        grammars: bool = True,
         check_every: int = 1,
         **options,
     ) -> None:
@@ -70,14 +74,16 @@ class Simulation:
         pool; 0: none. guesses: a step brings up to so many tokens more for a request. unwanted: share of the requests
         that say from where their KV is of no further use. clients: the requests come from two, or from one that is not
         known. next_turns: share of whole prompts that go on from what an earlier request said; half of them do not name
-        it. prepares: next turns are prepared, with lulls for it. check_every: of the checks of all invariants, two or
-        three a turn, one in so many is made; more than 1 for tests of something else."""
+        it. prepares: next turns are prepared, with lulls for it. grammars: some requests have one. check_every: of the
+        checks of all invariants, two or three a turn, one in so many is made; more than 1 for tests of something
+        else."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
         self.jobs = random.Random(seed + 4) if jobs else None
         self.unwanted, self.unwanted_share = random.Random(seed + 5), unwanted
         self.clients = random.Random(seed + 6) if clients else None
+        self.drawn_grammars = random.Random(seed + 7) if grammars else None
         self.next_turns = next_turns
         self.unnamed = random.Random(seed + 7)
         """Decides which turns name no predecessor, so that the scheduler must find it."""
@@ -121,6 +127,9 @@ class Simulation:
         self.namespaces: dict[str, str] = {}
         self.aborted: set[str] = set()
         self.trie = ItemTrie.build(np.random.default_rng(seed).integers(0, VOCAB, (60, 3), dtype=np.int32))
+        self.grammars = SimulatedGrammars(self.eos)
+        self.under_grammar = 0
+        """Outputs under a grammar that have been checked."""
         self.paths: set[str] = set()
         self.hit: set[str] = set()
         """Rids that an injected fault has ended."""
@@ -142,6 +151,8 @@ class Simulation:
                 harness.scheduler.flush_cache()
             if rng.random() < 0.02:
                 self.send_nonsense()
+            if self.drawn_grammars is not None and self.grammars.num_compiling and self.drawn_grammars.random() < 0.3:
+                self.grammars.finish(self.drawn_grammars.randrange(self.grammars.num_compiling))
             if self.jobs is not None:
                 self.stir_jobs(self.jobs)
             if self.preparing is not None and self.preparing.random() < 0.15:
@@ -151,6 +162,7 @@ class Simulation:
             self.step()
         self.steps_run += steps
         self.failure_rate = self.fault_rate = 0.0
+        self.grammars.finish()
         if harness.tiers is not None:
             harness.tiers.failure_rate = 0.0
         # Most turns are still to come; two checks a turn, so that both have their turn.
@@ -225,7 +237,10 @@ class Simulation:
         """One turn. If it did nothing, nothing can change any more but the clock: then no request may be waiting."""
         calls = self.harness.allocator.calls
         if not self.harness.step() and (self.failure_rate == 0.0 or self.harness.allocator.calls == calls):
-            assert self.harness.scheduler.is_idle, f"no request makes progress: {self.harness.scheduler.live_requests}"
+            live = self.harness.scheduler.live_requests
+            if self.grammars.num_compiling:
+                live = [request for request in live if request.status is RequestStatus.RUNNING]
+            assert not live, f"no request makes progress: {live}"
 
     def fault(self, batch: ScheduleBatch) -> Stage | None:
         """Steps that copy fail more often: others may have been promised what they copy."""
@@ -259,11 +274,17 @@ class Simulation:
             search["length_penalty"] = rng.choice([0.0, 1.0, 1.5])
         elif trie is not None:
             new = max(3, new)
-        if self.prefills.random() < 0.1 and not search and trie is None:
+        number = None
+        if self.drawn_grammars is not None and trie is None and self.drawn_grammars.random() < 0.15:
+            number = self.drawn_grammars.randrange(-1 if self.drawn_grammars.random() < 0.3 else 0, len(SOURCES))
+        if self.prefills.random() < 0.1 and not search and trie is None and number is None:
             new = 0
         common = {"n": n, "ignore_eos": ignore, "no_stop_trim": rng.random() < 0.2, **search}
         params = SamplingParams(temperature=0.0, max_new_tokens=new, **common) if search else None
         common |= {"retain_ttl": ttl, "trie": trie}
+        if number is not None and self.drawn_grammars is not None:
+            is_ready = self.drawn_grammars.random() < 0.5
+            common["grammar"] = self.grammars.constraint(number if number >= 0 else None, is_ready)
         common |= self.job(self.jobs) if self.jobs is not None else {}
         if self.clients is not None:
             common["client"] = self.clients.choice(["", "alice", "bob"])
@@ -283,7 +304,7 @@ class Simulation:
             except RequestRefused as refusal:
                 assert status_of(refusal) in (400, 404, 409, 410) or refusal.code == "request_failed", refusal
                 return
-            self.sent[rid] = Sent(suffix, new, ignore, (parent, index), params, trie)
+            self.sent[rid] = Sent(suffix, new, ignore, (parent, index), params, trie, number)
         else:
             namespace = rng.choice(["", "", "salt"])
             prompt, predecessor = random_prompt(rng, self.stems, 200), None
@@ -294,9 +315,9 @@ class Simulation:
                 self.harness.add(rid, prompt, new, namespace=namespace, predecessor=predecessor, **common)
             except RequestRefused as refusal:
                 is_large = params is not None and refusal.code == "kv_pool_exceeded"
-                assert is_large or refusal.code == "request_failed", refusal
+                assert is_large or refusal.code in ("request_failed", "invalid_grammar"), refusal
                 return
-            self.sent[rid] = Sent(prompt, new, ignore, None, params, trie)
+            self.sent[rid] = Sent(prompt, new, ignore, None, params, trie, number)
         self.namespaces[rid] = namespace
 
     def next_turn(self) -> tuple[str, list[int], Predecessor]:
@@ -351,22 +372,31 @@ class Simulation:
             if outcome.refusal is not None and outcome.refusal.code == "request_failed":
                 self.hit.add(rid)
                 continue
+            if outcome.refusal is not None and outcome.refusal.code == "invalid_grammar":
+                assert sent.grammar == -1
+                continue
             if outcome.refusal is not None and outcome.refusal.code not in STEP_FAILURES:
                 assert sent.parent is not None and status_of(outcome.refusal) in (400, 409)
                 continue
-            if outcome.finish.type == "abort":
+            fell_short = "the beam search found nothing" in (outcome.finish.message or "")
+            if outcome.finish.type == "abort" and not fell_short:
                 assert rid in self.aborted or rid in self.harness.failed
                 if not outcome.tokens:
                     continue
             if sent.search is not None:
-                found = expected_beams(self.prompt_of(rid, index), sent.search, sent.trie, frozenset(self.eos))
+                own = None if sent.grammar is None else self.grammars.constraint(sent.grammar, True)
+                found = expected_beams(self.prompt_of(rid, index), sent.search, sent.trie, frozenset(self.eos), own)
                 assert [(r.ids.tolist(), r.score) for r in outcome.results] == [
                     (r.ids.tolist(), r.score) for r in found
                 ]
+                assert fell_short == (not found)
                 self.searches += 1
+                self.under_grammar += own is not None
                 continue
             end_ids = frozenset() if sent.ignore_eos else frozenset(self.eos)
-            expected = expected_output(self.prompt_of(rid, index), sent.new, end_ids, sent.trie)
+            twin = None if sent.grammar is None else self.grammars.twin(sent.grammar)
+            expected = expected_output(self.prompt_of(rid, index), sent.new, end_ids, sent.trie, twin)
+            self.under_grammar += twin is not None
             if outcome.finish.type == "abort":
                 expected = expected[: len(outcome.tokens)]
             assert outcome.tokens == expected, (rid, index)

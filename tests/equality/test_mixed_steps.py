@@ -35,7 +35,8 @@ def test_mixed_steps_change_no_answer(options: dict[str, Any]) -> None:
     def watch(batch, previous, prepared=lambda: None):
         step = mixed.scheduler._in_flight[-1]
         if batch.is_extend and step.num_prompts < len(batch):
-            assert (batch.extend_lens[step.num_prompts :] == 1).all()
+            drafted = batch.draft_lens if batch.draft_lens is not None else 0
+            assert ((batch.extend_lens - drafted)[step.num_prompts :] == 1).all()
             kinds.add((bool((batch.input_ids < 0).any()), batch.allowed is not None, bool(batch.logprob_targets)))
         return launch(batch, previous, prepared)
 

@@ -242,7 +242,7 @@ def test_beam_search_runs_beside_other_requests(overlap: bool) -> None:
 @LOOPS
 def test_constrained_requests_and_beams_share_steps(overlap: bool) -> None:
     """A mixed step whose masks wait for the token in flight holds a search's first beams, too."""
-    rig = Rig(overlap=overlap, enable_mixed_chunk=True)
+    rig = Rig(overlap=overlap, enable_mixed_chunk=True, disable_jump_forward=True)
     items = ItemTrie.build(np.random.default_rng(0).integers(0, 90, (40, 12), dtype=np.int32))
     rig.loop._item_tries.put("items", items)
     rig.inbox.append([ask(f"item{n}", [n, 2, 3], 12, item_trie="items") for n in range(3)])
@@ -260,7 +260,7 @@ def test_constrained_requests_and_beams_share_steps(overlap: bool) -> None:
 
 @LOOPS
 def test_sampling_that_fails_late_ends_only_its_requests(overlap: bool) -> None:
-    rig = Rig(overlap=overlap)
+    rig = Rig(overlap=overlap, disable_jump_forward=True)
     items = ItemTrie.build(np.random.default_rng(0).integers(0, 90, (40, 12), dtype=np.int32))
     rig.loop._item_tries.put("items", items)
     rig.step_runner.failing_samples = {3}

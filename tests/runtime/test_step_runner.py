@@ -63,7 +63,7 @@ def test_batch_without_searches_has_no_candidates():
 
 def test_allowed_tokens_go_to_their_rows():
     logits = random_logits(4)
-    allowed = allow({0: [5, 9], 3: [7]})
+    allowed = allow({0: [5, 9], 2: [7]})  # the second row samples nothing
     infos = [greedy(), greedy(), greedy(), greedy()]
     result = make_step_runner(logits).run(make_batch(infos, [True, False, True, True], allowed=allowed)).result
     expected = [[5 if logits[0, 5] > logits[0, 9] else 9], [], [int(logits[2].argmax())], [7]]

@@ -66,7 +66,7 @@ class TestGuesses:
             *((search, [], logits[i : i + 1]) for i in (0, 1)),
         ]
         step = make_step(search, 5, 7, 4)
-        options = {"beams": [step], "allowed": allow({3: [5, 9]})}
+        options = {"beams": [step], "allowed": allow({4: [5, 9]})}
         step_runner, batch = self.step(rows, [True, False, True, True, True, True, True], **options)
         result = step_runner.run(batch).result
         allowed = 5 if logits[2, 5] > logits[2, 9] else 9

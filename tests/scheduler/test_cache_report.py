@@ -30,7 +30,7 @@ SCENES: dict[str, dict[str, Any]] = {
 
 def compare(seed: int, steps: int, patch: pytest.MonkeyPatch, **options: Any) -> CacheTwin:
     print(f"BATON_SIM_SEED={seed}")
-    simulation = Simulation(seed, cache_history=LASTING, clients=True, check_every=9, **options)
+    simulation = Simulation(seed, cache_history=LASTING, clients=True, grammars=False, check_every=9, **options)
     twin = CacheTwin(simulation.harness.scheduler)
     twin.attach(patch)
     simulation.run(steps)
@@ -83,7 +83,7 @@ def test_reports_without_a_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None
 @PAGES
 def test_bounded_history_forgets_the_oldest_and_never_invents(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forgotten token counts as unseen, or as diverged; all others keep their reasons."""
-    simulation = Simulation(SEED, cache_history=0.5, page_size=page_size)
+    simulation = Simulation(SEED, cache_history=0.5, page_size=page_size, grammars=False)
     twin, forgotten, told = CacheTwin(simulation.harness.scheduler), 0, 0
     history = simulation.harness.scheduler._history
 
@@ -98,7 +98,7 @@ def test_bounded_history_forgets_the_oldest_and_never_invents(page_size: int, mo
 
     twin._compare = check  # type: ignore[method-assign]
     twin.attach(monkeypatch)
-    simulation.run(300)
+    simulation.run(400)
     assert not twin.errors, twin.errors[0]
     assert forgotten and (told or page_size == 64)
 

@@ -25,7 +25,8 @@ def test_num_rows_covers_running_and_leased_sequences() -> None:
 
 
 def test_speculation_raises_max_sampled_tokens() -> None:
-    assert SchedulerConfig(max_running_requests=5).max_sampled_tokens == 5
+    assert SchedulerConfig(max_running_requests=5, disable_jump_forward=True).max_sampled_tokens == 5
+    assert SchedulerConfig(max_running_requests=5).max_sampled_tokens == 64, "forced tokens are drafts"
     assert SchedulerConfig(max_running_requests=5, speculative_algorithm="NGRAM").max_sampled_tokens == 64
     assert SchedulerConfig(max_running_requests=100, speculative_algorithm="NGRAM").max_sampled_tokens == 100
     small = SchedulerConfig(max_running_requests=5, speculative_algorithm="NGRAM", chunked_prefill_size=16)

@@ -119,7 +119,7 @@ def test_simulation_with_a_host_tier(page_size: int, depth: int, faults: bool, o
     """Copies end late and in any order, and fail; the host is smaller or larger than the device."""
     ratio = [1.0, 4.0][offset]
     simulation = simulate(
-        SEED + 300 + offset, steps=100, page_size=page_size, depth=depth, faults=faults, host_ratio=ratio
+        SEED + 300 + offset, steps=150, page_size=page_size, depth=depth, faults=faults, host_ratio=ratio
     )
     assert simulation.harness.tiers is not None
     counts = simulation.harness.tiers.host.counts

@@ -132,7 +132,7 @@ def test_counting_tokens_needs_no_max_tokens() -> None:
         ({"continuation_of": "x"}, "continuation_of is not supported", "continuation_of"),
         ({"keep_parent": True}, "keep_parent is not supported", "keep_parent"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "takes a JSON Schema", "output_config.format.schema"),
-        ({"output_config": {"format": {"type": "xml"}}}, "its type is text", "output_config.format"),
+        ({"output_config": {"format": {"type": "xml"}}}, "its type is one of text", "output_config.format"),
         ({"output_config": {"effort": "huge"}}, "low or medium or high", "output_config.effort"),
         ({"output_config": "low"}, "takes an object", "output_config"),
         ({"system": 5}, "a string or a list of blocks", "system"),

@@ -6,11 +6,9 @@ answer may end."""
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from baton.entrypoints.chat.answer_grammar import AnswerGrammar
 from baton.entrypoints.chat.tools import Choice
@@ -21,29 +19,7 @@ from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Tex
 from baton.entrypoints.tool_parsers.registry import TOOL_PARSERS, tool_parser
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import Grammar
-
-SPECIAL = (
-    "<eos>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>",
-    "<|constrain|>", "[THINK]", "[/THINK]", "<|python_tag|>",
-)  # fmt: skip
-IDS = {text: 256 + number for number, text in enumerate(SPECIAL)}
-
-
-class Bytes:
-    """One token for each byte, and the special ones."""
-
-    eos_token_id = IDS["<eos>"]
-    bos_token_id = None
-    special_token_ids = tuple(IDS.values())
-    tokens = (*(bytes([byte]) for byte in range(256)), *(text.encode() for text in SPECIAL))
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text if isinstance(text, bytes) else text.encode())
-
-
-TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()), eos_token=[IDS["<eos>"]])
-MARKS = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
+from tests.doubles.byte_matcher import IDS, is_begun, takes
 
 READ = ToolSpec(
     "read_file",
@@ -133,23 +109,6 @@ def built(
         tool_parser(tools) if tools else None, reasoning_parser(thoughts) if thoughts else None, IDS
     )
     return grammar.build(form, specs, choice, forced, inside=inside)
-
-
-def takes(grammar: Grammar | None, answer: str) -> bool:
-    """Is this a whole answer?"""
-    assert grammar is not None
-    matcher = LLMatcher(TOKENIZER, grammar.source, log_level=0)
-    assert not matcher.is_error(), matcher.get_error().split("<state>")[0]
-    ids = [token for part in MARKS.split(answer) for token in ([IDS[part]] if part in IDS else part.encode())]
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
-def is_begun(grammar: Grammar | None, answer: str) -> bool:
-    """Could an answer begin so?"""
-    assert grammar is not None
-    matcher = LLMatcher(TOKENIZER, grammar.source, log_level=0)
-    ids = [token for part in MARKS.split(answer) for token in ([IDS[part]] if part in IDS else part.encode())]
-    return matcher.try_consume_tokens(ids) == len(ids)
 
 
 def calls_in(parser: str, answer: str) -> list[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from baton.entrypoints.fields import grammars
 from baton.entrypoints.fields.grammars import read_response_format, read_structured_outputs, take_grammar
 from baton.entrypoints.fields.ignored import Ignored
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.byte_matcher import takes
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,12 @@ def test_structured_outputs() -> None:
     assert read_structured_outputs(given, "structured_outputs", ignored) == {"regex": "a"}
     assert list(ignored.reasons) == ["structured_outputs.backend"]
     assert read_structured_outputs({"json_object": True}, "x", ignored) == {"json_schema": {"type": "object"}}
-    with pytest.raises(RequestRefused, match=r"x\.structural_tag is not supported; it takes json, regex"):
-        read_structured_outputs({"structural_tag": "y"}, "x", ignored)
+    compact = {"json": '{"type": "array"}', "disable_any_whitespace": True}
+    grammar = take_grammar(read_structured_outputs(compact, "x", ignored), "")
+    assert takes(grammar, "[1,2]") and not takes(grammar, "[1, 2]")
+    spaced = take_grammar(read_structured_outputs({**compact, "disable_any_whitespace": False}, "x", ignored), "")
+    assert takes(spaced, "[1, 2]") and list(ignored.reasons) == ["structured_outputs.backend"]
+    with pytest.raises(RequestRefused, match=r"x\.yaml is not supported; it takes json, regex"):
+        read_structured_outputs({"yaml": "y"}, "x", ignored)
     with pytest.raises(RequestRefused, match="takes an object"):
         read_structured_outputs("y", "x", ignored)

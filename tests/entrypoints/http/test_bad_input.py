@@ -43,7 +43,7 @@ pytestmark = pytest.mark.process
         ({"text": "a", "sampling_params": {"seed": 10**30}}, "sampling_params.seed", "64 bits"),
         ({"text": "a", "sampling_params": {"stop_token_ids": [300]}}, "stop_token_ids", "300"),
         ({"text": "a", "sampling_params": {"logit_bias": {"300": 1}}}, "logit_bias", "300"),
-        ({"text": "a", "sampling_params": {"structural_tag": "x"}}, "sampling_params.structural_tag", "not supported"),
+        ({"text": "a", "sampling_params": {"structural_tag": "x"}}, "sampling_params.structural_tag", "not valid JSON"),
         ({"text": "a", "lora_path": "adapter"}, "lora_path", "not supported"),
         ({"text": "a", "sampling_parms": {}}, "sampling_parms", "did you mean sampling_params?"),
         ({"text": "a", "sampling_params": []}, "sampling_params", "single prompt"),

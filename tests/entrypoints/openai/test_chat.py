@@ -334,7 +334,11 @@ def test_invalid_tools_and_choices_are_refused(fields: dict[str, Any], param: st
             "response_format.json_schema.schema",
             "it takes a JSON Schema",
         ),
-        ({"response_format": "xml"}, "response_format", "its type is text, json_object or json_schema"),
+        (
+            {"response_format": "xml"},
+            "response_format",
+            "its type is one of text, json_object, json_schema, structural_tag",
+        ),
         ({"regex": "a", "choice": ["b"]}, "choice", "regex and choice both say"),
         ({"functions": [{"name": "f"}]}, "functions", "use tools"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),

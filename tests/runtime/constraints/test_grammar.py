@@ -22,7 +22,7 @@ from baton.runtime.constraints.grammar import (
 )
 from baton.runtime.constraints.grammars import Grammars
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.constraints.constraint import ConstraintState
+from baton.scheduler.constraints.constraint import ConstraintState, walk_draft
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import Grammar
 from tests.doubles.trained_tokenizers import CONFIG, byte_level, write_folder
@@ -43,6 +43,9 @@ SOURCES = {
     "choice": grammar_from("choice", json.dumps(["a", "ab", "abc", "b"])),
     "recursive": grammar_from("lark", 'start: "(" start ")" | "x"'),
 }
+
+
+NOTHING = np.empty(0, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,61 @@ def test_masks_of_all_forks_are_those_of_fresh_matchers(vocabulary: GrammarVocab
             state = state.advance(np.array([token]))
         known.append(([*output, token], state))
     assert max(len(output) for output, _ in known) >= 3
+
+
+def test_masks_along_drafts_are_those_of_the_way(vocabulary: GrammarVocabulary) -> None:
+    """Right and wrong drafts of many states at once, of which some are in the same position."""
+    rng, lengths = random.Random(8), []
+    starts: list[Any] = [constraint(vocabulary, source).start() for source in SOURCES.values()]
+    for _ in range(40):
+        states, drafts = [], []
+        for state in rng.choices(starts, k=6):
+            state = advanced(state, rng, rng.randrange(4))[0]
+            for _ in range(rng.choice([1, 1, 3])):
+                draft = advanced(state, rng, rng.randrange(8))[1]
+                if draft and rng.random() < 0.4:
+                    draft[rng.randrange(len(draft))] = rng.randrange(vocabulary.tokenizer.vocab_size)
+                states.append(state)
+                drafts.append(np.array(draft, dtype=np.int32))
+        found = GrammarStates.allowed_along(states, drafts)
+        for state, draft, allowed in zip(states, drafts, found, strict=True):
+            expected = walk_draft(state, draft)
+            assert not isinstance(allowed, RequestRefused)
+            assert [part.tolist() for part in allowed.unpack()] == [part.tolist() for part in expected.unpack()]
+            lengths.append(state.count_allowed(draft))
+            assert lengths[-1] == sum(1 for row in range(1, len(draft) + 1) if row in reach(state, draft))
+    assert {0, 1, 4, 7} <= set(lengths)
+
+
+def advanced(state: Any, rng: random.Random, steps: int) -> tuple[Any, list[int]]:
+    """The state behind up to so many random tokens that may follow, and these."""
+    taken: list[int] = []
+    while len(taken) < steps and not state.at_end()[0]:
+        taken.append(rng.choice(tokens_of(state)[0]))
+        state = state.advance(np.array(taken[-1:]))
+    return state, taken
+
+
+def reach(state: Any, draft: np.ndarray) -> set[int]:
+    """The numbers of leading tokens of a draft that may follow."""
+    found = {0}
+    for place, token in enumerate(draft.tolist(), 1):
+        if state.at_end()[0] or token not in tokens_of(state)[0]:
+            break
+        state = state.advance(np.array([token]))
+        found.add(place)
+    return found
+
+
+def test_forced_tokens_are_the_only_text(vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> None:
+    state: Any = constraint(vocabulary, grammar_from("regex", "abc(x|y)the end")).start()
+    assert tokenizer.decode(state.forced().tolist()) == "abc"
+    while len(state.forced()):
+        state = state.advance(state.forced()[:1])
+    state = state.advance(np.array(tokenizer.encode("x")))
+    assert tokenizer.decode(state.forced().tolist()) == "the end"
+    free: Any = constraint(vocabulary, grammar_from("regex", "[ab]+")).start()
+    assert not len(free.forced())
 
 
 def test_siblings_in_same_position_share_mask(vocabulary: GrammarVocabulary) -> None:
@@ -173,11 +231,13 @@ def test_matcher_over_its_limit_fails_alone(vocabulary: GrammarVocabulary, token
     with pytest.raises(RequestRefused, match="the regex: ") as refused:
         for _ in range(400):
             state = state.advance(np.array(tokenizer.encode(rng.choice("ab"))))
-            type(state).prepare([state, sound])
-            state.allowed()
+            failed, found = type(state).allowed_along([state, sound], [NOTHING, NOTHING])
+            assert not isinstance(found, RequestRefused)
+            if isinstance(failed, RequestRefused):
+                raise failed
     assert refused.value.code == "invalid_grammar"
     fresh = constraint(vocabulary, SOURCES["regex"]).start()
-    GrammarStates.prepare([state, fresh])  # type: ignore[list-item]
+    assert isinstance(GrammarStates.allowed_along([state, fresh], [NOTHING] * 2)[0], RequestRefused)
     assert tokens_of(fresh) == [fresh_tokens(vocabulary, SOURCES["regex"], [])]
 
 

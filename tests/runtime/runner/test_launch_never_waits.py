@@ -110,7 +110,7 @@ def make_batch(wishes: list[dict[str, Any]], *, logprobs: bool, allowed: bool, i
         logprob_starts=np.array(starts, dtype=np.int32),
         logprob_targets=[np.array([4, 5, 6], dtype=np.int32)] if logprobs and idle_row else [],
         row_updates=RowUpdates(nothing, nothing, nothing, nothing),
-        allowed=allow({row: [4, 6, 30] for row in range(idle_row, len(infos), 3)}) if allowed else None,
+        allowed=allow({row - idle_row: [4, 6, 30] for row in range(idle_row, len(infos), 3)}) if allowed else None,
     )
 
 

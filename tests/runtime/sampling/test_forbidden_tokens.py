@@ -90,7 +90,9 @@ def test_constrained_rows_get_allowed_tokens_for_any_logits(block: int) -> None:
         constrained += len(masks)
         batch = make_batch([greedy()] * rows, allowed=allowed)
         chosen = sampled.chosen.numpy() if sampled.chosen is not None else None
-        wrong = forbidden_rows(batch, np.ones(rows, dtype=np.int32), sampled.ids.numpy(), chosen, VOCAB)
+        wrong = forbidden_rows(
+            batch, np.ones(rows, dtype=np.int32), sampled.ids.numpy(), np.arange(rows), chosen, VOCAB
+        )
         finite = logits.isfinite().all(dim=1).tolist()
         assert all(row not in masks and not finite[row] for row in wrong), "only where nothing was left to choose"
     assert constrained > 100
@@ -139,19 +141,22 @@ def test_banned_token_and_early_end_are_detected() -> None:
 
 
 def test_forbidden_rows_of_ragged_results() -> None:
-    batch = make_batch([greedy()] * 4, allowed=allow({1: [5, 6], 3: [7]}))
+    places = {2: [5], 3: [6], 5: [7], 7: [7]}  # the second row had a guess that was wrong, and another one behind it
+    batch = make_batch([greedy()] * 4, allowed=allow(places))
     counts = np.array([0, 2, 1, 3], dtype=np.int32)
 
     def found(*tokens: int, chosen: np.ndarray | None = None) -> list[int]:
-        return forbidden_rows(batch, counts, np.array(tokens), chosen, ECHO_VOCAB)
+        return forbidden_rows(batch, counts, np.array(tokens), np.array([2, 3, 4, 5, 6, 7]), chosen, ECHO_VOCAB)
 
     assert found(5, 6, 99, 7, 7, 7) == []
-    assert found(5, 9, 99, 7, 7, 7) == [1]
-    assert found(5, 6, ECHO_VOCAB, 7, 8, 7) == [2, 3]
+    assert found(5, 6, 99, 7, 8, 7) == [], "no constraint applies to the last row's second sample"
+    assert found(6, 6, 99, 7, 7, 7) == found(5, 5, 99, 7, 7, 7) == [1]
+    assert found(5, 6, ECHO_VOCAB, 7, 7, 8) == [2, 3]
     chosen = np.zeros(6, dtype=np.float32)
     chosen[[2, 3]] = np.nan, -np.inf
     assert found(5, 6, 99, 7, 7, 7, chosen=chosen) == [2, 3]
-    assert forbidden_rows(batch, np.zeros(4, dtype=np.int32), np.empty(0, dtype=np.int64), None, ECHO_VOCAB) == []
+    nothing = np.empty(0, dtype=np.int64)
+    assert forbidden_rows(batch, np.zeros(4, dtype=np.int32), nothing, nothing, None, ECHO_VOCAB) == []
 
 
 def test_holds_equals_set_membership() -> None:

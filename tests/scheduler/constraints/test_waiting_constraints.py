@@ -111,8 +111,8 @@ def test_recovery_keeps_requests_that_wait_for_their_constraint() -> None:
 TRIE = ItemTrie.build(np.random.default_rng(0).integers(0, 90, (40, 12), dtype=np.int32))
 
 
-def steps_of(depth: int, **request) -> int:
-    harness = Harness(depth=depth)
+def steps_of(depth: int, jumps: bool = False, **request) -> int:
+    harness = Harness(depth=depth, disable_jump_forward=not jumps)
     harness.add("r", prompt_of(20), 12, **request)
     harness.run()
     assert len(harness.outcomes["r", 0].tokens) == 12
@@ -121,6 +121,12 @@ def steps_of(depth: int, **request) -> int:
 
 def test_constrained_request_takes_part_in_every_overlapped_step() -> None:
     assert steps_of(2, trie=TRIE) == steps_of(2) <= steps_of(1) + 1
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_forced_tokens_take_one_step(depth: int) -> None:
+    """The first token of an item says which one it is, and the other eleven are forced."""
+    assert steps_of(depth, jumps=True, trie=TRIE) == depth + 1
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from baton.scheduler.batch import ForwardMode, ScheduleBatch
-from baton.scheduler.speculation.drafts import Draft, Source
+from baton.scheduler.speculation.drafts import Draft, Drafter, Source
 from baton.scheduler.speculation.speculation import FIRST_GAP, LONGEST_GAP, PROBE, can_draft
 from tests.doubles.drafting import draft_by_echo
 from tests.doubles.kv_echo import expected_output, prompt_of
@@ -26,7 +26,8 @@ class Watched(Harness):
         super().__init__(speculative_algorithm="NGRAM", speculative_num_draft_tokens=most, **options)
         self.batches: list[ScheduleBatch] = []
         self.speculation = self.scheduler._speculation
-        self.speculation._drafter.find_draft = self.find  # type: ignore[method-assign]
+        self.drafter = self.speculation._drafter
+        self.drafter.find_draft = self.find  # type: ignore[method-assign]
         self._wrong = wrong
 
     def find(self, request, memory, skipped: int, most: int) -> Draft | None:
@@ -132,6 +133,38 @@ def test_end_within_accepted_draft_is_at_its_usual_place(
     assert request is not None and request.drafts.accepted <= taken
 
 
+class Even:
+    """The oracle's twin of the even ``allowed_token_ids``."""
+
+    def allowed(self) -> np.ndarray:
+        return np.arange(0, 1000, 2)
+
+    def ends_with(self, token_id: int) -> bool:
+        return False
+
+
+@DEPTHS
+@pytest.mark.parametrize(("change", "longest"), [(0, 7), (2, 7), (1, 3)], ids=["right", "wrong", "forbidden"])
+def test_drafts_follow_the_constraint(change: int, longest: int, depth: int) -> None:
+    """The fourth token of each draft is changed. A draft ends before a token that the constraint forbids."""
+    harness = Watched(depth=depth)
+    drafter = Drafter(harness.drafter._tree)
+
+    def find(request, memory, ids: np.ndarray, most: int) -> Draft:
+        tokens = expected_output(ids.tolist(), most, constraint=Even())
+        tokens[3:4] = [(token + change) % 1000 for token in tokens[3:4]]
+        return Draft(Source.PATH, np.array(tokens, dtype=np.int32))
+
+    drafter._find = find  # type: ignore[method-assign]
+    harness.speculation._drafter = drafter
+    harness.add("r", prompt_of(20), 40, allowed_token_ids=tuple(range(0, 1000, 2)))
+    harness.run()
+    assert harness.outcomes["r", 0].tokens == expected_output(prompt_of(20), 40, constraint=Even())
+    drafted = {length for batch in harness.drafted for length in batch} - {0}
+    assert drafted and max(drafted) == longest
+    assert harness.speculation.counts.accepted >= (30 if change == 0 else 3)
+
+
 def test_draft_length_is_limited_by_max_new_tokens() -> None:
     harness = Watched(most=7)
     harness.add("r", prompt_of(20), 4)
@@ -145,12 +178,11 @@ def test_draft_length_is_limited_by_max_new_tokens() -> None:
         {"repetition_penalty": 1.2},
         {"frequency_penalty": 0.5},
         {"presence_penalty": 0.5},
-        {"allowed_token_ids": tuple(range(1000))},
         {"beam_width": 2},
     ],
     ids=str,
 )
-def test_penalties_constraints_and_beams_disable_drafts(wish: dict[str, Any]) -> None:
+def test_penalties_and_beams_disable_drafts(wish: dict[str, Any]) -> None:
     harness = Watched()
     harness.add("plain", prompt_of(9), 20)
     harness.add("r", prompt_of(10, 1), 20, **wish)

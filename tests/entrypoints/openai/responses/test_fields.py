@@ -75,7 +75,7 @@ def test_openai_and_baton_sampling_names_are_read() -> None:
         ({"max_tokens": 5, "max_output_tokens": 6}, "max_tokens", "max_output_tokens"),
         ({"n": 2}, "n", "not supported"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "a JSON Schema"),
-        ({"text": {"format": {"type": "grammar"}}}, "text.format", "its type is text, json_object or json_schema"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format", "its type is one of text, json_object, json_schema"),
         ({"text": {"style": 1}}, "text.style", "unknown"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort", "a string"),
         ({"reasoning": "high"}, "reasoning", "an object"),

@@ -1,0 +1,58 @@
+"""Reads texts by a grammar, byte by byte, with the special tokens of many models: so a test says exactly where an
+output may end."""
+
+from __future__ import annotations
+
+import re
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from baton.runtime.constraints import structural_tags
+from baton.scheduler.sampling_params import Grammar
+
+SPECIAL = (
+    "<eos>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>",
+    "<|constrain|>", "[THINK]", "[/THINK]", "<|python_tag|>",
+)  # fmt: skip
+IDS = {text: 256 + number for number, text in enumerate(SPECIAL)}
+
+
+class Bytes:
+    """One token for each byte, and the special ones."""
+
+    eos_token_id = IDS["<eos>"]
+    bos_token_id = None
+    special_token_ids = tuple(IDS.values())
+    tokens = (*(bytes([byte]) for byte in range(256)), *(text.encode() for text in SPECIAL))
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()), eos_token=[IDS["<eos>"]])
+MARKS = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
+
+
+def takes(grammar: Grammar | None, answer: str) -> bool:
+    """Is this a whole answer?"""
+    matcher = matcher_of(grammar)
+    ids = [token for part in MARKS.split(answer) for token in ([IDS[part]] if part in IDS else part.encode())]
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def is_begun(grammar: Grammar | None, answer: str) -> bool:
+    """Could an answer begin so?"""
+    matcher = matcher_of(grammar)
+    ids = [token for part in MARKS.split(answer) for token in ([IDS[part]] if part in IDS else part.encode())]
+    return matcher.try_consume_tokens(ids) == len(ids)
+
+
+def matcher_of(grammar: Grammar | None) -> LLMatcher:
+    assert grammar is not None
+    source = grammar.source
+    if structural_tags.is_structural(source):
+        source = structural_tags.build(source, IDS)
+    matcher = LLMatcher(TOKENIZER, source, log_level=0)
+    assert not matcher.is_error(), matcher.get_error().split("<state>")[0]
+    return matcher
