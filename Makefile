@@ -100,7 +100,7 @@ test-gateways: $(TESTING)  ## slow: gateways and indexers of others in front of 
 	$(BIN)/python -m pytest -m gateways $(call marked,gateways)
 
 test-clients: $(TESTING)  ## slow: clients, evaluations and test kits of others; their packages go into build/envs
-	$(BIN)/python tests/doubles/foreign_envs.py litellm lm-eval sglang
+	$(BIN)/python tests/doubles/foreign_envs.py instructor litellm lm-eval sglang
 	$(BIN)/python -m pytest -m clients $(call marked,clients)
 
 check: $(TESTING)       ## ruff, pyright, import-linter

@@ -22,6 +22,7 @@ STATUSES = {
     "no_tool_call_parser": 400,
     "no_tools_in_template": 400,
     "response_not_in_background": 400,
+    "thread_unsupported_request": 400,
     "unknown_field": 400,
     "unsupported_content": 400,
     "unsupported_field": 400,

@@ -36,7 +36,7 @@ def whole_message(
     output, pieces = update
     content, calls = _content(joined(pieces), new_call_id)
     head = message_head(asked, model, content, output)
-    stop = stop_of(output.finish, list(calls.values()))
+    stop = stop_of(asked, output.finish, list(calls.values()))
     return head | stop | edits_of(asked) | {"baton": details_of(asked, output, calls)}
 
 
@@ -66,13 +66,14 @@ def usage(output: Output) -> dict[str, int]:
     }
 
 
-def stop_of(finish: FinishReason | None, calls: list[str]) -> dict[str, Any]:
+def stop_of(asked: MessagesRequest, finish: FinishReason | None, calls: list[str]) -> dict[str, Any]:
     """``stop_reason`` and ``stop_sequence``. calls: the arguments of each. An unfinished one is none to be run. Raises
     RequestRefused for an answer that was aborted: no stop reason says so, and after a 499 no client tries again."""
     assert finish is not None
     if finish.type == "abort":
         raise RequestRefused(f"the answer was aborted: {finish.message}", code="aborted")
-    stopped_by = finish.matched if isinstance(finish.matched, str) else None
+    # A grammar or an item that is complete ends an answer too, and is matched by a name that is no stop sequence.
+    stopped_by = finish.matched if finish.matched in asked.call.prompt.sampling.stop else None
     if finish.type == "length":
         reason = "max_tokens"
     elif stopped_by is not None:
@@ -167,7 +168,7 @@ class MessageEvents:
         calls = {call: "".join(deltas) for call, deltas in self._blocks.calls.items()}
         yield {
             "type": "message_delta",
-            "delta": stop_of(output.finish, list(calls.values())),
+            "delta": stop_of(self._asked, output.finish, list(calls.values())),
             "usage": usage(output),
             **edits_of(self._asked),
             "baton": details_of(self._asked, output, calls),

@@ -58,7 +58,8 @@ Read = Callable[[Any, str, Ignored], dict[str, Any]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignField:
     """``of``: the server that its clients are written for. ``about``: what it is read as, why nothing happens, or what
-    to use instead. ``off``: values that ask for nothing, besides null and, unless ``empty_asks``, what is empty."""
+    to use instead. ``off``: values that ask for nothing, besides null and, unless ``empty_asks``, what is empty.
+    ``code``: of the refusal."""
 
     name: str
     outcome: Outcome
@@ -68,6 +69,7 @@ class ForeignField:
     off: tuple = ()
     empty_asks: bool = False
     read: Read | None = None
+    code: str = "unsupported_field"
 
     def asks(self, value: Any) -> bool:
         """Does the value ask for anything?"""
@@ -196,6 +198,11 @@ def _stops(value: Any, _: str, __: Ignored) -> dict[str, Any]:
     return {"stop_sequences": [value] if isinstance(value, str) else value}
 
 
+def _output_format(value: Any, _: str, __: Ignored) -> dict[str, Any]:
+    """Where Anthropic's format stood before."""
+    return {"output_config": {"format": value}}
+
+
 _UNCONSTRAINED = "use output_config.format"
 _TEXT_ONLY = "leave it out: this server takes text only"
 _ONE_WORKER = "leave it out: this server is one worker, which does both prefill and decode"
@@ -281,6 +288,7 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("used", "OpenAI", SAMPLING, "min_tokens", "min_new_tokens", read=_as("min_new_tokens")),
     *_listed("used", "Anthropic, TGI", TEXTS + RESPONSES + SAMPLING, "stop_sequences", "stop", read=_as("stop")),
     *_listed("used", "OpenAI", MESSAGES, "stop", "stop_sequences", read=_stops),
+    *_listed("used", "Anthropic", MESSAGES, "output_format", "output_config.format", read=_output_format),
     *_listed("used", "Mistral", TEXTS, "random_seed", "seed", read=_as("seed")),
     # -- ignored -------------------------------------------------------------------------------------------------------
     *_listed("no effect", "Ollama", ENDPOINTS, "keep_alive", "the model stays loaded"),
@@ -426,7 +434,9 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("refused", "vLLM", RESPONSES, "enable_response_messages previous_input_messages", "use input_items of "
              "the response", off=(False,)),
     *_listed("refused", "Anthropic", MESSAGES, "container", "leave it out: tools are run by the client"),
-    *_listed("refused", "Anthropic", MESSAGES, "output_format", _UNCONSTRAINED),
+    # By this code Anthropic's tool runner knows that it has to send whole conversations.
+    ForeignField(name="thread", outcome="refused", apis=MESSAGES, of="Anthropic's Python client",
+                 about="use messages, with the whole conversation", code="thread_unsupported_request"),
     *_listed("refused", "OpenAI", MESSAGES, "n", "use several requests", off=(1,)),
     *_listed("refused", "OpenAI", GENERATE, "prompt", "use text"),
     *_listed("refused", "OpenAI", GENERATE, "messages", "use /v1/chat/completions"),
@@ -491,7 +501,7 @@ def settle_fields(
             off = "".join(f", {msgspec.json.encode(each).decode()}" for each in field.off)
             raise RequestRefused(
                 f"{full_name} is not supported; {field.about} (accepted: null{off})",
-                code="unsupported_field",
+                code=field.code,
                 param=full_name,
             )
         elif field.read is None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from tests.doubles.foreign_envs import env_python
@@ -38,7 +41,7 @@ def sglang_run(*arguments: str) -> str:
 
 @pytest.mark.timeout(600)
 def test_sglang_kits_pass_on_the_toy_model(server: ServerUnderTest) -> None:
-    assert "Ran 38 tests" in sglang_run(str(HERE / "sglang_kits.py"), server.url, "toy")
+    assert "Ran 52 tests" in sglang_run(str(HERE / "sglang_kits.py"), server.url, "toy")
 
 
 @pytest.mark.timeout(600)
@@ -46,7 +49,7 @@ def test_sglang_kits_pass_on_the_toy_model(server: ServerUnderTest) -> None:
 def test_sglang_kits_pass_on_a_real_model(tmp_path: Path) -> None:
     with ServerUnderTest(REAL_MODEL, tmp_path, *FLAGS, behaviour=None) as running:
         running.wait_ready()
-        assert "Ran 9 tests" in sglang_run(str(HERE / "sglang_kits.py"), running.url, "real")
+        assert "Ran 10 tests" in sglang_run(str(HERE / "sglang_kits.py"), running.url, "real")
 
 
 @pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat", "vllm"])
@@ -60,8 +63,14 @@ def test_sglang_bench_serving_completes_all_requests(server: ServerUnderTest, ba
     assert results["completed"] == 8 and results["total_output_tokens"] == 68  # as asked for; drawn with the seed
 
 
-def test_sglang_frontend_language_matches_generate(server: ServerUnderTest) -> None:
-    found = json.loads(sglang_run(str(HERE / "sglang_frontend.py"), server.url).splitlines()[-1])
+@pytest.fixture(scope="module")
+def frontend(server: ServerUnderTest) -> dict[str, Any]:
+    """What came of SGLang's programs."""
+    return json.loads(sglang_run(str(HERE / "sglang_frontend.py"), server.url).splitlines()[-1])
+
+
+def test_sglang_frontend_language_matches_generate(server: ServerUnderTest, frontend: dict[str, Any]) -> None:
+    found = frontend
     sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
     prompts = [f"How many lines are in {name}?\n" for name in ("manual.md", "notes.txt")]
     answered = server.client.post("/generate", json={"text": prompts, "sampling_params": sampling}).json()
@@ -73,3 +82,17 @@ def test_sglang_frontend_language_matches_generate(server: ServerUnderTest) -> N
     forked = server.client.post("/generate", json={"text": texts, "sampling_params": sampling}).json()
     assert found["branches"] == [answer["text"] for answer in forked]
     assert found["choice"] in ("manual.md", "notes.txt")
+
+
+def test_sglang_frontend_language_holds_texts_to_their_forms(frontend: dict[str, Any]) -> None:
+    patterns = {
+        "regex": "(wc|ls) -[a-z]{1,3}",
+        "choices": r"manual\.md|notes\.txt",
+        "int": r"[-+]?[0-9]+",
+        "bool": "True|False",
+    }
+    texts = frontend["texts"]
+    assert set(frontend["ended"]) == {"stop"}, frontend
+    assert all(re.fullmatch(pattern, texts[name]) for name, pattern in patterns.items()), texts
+    jsonschema_rs.validate(frontend["schema"], json.loads(texts["json_schema"]))
+    assert frontend["streamed_json"] == texts["json_schema"]

@@ -19,7 +19,7 @@ def codes() -> Iterator[tuple[str, str]]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
                     continue
-                if node.func.id not in ("RequestRefused", "RequestError", "UnservedTool"):
+                if node.func.id not in ("RequestRefused", "RequestError", "UnservedTool", "ForeignField"):
                     continue
                 for keyword in node.keywords:
                     if keyword.arg == "code":

@@ -17,6 +17,7 @@ from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text
 from baton.runtime.answer import Output
 from baton.runtime.messages import ContinuationOutput, RetainedOutput
+from baton.scheduler.constraints.constraint import GRAMMAR, ITEM
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
 from tests.doubles.prompts import make_prompt
 
@@ -35,7 +36,7 @@ def words(text: str) -> dict[str, str]:
 
 ASKED = parse_messages(
     {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "rid": "r",
-     "thinking": {"type": "enabled", "budget_tokens": 1024}}
+     "thinking": {"type": "enabled", "budget_tokens": 1024}, "stop_sequences": ["\n\n", "x"]}
 )  # fmt: skip
 
 
@@ -101,6 +102,9 @@ ORDERS: list[tuple[list[Piece], FinishReason, list[dict], str]] = [
     ([*LS], FinishReason("length"), [USE_LS], "max_tokens"),
     ([Text("Hi")], FinishReason("stop", matched="\n\n"), [words("Hi")], "stop_sequence"),
     ([*LS], FinishReason("stop", matched="x"), [USE_LS], "stop_sequence"),
+    ([Text("Hi")], FinishReason("stop", matched=GRAMMAR), [words("Hi")], "end_turn"),
+    ([*LS], FinishReason("stop", matched=GRAMMAR), [USE_LS], "tool_use"),
+    ([Text("Hi")], FinishReason("stop", matched=ITEM), [words("Hi")], "end_turn"),
     # Space alone is no text, and belongs to what follows it.
     ([Text("\n"), Text(" "), Text("Hi")], END, [words("\n Hi")], "end_turn"),
     ([Text(" "), *LS, Text("\n"), *PWD, Text("\n")], END, [USE_LS, USE_PWD], "tool_use"),
@@ -122,7 +126,7 @@ def test_streamed_events_rebuild_the_whole_message(
     whole = whole_message(ASKED, "served", ChatUpdate(last, pieces), call_ids())
     assert whole == {
         "id": "msg_r", "type": "message", "role": "assistant", "model": "served", "content": content,
-        "stop_reason": stop_reason, "stop_sequence": finish.matched if isinstance(finish.matched, str) else None,
+        "stop_reason": stop_reason, "stop_sequence": finish.matched if stop_reason == "stop_sequence" else None,
         "usage": {
             "input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 6, "output_tokens": 5,
         },
