@@ -190,7 +190,7 @@ class PrefillScheduler:
 
     def _order(self, waiting: list[Request], now: float) -> tuple[list[Request], Request | None]:
         """The requests that may enter in the policy's order, and the overdue request, if any."""
-        waiting = [request for request in waiting if request.constraint is None or request.constraint.is_ready]
+        waiting = [request for request in waiting if not request.awaits_constraint]
         if not waiting:
             return [], None
         try:

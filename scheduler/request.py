@@ -118,6 +118,7 @@ class Request:
     __slots__ = (
         "arrival",
         "asked_ttl",
+        "awaits_constraint",
         "beam_kv",
         "beams",
         "cache_report",
@@ -228,6 +229,8 @@ class Request:
         self.constraint = constraint
         self.constraint_state: ConstraintState | None = constraint.start() if constraint is not None else None
         """State of the constraint after the generated tokens; a beam search keeps one for each of its beams instead."""
+        self.awaits_constraint = False
+        """Its constraint was still being made when the scheduler last asked."""
         self.retractions = self.last_step = 0  # last_step: that computed tokens of it
         self.finish: FinishReason | None = None
         self.prepared: PreparedSpan | None = None

@@ -216,6 +216,8 @@ class Scheduler:
             self._live.add_siblings(spec.rid, requests)
             if not is_ready:
                 self._compiling += requests
+                for request in requests:
+                    request.awaits_constraint = True
         except RequestRefused:
             raise
         except Exception as error:
@@ -457,6 +459,7 @@ class Scheduler:
         ready = [r for r in self._compiling if r.finish is not None or r.constraint is None or r.constraint.is_ready]
         self._compiling = [request for request in self._compiling if request not in ready]
         for request in ready:
+            request.awaits_constraint = False
             refusal = request.constraint.failure() if request.constraint is not None else None
             if refusal is not None:
                 self._refuse([request], refusal, now)

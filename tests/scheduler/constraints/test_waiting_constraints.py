@@ -77,6 +77,26 @@ def test_constraint_that_cannot_be_made_refuses_its_request_and_its_children(dep
     assert harness.outcomes["other", 0].tokens == expected_output(prompt_of(20, 1), 4)
 
 
+class Sudden(Late):
+    """Fails in the middle of a turn: it is not ready yet when it is first asked, and ready from then on."""
+
+    @property
+    def is_ready(self) -> bool:  # type: ignore[override]
+        made, self.made = self.made, True
+        self.refusal = REFUSAL
+        return made
+
+
+def test_constraint_that_fails_in_the_middle_of_a_turn_refuses_its_request() -> None:
+    harness, sudden = Harness(), Sudden()
+    add(harness, "late", sudden)
+    sudden.made = False
+    harness.step()
+    assert harness.allocator.free_tokens == 512, "it has not entered"
+    harness.run()
+    assert harness.outcomes["late", 0].refusal is REFUSAL and not harness.outcomes["late", 0].tokens
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_request_can_be_aborted_while_its_constraint_is_made(made: bool) -> None:
     harness, late = Harness(), Late()
