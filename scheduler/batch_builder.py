@@ -157,10 +157,9 @@ def _add_allowed(step: PlannedStep, constrained: list[tuple[int, Request]]) -> N
         assert request.constraint_state is not None
         kinds.setdefault(type(request.constraint_state), []).append((row, request))
     for kind, members in kinds.items():
-        drafts = []
-        for row, _ in members:
-            drafted = int(batch.draft_lens[row]) if batch.draft_lens is not None else 0
-            drafts.append(batch.input_ids[token_ends[row] - drafted : token_ends[row]])
+        drafts = [NO_IDS] * len(members)
+        if batch.draft_lens is not None:
+            drafts = [batch.input_ids[token_ends[row] - batch.draft_lens[row] : token_ends[row]] for row, _ in members]
         requests = [request for _, request in members]
         for (row, request), allowed in zip(members, _allowed_of(kind, requests, drafts), strict=True):
             if isinstance(allowed, RequestRefused):

@@ -19,6 +19,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from ...runtime.constraints import structural_tags
+from ...runtime.constraints.json_checks import Beginning, JSONChecks, unwrap, wrap
 from ...runtime.constraints.lark import Terms, as_parts, in_regex, joined_parts
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import Grammar
@@ -65,10 +66,11 @@ class AnswerGrammar:
         of a thought."""
         if self._tools is None:
             specs = ()
+        checks: JSONChecks | None = None
         if forced:
             body = self._rest_of_calls(specs, choice)
         elif form is not None:
-            source = form.source
+            source, checks = unwrap(form.source)
             if structural_tags.is_structural(source):
                 source = structural_tags.build(source, self._special)
             body = f"{self._answer_start} {self._part('format', source)}"
@@ -80,7 +82,10 @@ class AnswerGrammar:
             return None
         thought = "" if forced else self._thought(inside)
         lark = "\n".join([f"start: {thought} {body}", *self._rules])
-        return Grammar(form.name if form is not None else NAME, joined_parts(lark, self._parts))
+        source = joined_parts(lark, self._parts)
+        if checks is not None:
+            source = wrap(source, checks._replace(beginning=self._beginning(inside)))
+        return Grammar(form.name if form is not None else NAME, source)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -192,6 +197,16 @@ class AnswerGrammar:
         after = self._terms.text(thoughts.resumes.partition(thoughts.end)[2].strip("\n"))
         ended = f"thought {after} /\\n{{0,2}}/"
         return ended if inside else f"({self._terms.text(thoughts.start)} {ended})?"
+
+    def _beginning(self, inside: bool) -> Beginning:
+        """Of the text."""
+        thoughts = self._thoughts
+        if thoughts is None:
+            return Beginning()
+        if thoughts.answer_start:
+            return Beginning(thoughts.answer_start.encode())
+        mark = thoughts.end + thoughts.resumes.partition(thoughts.end)[2].strip("\n")
+        return Beginning(mark.encode(), b"" if inside else thoughts.start.encode())
 
     @property
     def _answer_start(self) -> str:

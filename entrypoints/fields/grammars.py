@@ -19,13 +19,15 @@ from typing import Any
 
 from llguidance import LLMatcher, grammar_from
 
+from ...runtime.constraints.json_checks import Beginning, JSONChecks, wrap
+from ...runtime.constraints.lark import ascii_digits
 from ...runtime.constraints.structural_tags import to_source
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import Grammar
 from ..description.json_schema import Properties, either, enum, list_of, open_object, opened, string, taken
 from .ignored import Ignored
 from .reading import shown
-from .schema_rewriting import rewrite_schema
+from .schema_rewriting import Rewritten, rewrite_for_reader, rewrite_schema
 from .structural_tags import read_structural_tag
 
 MAX_GRAMMAR_CHARS = 300_000
@@ -89,6 +91,14 @@ JSON_OPTIONS: Any = {
     "coerce_one_of": False,
 }
 
+_ONE_SPELLING: Any = {
+    # As Python writes JSON. Where values are compared, spaces would only make more tokens to try out.
+    "whitespace_pattern": None,
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+
 
 def take_grammar(values: dict[str, Any], where: str) -> Grammar | None:
     """Take the fields above out of ``values``; None without one. where: prefix of names in messages. Raises
@@ -108,6 +118,11 @@ def take_grammar(values: dict[str, Any], where: str) -> Grammar | None:
 
 
 def _schema_source(value: Any, name: str) -> str:
+    return _read_schema(value, name, reads=False)
+
+
+def _read_schema(value: Any, name: str, *, reads: bool = True) -> str:
+    """reads: the output is read beside the grammar, for keywords that compare values."""
     if isinstance(value, str):
         text = _text(value, name)
         try:
@@ -117,21 +132,24 @@ def _schema_source(value: Any, name: str) -> str:
     if value is True:
         value = {}
     if not isinstance(value, dict):
-        fix = "no output fulfils it" if value is False else "it takes a JSON Schema"
-        raise RequestRefused(f"{name} is {shown(value)}; {fix}", param=name)
+        if value is False:
+            raise RequestRefused(f"{name} is false; no output fulfils it", code="invalid_grammar", param=name)
+        raise RequestRefused(f"{name} is {shown(value)}; it takes a JSON Schema", param=name)
     text = _text(_dumped(value, name), name)
     try:
-        schema = rewrite_schema(json.loads(text))
-        options = JSON_OPTIONS.copy()
+        value = json.loads(text)
+        schema, checked = rewrite_for_reader(value) if reads else Rewritten(rewrite_schema(value), False)
+        options: Any = JSON_OPTIONS | (_ONE_SPELLING if checked else {})
         if isinstance(schema, dict) and schema.get("x-guidance") == _COMPACT:
-            del options["whitespace_pattern"]
-        return LLMatcher.grammar_from_json_schema(_text(json.dumps(schema), name), overrides=options)
+            options = {key: option for key, option in JSON_OPTIONS.items() if key != "whitespace_pattern"}
+        source = LLMatcher.grammar_from_json_schema(_text(json.dumps(schema), name), overrides=options)
+        return wrap(source, JSONChecks(schema, Beginning())) if isinstance(schema, dict) and checked else source
     except (ValueError, RecursionError) as error:
         raise RequestRefused(f"{name}: {error}", code="invalid_grammar", param=name) from None
 
 
 def _regex_source(value: Any, name: str) -> str:
-    return grammar_from("regex", _text(value, name))
+    return grammar_from("regex", ascii_digits(_text(value, name)))
 
 
 def _ebnf_source(value: Any, name: str) -> str:
@@ -178,7 +196,7 @@ def _text(value: Any, name: str) -> str:
 
 
 _SOURCES: Mapping[str, Callable[[Any, str], str]] = {
-    "json_schema": _schema_source,
+    "json_schema": _read_schema,
     "regex": _regex_source,
     "ebnf": _ebnf_source,
     "choice": _choice_source,

@@ -6,22 +6,35 @@
     oneOf                                   anyOf, if no value fulfils two alternatives, or each without the others
     propertyNames                           patternProperties, or properties
     unevaluatedProperties, …Items           additionalProperties, items, where nothing beside them evaluates any
+    contains                                prefixItems: the items that it asks for come first, behind given ones
 
-What has no such form is refused by keyword and place, and never passed over: nothing is enforced in part. An unknown
-``format`` is an annotation, as JSON Schema has it, and is dropped.
+Keywords that compare values are left to a reader of the output (`json_checks`), where there is one. What has no such
+form is refused by keyword and place, and never passed over: nothing is enforced in part. An unknown ``format`` is an
+annotation, as JSON Schema has it, and is dropped.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+from ...runtime.constraints.json_checks import LEAST, UNIQUE, resolve
+from .reading import shown
 
 Schema = bool | dict[str, Any]
 
 MAX_DEPTH = 120
 """Of schemas inside of each other."""
+
+MAX_LISTED = 64
+"""Items that contains may ask for, and names of minProperties; each is written out."""
+
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties",
+           "minContains", "maxContains")  # fmt: skip
+"""Whole numbers, also where they are written as 2.0."""
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
@@ -44,9 +57,35 @@ class UnenforceableError(ValueError):
     """A keyword that cannot be enforced; the message says where it is."""
 
 
+class Rewritten(NamedTuple):
+    """schema: for llguidance. checked: it holds more only together with a reader of the output (json_checks.py)."""
+
+    schema: Schema
+    checked: bool
+
+
 def rewrite_schema(schema: Any) -> Schema:
     """The same schema for llguidance. Raises UnenforceableError; ValueError for what is no schema."""
-    rewriter = _Rewriter(schema)
+    return _rewrite(_Rewriter(schema, reads=False), schema)
+
+
+def rewrite_for_reader(schema: Any) -> Rewritten:
+    """As `rewrite_schema`, with keywords for a reader of the output."""
+    rewriter = _Rewriter(schema, reads=True)
+    found = _rewrite(rewriter, schema)
+    if not rewriter.checked:
+        return Rewritten(found, False)
+    for reference in rewriter.references:
+        try:
+            resolve(found, reference)
+        except LookupError:
+            raise UnenforceableError(
+                f"{rewriter.checked} cannot be enforced beside $ref to {shown(reference)}; refer to $defs instead"
+            ) from None
+    return Rewritten(found, True)
+
+
+def _rewrite(rewriter: _Rewriter, schema: Any) -> Schema:
     found = rewriter.rewrite(schema, (), 0)
     if rewriter.moved and rewriter.deep_references:
         raise UnenforceableError(
@@ -56,8 +95,12 @@ def rewrite_schema(schema: Any) -> Schema:
 
 
 class _Rewriter:
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    def __init__(self, root: Any, *, reads: bool) -> None:
+        """reads: a reader of the output holds keywords that compare values."""
+        self._root, self._reads = root, reads
+        self.checked = ""
+        """A keyword that is left to the reader, and its place."""
+        self.references: list[str] = []
         self.moved = ""
         """A keyword for which a schema was moved into an allOf, where pointers no longer find its parts."""
         self.deep_references: list[str] = []
@@ -74,6 +117,8 @@ class _Rewriter:
             raise ValueError(f"schemas are nested more than {MAX_DEPTH} deep")
         inner: dict[str, Any] = {}
         for key, value in schema.items():
+            if key in _COUNTS and isinstance(value, float) and value.is_integer():
+                value = int(value)
             inner[key] = self._inside(key, value, (*place, key), depth + 1)
         more: list[Schema] = []
         for key, replace in _REPLACED.items():
@@ -97,8 +142,10 @@ class _Rewriter:
             if not isinstance(value, dict):
                 raise ValueError(f"{_at(place)} takes an object of schemas")
             return {name: self.rewrite(each, (*place, name), depth) for name, each in value.items()}
-        if key == "$ref" and isinstance(value, str) and not _DEFINITION.fullmatch(value):
-            self.deep_references.append(value)
+        if key == "$ref" and isinstance(value, str):
+            self.references.append(value)
+            if not _DEFINITION.fullmatch(value):
+                self.deep_references.append(value)
         if key == "dependencies" and isinstance(value, dict):  # of draft 7
             return {
                 name: each if isinstance(each, list) else self.rewrite(each, (*place, name), depth)
@@ -186,9 +233,11 @@ class _Rewriter:
         inner[instead] = value
 
     def _unique_items(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
-        if inner.get("uniqueItems") is True and not _most(inner.get("maxItems")) <= 1:
-            raise _refused("uniqueItems", place)
-        inner.pop("uniqueItems")
+        if inner.pop("uniqueItems") is True and not _most(inner.get("maxItems")) <= 1:
+            if not self._reads:
+                raise _refused("uniqueItems", place)
+            inner[UNIQUE] = True
+            self.checked = self.checked or f"uniqueItems at {_at(place)}"
 
     def _contains(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
         test = inner.pop("contains")
@@ -199,7 +248,23 @@ class _Rewriter:
             return {"minItems": least} | ({} if most is None else {"maxItems": most})
         if test is False:
             return _without_array(least)
-        raise _refused("contains", place)
+        if not _is_count(least) or not (most is None or _is_count(most)) or isinstance(inner.get("items"), list):
+            raise _refused("contains", place)
+        if most is not None and most < least:
+            return _without_array(1)
+        first, rest = [*inner.get("prefixItems", ())], inner.get("items", True)
+        # Behind the given items, unless there is no room.
+        skipped = 0 if rest is False or len(first) + least > _most(inner.get("maxItems")) else len(first)
+        asked, last = skipped + least, skipped + (least if most is None else most)
+        first += [rest] * (last - len(first))
+        first[skipped:asked] = [_both(each, test) for each in first[skipped:asked]]
+        if most is not None:
+            against = self._negated(test, {}, (*place, "contains"))
+            first[:skipped] = [_both(each, against) for each in first[:skipped]]
+            first[last:] = [_both(each, against) for each in first[last:]]
+            inner["items"] = _both(rest, against)
+        inner["prefixItems"] = first
+        return {"minItems": skipped + least} if least else None
 
     def _no_contains(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
         """minContains and maxContains without contains say nothing."""
@@ -216,7 +281,10 @@ class _Rewriter:
         if len(set(inner.get("required", ()))) >= _most(least):
             del inner["minProperties"]
         elif inner.get("additionalProperties", True) is not False or inner.get("patternProperties"):
-            raise _refused("minProperties", place, "names that are not listed may be written twice")
+            if not self._reads or not _is_count(least):
+                raise _refused("minProperties", place, "names that are not listed may be written twice")
+            inner[LEAST] = least
+            self.checked = self.checked or f"minProperties at {_at(place)}"
 
     def _dynamic(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
         raise _refused("$dynamicRef", place)
@@ -270,6 +338,7 @@ class _Rewriter:
             case "maxLength" | "maxItems":
                 kind, opposite = _COUNTED[key]
                 return {"type": kind, opposite: value + 1}
+        key = {UNIQUE: "uniqueItems", LEAST: "minProperties"}.get(key, key)
         raise _refused("not", place, f"the values that {key} excludes cannot be described")
 
     def _other_values(self, values: list, beside: Mapping[str, Any], place: tuple[str, ...]) -> Schema:
@@ -277,13 +346,21 @@ class _Rewriter:
             known = beside.get("enum", [beside.get("const")])
             left = [each for each in known if not any(_equal(each, value) for value in values)]
             return {"enum": left} if left else False
-        if any(not isinstance(value, bool | None) for value in values):
-            kinds = beside.get("type")
-            kinds = [kinds] if isinstance(kinds, str) else kinds
-            if not isinstance(kinds, list) or any(_type_of(value) in _widened(kinds) for value in values):
-                raise _refused("not", place, "only some of the values that there are can be excluded, by enum or const")
-        left: list[Schema] = [{"type": [kind for kind in _TYPES if kind not in ("boolean", "null")]}]
+        numbers = sorted({value for value in values if type(value) in (int, float)})
+        kinds = beside.get("type", list(_TYPES))
+        kinds = _widened([kinds] if isinstance(kinds, str) else kinds)
+        if any(_type_of(value) in kinds for value in values if isinstance(value, str | list | dict)):
+            raise _refused("not", place, "only some of the values that there are can be excluded, by enum or const")
+        apart = {"boolean", "null", *(["number"] if numbers else ())}
+        left: list[Schema] = [{"type": [kind for kind in _TYPES if kind not in apart]}]
         left += [{"const": value} for value in (None, True, False) if not any(_equal(value, each) for each in values)]
+        if numbers:
+            left += [{"type": "number", "exclusiveMaximum": numbers[0]}]
+            left += [
+                {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
+                for low, high in itertools.pairwise(numbers)
+            ]
+            left += [{"type": "number", "exclusiveMinimum": numbers[-1]}]
         return {"anyOf": left}
 
     # -- alternatives --------------------------------------------------------------------------------------------------
@@ -436,6 +513,10 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     return (type(one) in (int, float) and type(other) in (int, float) and one == other) or one == other
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_LISTED
 
 
 def _most(value: Any) -> float:

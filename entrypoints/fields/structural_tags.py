@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...runtime.constraints.lark import ascii_digits
 from ...runtime.constraints.structural_tags import (
     Either,
     Form,
@@ -82,7 +83,7 @@ class _Reader:
             case "grammar":
                 return Form(self._read_ebnf(value.get("grammar"), f"{where}.grammar"))
             case "regex":
-                return Regex(self._string(value, "pattern", where))
+                return Regex(ascii_digits(self._string(value, "pattern", where)))
             case "any_text":
                 self._refuse_set(value, "excludes", where)
                 return Free()

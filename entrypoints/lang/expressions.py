@@ -24,6 +24,10 @@ _OF_TYPE = {
 """Regular expressions of the values of a type, as Python writes them."""
 
 
+GRAMMAR = "grammar"
+"""As a choices_method: the choice is generated, held to the choices."""
+
+
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -150,15 +154,19 @@ def select(
     **unknown: Any,
 ) -> Expr:
     """Append one of ``choices`` and store it as ``name``: by default the one with the highest mean log-probability per
-    token. choices_method: another method of `choices`, by name, or your own.
+    token. choices_method: another method of `choices`, by name, or your own, or "grammar".
 
-    Each choice is scored as a continuation of the state, tokenised by itself. Raises ValueError for no choices, an
-    empty one, a temperature (the best choice is taken, not drawn), or an unknown method.
+    Each choice is scored as a continuation of the state, tokenised by itself. With "grammar" one is generated instead:
+    a single request, in which the model picks its way token by token, and with a temperature draws it. Raises
+    ValueError for no choices, an empty one, an unknown method, or a temperature where the best choice is taken.
     """
     _check_name(name)
     refuse_unknown("select", select, unknown)
     if isinstance(choices, str) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError(f"select: choices is {choices!r}; give a list of at least one non-empty string")
+    if choices_method == GRAMMAR:
+        most = max(len(choice.encode()) for choice in choices) + 1
+        return Gen(name, {"choice": [*choices], "max_new_tokens": most, "temperature": temperature})
     if temperature > 1e-5:
         raise ValueError(f"select: temperature is {temperature}; the best choice is taken, none is drawn: use 0")
     return Select(name, tuple(choices), _method(choices_method))
@@ -265,7 +273,7 @@ def _method(given: ChoicesSamplingMethod | str) -> ChoicesSamplingMethod:
     if isinstance(given, str) and given in CHOICES_METHODS:
         return CHOICES_METHODS[given]
     if isinstance(given, str) or not callable(given):
-        known = ", ".join(CHOICES_METHODS)
+        known = ", ".join((*CHOICES_METHODS, GRAMMAR))
         raise ValueError(f"select: choices_method is {given!r}; use one of {known}, or a ChoicesSamplingMethod")
     return given
 

@@ -7,36 +7,62 @@ back by some tokens. So sequences share matchers along lines, and only a fork co
                    └──▶ 2' ─▶ 3'      a fork: the matcher was copied at position 3 and taken back to 1
 
 Positions never change, so states made of them are immutable, as the scheduler asks. Sequences that reach the same
-position (siblings, beams) share its mask, which is computed once. The masks that a step needs are filled in one call,
-by several threads, without the interpreter's lock.
+position (siblings, beams) share its mask, which is computed once. The masks that a step needs are filled together, many
+of them by several threads, without the interpreter's lock.
 
 The vocabulary is that of `TokenBytes`: a grammar constrains exactly the bytes that clients get.
+
+Where a schema has keywords that no grammar holds, a position also has a `Reader` (json_checks.py), which withholds
+tokens from its mask. In an array whose items are few, that could lead to where nothing may follow; so the few tokens
+that are left are tried out before they are allowed (`_Search`).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from ...scheduler.constraints.constraint import BITS, GRAMMAR, MAX_FORCED, AllowedTokens, TokenMasks
+from ...scheduler.constraints.constraint import BITS, GRAMMAR, MAX_FORCED, AllowedTokens, TokenMasks, walk_draft
 from ...scheduler.outcome import RequestRefused
 from ..text.tokenizer import Tokenizer
+from .json_checks import JSONChecks, Reader, Tokens, without
 
 logger = logging.getLogger(__name__)
 
 _NO_WAY_ON = "NoExtension"
 """Begins the reason of a matcher that stops where nothing may follow."""
 
-MAX_THREADS = 8
-"""That fill masks. One takes some 10 µs, so more of them are of no use."""
+MAX_THREADS, MIN_THREADS = 8, 4
+"""That fill masks. One takes 5 to 10 µs, so more of them are of no use; shared among threads, twice that, so fewer than
+four are slower than one."""
+
+MIN_SHARED = 32
+"""Fewer masks are filled by one thread."""
+
+
+MAX_TRIED = 64
+"""Tokens that are tried out before they are allowed, at one position; of more, those that repeat a string are."""
+
+NOTHING_LEFT = "no value is left that uniqueItems or minProperties would allow here"
+
+MAX_AHEAD = 48
+"""Tokens that are looked ahead. Where so many may follow, as digits of a number, the token is allowed."""
+
+MAX_SEARCHED = 256
+"""Positions that are looked at for one mask. If that does not decide, the token is allowed."""
+
+
+MAX_LEFT = 256
+"""Next positions that a position remembers although no sequence is there any more."""
 
 
 class GrammarError(ValueError):
@@ -55,16 +81,21 @@ class GrammarVocabulary:
         special = {i: tokenizer.token_text(i) for i in sorted(pieces.special_ids) if i < vocab_size}
         self.special = {text: token_id for token_id, text in special.items() if text}
         """Text -> id of the tokens that no other spelling stands for."""
+        self.readable = Tokens(tokens)
         words = _Words(tokens, list(special), eos_token_ids, tokenizer)
         self.tokenizer = LLTokenizer(TokenizerWrapper(words), eos_token=list(eos_token_ids) or None)
         self.num_words = -(-self.tokenizer.vocab_size // BITS)
-        self.executor = LLExecutor(max(1, min(MAX_THREADS, os.cpu_count() or 1)))
+        threads = max(1, min(MAX_THREADS, os.cpu_count() or 1))
+        self.executor = LLExecutor(threads)
+        self.min_shared = MIN_SHARED if threads >= MIN_THREADS else sys.maxsize
+        """So many masks are shared among threads."""
 
-    def compile(self, source: str, limits: LLParserLimits | None = None) -> Position:
+    def compile(self, source: str, limits: LLParserLimits | None = None, checks: JSONChecks | None = None) -> Position:
         """The position before the first token of a grammar in llguidance's own form, JSON or Lark. Takes up to seconds,
         most of them without the interpreter's lock. Raises GrammarError."""
         matcher = LLMatcher(self.tokenizer, source, log_level=0, limits=limits or LLParserLimits())
-        root = Position(_Line(matcher, 0), 0)
+        reader = Reader.start(self.readable, checks) if checks is not None else None
+        root = Position(_Line(matcher, 0), 0, reader)
         _check(matcher)
         try:
             self.fill([root])
@@ -76,51 +107,78 @@ class GrammarVocabulary:
             raise GrammarError("no output fulfils it")
         return root
 
-    def fill(self, positions: Iterable[Position]) -> None:
+    def fill(self, positions: Sequence[Position]) -> np.ndarray | None:
         """Compute the masks of these positions, in one call. Raises GrammarError for a matcher that ran into a limit,
-        once the others have theirs."""
+        once the others have theirs.
+
+        Returns uint32 [positions, words], where none of them was known; else None, and `Position.mask` has each."""
         wanted = [position for position in dict.fromkeys(positions) if position.mask is None]
         if not wanted:
-            return
+            return None
         masks = np.zeros((len(wanted), self.num_words), dtype=np.uint32)
         matchers = [position.matcher() for position in wanted]
-        if len(matchers) == 1:
-            matchers[0].unsafe_compute_mask_ptr(masks.ctypes.data, masks.nbytes)
+        address, size = masks.ctypes.data, masks[0].nbytes
+        if len(matchers) < self.min_shared:
+            for place, matcher in enumerate(matchers):
+                matcher.unsafe_compute_mask_ptr(address + place * size, size)
         else:
             places = [(matcher, place) for place, matcher in enumerate(matchers)]
-            self.executor.unsafe_compute_mask_ptr(places, masks.ctypes.data, masks[0].nbytes, len(places))
+            self.executor.unsafe_compute_mask_ptr(places, address, size, len(places))
         failed: list[LLMatcher] = []
+        is_whole = len(wanted) == len(positions)
         for position, matcher, mask in zip(wanted, matchers, masks):
             if matcher.is_error():
                 failed.append(matcher)  # it allows the end, which may be wrong
-            else:
+            elif position.reader is None:
                 position.mask = mask
+            else:
+                position.mask, is_whole = self._checked(position, mask), False
         for matcher in failed:
             _check(matcher)
+        return masks if is_whole else None
 
-    def fill_along(self, wanted: Sequence[_Along]) -> dict[_Along, list[np.ndarray] | GrammarError]:
-        """The masks of these positions, and those behind each token of their drafts, up to one that is not allowed or
-        that ends the output: uint32 [words] each. An error stands for a matcher that ran into a limit."""
+    def _checked(self, position: Position, mask: np.ndarray) -> np.ndarray:
+        assert position.reader is not None
+        mask = position.reader.withhold(mask)
+        if not position.reader.is_exhaustible or position.is_end:
+            return mask
+        ids = _ids(mask)
+        if len(ids) > MAX_TRIED:
+            ids = np.intersect1d(ids, [*position.reader.repeating()])
+        search = _Search(self, position)
+        return without(mask, [token_id for token_id in ids.tolist() if search.is_dead(token_id)])
+
+    def fill_each(self, positions: Sequence[Position]) -> list[TokenMasks | GrammarError]:
+        """The mask of each of these positions; those that are computed together share an array. An error stands for a
+        matcher that ran into a limit."""
+        masks = None
         with suppress(GrammarError):  # told below
-            self.fill(position for position, draft in wanted if not draft)
-        found: dict[_Along, list[np.ndarray] | GrammarError] = {}
-        missing: list[_Along] = []
-        for each in dict.fromkeys(wanted):
-            position, draft = each
-            if draft:
-                missing.append(each)
-            elif position.mask is not None:
-                found[each] = [position.mask]
-            else:
-                found[each] = _error_of(position.matcher()) or GrammarError("it allows no token")
+            masks = self.fill(positions)
+        if masks is not None:
+            places = np.arange(len(masks), dtype=np.int32)
+            return [TokenMasks(places[:1], places[place : place + 1], masks) for place in range(len(masks))]
+        row = np.zeros(1, dtype=np.int32)
+        return [
+            TokenMasks(row, row, each.mask.reshape(1, -1)) if each.mask is not None else _no_mask(each)
+            for each in positions
+        ]
+
+    def fill_along(self, wanted: Sequence[_Along]) -> list[TokenMasks | GrammarError]:
+        """The masks of these positions, and those behind each token of their drafts, up to one that is not allowed or
+        that ends the output. An error stands for a matcher that ran into a limit."""
+        found: dict[_Along, TokenMasks | GrammarError] = {}
+        without_draft = [each for each in wanted if not each[1]]
+        if without_draft:
+            found.update(zip(without_draft, self.fill_each([position for position, _ in without_draft])))
+        missing = [each for each in dict.fromkeys(wanted) if each[1]]
         while missing:
             # A matcher reads one draft at a time.
             batch = dict(reversed(missing))
             missing = [each for each in missing if batch[each[0]] != each[1]]
             found |= self._read_drafts(list(batch.items()))
-        return found
+        return [found[each] for each in wanted]
 
-    def _read_drafts(self, wanted: list[_Along]) -> dict[_Along, list[np.ndarray] | GrammarError]:
+    def _read_drafts(self, wanted: list[_Along]) -> dict[_Along, TokenMasks | GrammarError]:
         """`fill_along` for positions that come once, with a draft each."""
         stops = np.cumsum([1 + len(draft) for _, draft in wanted]).tolist()
         starts = [0, *stops[:-1]]
@@ -128,15 +186,65 @@ class GrammarVocabulary:
         matchers = [position.matcher() for position, _ in wanted]
         tasks = [(matcher, start, list(draft)) for matcher, start, (_, draft) in zip(matchers, starts, wanted)]
         self.executor.unsafe_compute_mask_ptr_with_draft_token(tasks, masks.ctypes.data, masks[0].nbytes, len(masks))
-        found: dict[_Along, list[np.ndarray] | GrammarError] = {}
+        found: dict[_Along, TokenMasks | GrammarError] = {}
+        places = np.arange(len(masks), dtype=np.int32)
         for each, matcher, start, stop in zip(wanted, matchers, starts, stops):
             if (error := _error_of(matcher)) is not None:
                 found[each] = error
                 continue
             each[0].mask = masks[start]
             unknown = np.flatnonzero(~masks[start + 1 : stop].any(axis=1))
-            found[each] = list(masks[start : start + 1 + int(unknown[0])] if len(unknown) else masks[start:stop])
+            stop = start + 1 + int(unknown[0]) if len(unknown) else stop
+            found[each] = TokenMasks(places[: stop - start], places[start:stop], masks)
         return found
+
+
+class _Search:
+    """Looks for a next item that may stand in an array, behind tokens that are allowed so far."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, position: Position) -> None:
+        assert position.reader is not None
+        self._vocabulary, self._from = vocabulary, position.reader
+        self._matcher = position.matcher().deep_copy()
+        self._mask = np.zeros(vocabulary.num_words, dtype=np.uint32)
+        self._depth = 0
+        self._known: dict[bytes, bool] = {}
+        """What came of the texts that were tried; there are several divisions of one into tokens."""
+
+    def is_dead(self, token_id: int) -> bool:
+        """True if it is certain that no output goes on with this token."""
+        return self._are_dead(self._from, [token_id])
+
+    def _are_dead(self, reader: Reader, token_ids: Sequence[int]) -> bool:
+        later = [(token_id, after) for token_id in token_ids if (after := reader.advance(token_id)) is not None]
+        ends = self._vocabulary.tokenizer.eos_tokens
+        if any(token_id in ends or self._from.got_further(after) for token_id, after in later):
+            return False
+        return all(self._is_dead(token_id, after) for token_id, after in later)
+
+    def _is_dead(self, token_id: int, after: Reader) -> bool:
+        if (known := self._known.get(after.text)) is not None:
+            return known
+        if (
+            self._depth >= MAX_AHEAD
+            or len(self._known) >= MAX_SEARCHED
+            or not self._matcher.try_consume_tokens([token_id])
+        ):
+            return False
+        dead = self._known[after.text] = False
+        self._depth += 1
+        if not self._matcher.is_stopped():
+            self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            ids = _ids(after.withhold(self._mask))
+            dead = self._known[after.text] = len(ids) <= MAX_TRIED and self._are_dead(after, ids.tolist())
+        self._matcher.rollback(1)
+        self._depth -= 1
+        return dead
+
+
+def _ids(mask: np.ndarray) -> np.ndarray:
+    """int [n]: the tokens of a mask, uint32 [words]."""
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
 
 class _Words:
@@ -159,6 +267,10 @@ def _error_of(matcher: LLMatcher) -> GrammarError | None:
     return GrammarError(matcher.get_error().split("\n<")[0]) if matcher.is_error() else None
 
 
+def _no_mask(position: Position) -> GrammarError:
+    return _error_of(position.matcher()) or GrammarError("it allows no token")
+
+
 def _check(matcher: LLMatcher) -> None:
     if (error := _error_of(matcher)) is not None:
         raise error
@@ -175,15 +287,17 @@ class _Line:
 class Position:
     """A place in a line, behind ``length`` tokens."""
 
-    __slots__ = ("__weakref__", "_forced", "_line", "_next", "is_end", "length", "mask")
+    __slots__ = ("__weakref__", "_forced", "_line", "_next", "is_end", "length", "mask", "reader")
 
-    def __init__(self, line: _Line, length: int) -> None:
+    def __init__(self, line: _Line, length: int, reader: Reader | None = None) -> None:
         self._line, self.length = line, length
+        self.reader = reader
         self.mask: np.ndarray | None = None
         """uint32 [words], once computed."""
         self.is_end = line.matcher.is_stopped()
         """Nothing may follow."""
-        self._next: WeakValueDictionary[int, Position] | None = None
+        self._next: dict[int, ref[Position]] = {}
+        """Those behind one more token, while sequences are there."""
         self._forced: list[int] | None = None
 
     def forced(self) -> list[int]:
@@ -206,18 +320,22 @@ class Position:
 
     def advance(self, token_id: int) -> Position:
         """The position behind one more token. Raises GrammarError for a token that is not allowed."""
-        known = self._next.get(token_id) if self._next is not None else None
-        if known is not None:
-            return known
+        known = self._next.get(token_id)
+        if known is not None and (found := known()) is not None:
+            return found
+        reader = self.reader
+        if reader is not None and (reader := reader.advance(token_id)) is None:
+            raise GrammarError(f"token {token_id} is not allowed here")
         moves = self._line.length == self.length and self.length > 0  # nothing moves the root's line
         line = self._line if moves else self._branch()
         if not line.matcher.try_consume_tokens([token_id]):
             _check(line.matcher)
             raise GrammarError(f"token {token_id} is not allowed here")
         line.length += 1
-        if self._next is None:
-            self._next = WeakValueDictionary()
-        found = self._next[token_id] = Position(line, line.length)
+        if len(self._next) >= MAX_LEFT and len(self._next) % MAX_LEFT == 0:
+            self._next = {token: each for token, each in self._next.items() if each() is not None}
+        found = Position(line, line.length, reader)
+        self._next[token_id] = ref(found)
         return found
 
 
@@ -294,32 +412,64 @@ class GrammarStates:
     def _masks(self) -> TokenMasks:
         positions = self.positions
         try:
-            self.grammar.vocabulary.fill(positions)
+            found = self.grammar.vocabulary.fill(positions)
         except GrammarError as error:
             raise self.grammar.refuse(error) from error
+        if found is not None:
+            places = np.arange(len(positions), dtype=np.int32)
+            return TokenMasks(places, places, found)
         masks = [position.mask for position in positions if position.mask is not None]
         return TokenMasks.stack(np.arange(len(positions)), masks)
 
     def forced(self) -> np.ndarray:
-        return np.array(self.positions[0].forced()[:MAX_FORCED], dtype=np.int32)
+        found = np.array(self.positions[0].forced()[:MAX_FORCED], dtype=np.int32)
+        return found if self.positions[0].reader is None else found[: self._count_checked(found)]
 
     def count_allowed(self, draft: np.ndarray) -> int:
+        if self.positions[0].reader is not None:
+            return self._count_checked(draft)
         return self.positions[0].matcher().validate_tokens(draft.tolist())
+
+    def _count_checked(self, draft: np.ndarray) -> int:
+        """`count_allowed`, but nothing from a token on behind which no token may follow."""
+        state = self
+        for place, token in enumerate(draft.reshape(-1, 1)):
+            if state.at_end()[0] or not state.allowed().holds(np.zeros(1, dtype=np.int32), token)[0]:
+                return place
+            state = state.advance(token)
+            if not state.at_end()[0] and not state.num_allowed()[0]:
+                return place
+        return len(draft)
 
     @classmethod
     def allowed_along(
         cls, states: Sequence[GrammarStates], drafts: Sequence[np.ndarray]
     ) -> list[AllowedTokens | RequestRefused]:
+        checked = [state.positions[0].reader is not None for state in states]
+        plain = [(state, draft) for state, draft, is_checked in zip(states, drafts, checked) if not is_checked]
+        masks = iter(cls._along(*zip(*plain)) if plain else ())
+        return [
+            state._checked_along(draft) if is_checked else next(masks)
+            for state, draft, is_checked in zip(states, drafts, checked, strict=True)
+        ]
+
+    def _checked_along(self, draft: np.ndarray) -> AllowedTokens | RequestRefused:
+        try:
+            found = walk_draft(self, draft)
+        except RequestRefused as refusal:
+            return refusal
+        return found if self.num_allowed()[0] else self.grammar.refuse(GrammarError(NOTHING_LEFT))
+
+    @classmethod
+    def _along(
+        cls, states: Sequence[GrammarStates], drafts: Sequence[np.ndarray]
+    ) -> list[AllowedTokens | RequestRefused]:
         wanted = [(state.positions[0], tuple(draft.tolist())) for state, draft in zip(states, drafts, strict=True)]
         masks = states[0].grammar.vocabulary.fill_along(wanted)
-        found: list[AllowedTokens | RequestRefused] = []
-        for state, each in zip(states, wanted):
-            own = masks[each]
-            if isinstance(own, GrammarError):
-                found.append(state.grammar.refuse(own))
-            else:
-                found.append(AllowedTokens.of_masks(TokenMasks.stack(np.arange(len(own)), own)))
-        return found
+        return [
+            state.grammar.refuse(own) if isinstance(own, GrammarError) else AllowedTokens.of_masks(own)
+            for state, own in zip(states, masks, strict=True)
+        ]
 
     def select(self, sequences: np.ndarray) -> GrammarStates:
         positions = self.positions

@@ -19,6 +19,7 @@ from ...scheduler.sampling_params import Grammar
 from ..text.tokenizer import Tokenizer
 from . import structural_tags
 from .grammar import GrammarConstraint, GrammarVocabulary, Position
+from .json_checks import unwrap
 
 MAX_GRAMMARS = 128
 """That are kept compiled, besides those in use."""
@@ -74,7 +75,8 @@ def _compile(vocabulary: Future[GrammarVocabulary], source: str) -> Position:
     found = vocabulary.result()
     if structural_tags.is_structural(source):
         source = structural_tags.build(source, found.special)
-    return found.compile(source, LIMITS)
+    source, checks = unwrap(source)
+    return found.compile(source, LIMITS, checks)
 
 
 def _lower_priority() -> None:

@@ -37,6 +37,12 @@ def in_regex(text: str) -> str:
     return re.escape(text).replace("/", r"\/").replace("<", r"\x3c")
 
 
+def ascii_digits(pattern: str) -> str:
+    r"""The expression with 0 to 9 for \d, as llguidance has it in a schema's ``pattern``. Rust's \d has 700 digits
+    more, which programs seldom expect."""
+    return re.sub(r"\\.", lambda escape: "[0-9]" if escape[0] == r"\d" else escape[0], pattern, flags=re.DOTALL)
+
+
 def as_parts(source: str, name: str) -> dict[str, dict[str, Any]]:
     """A grammar in llguidance's own form as a part of another one, and the parts that it refers to: name -> part."""
     if not source.lstrip().startswith("{"):

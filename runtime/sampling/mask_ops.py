@@ -18,15 +18,21 @@ def apply_masks_on_host(logits: torch.Tensor, masks: TokenMasks, finite: bool) -
 
     logits: float32 [n, vocab]. finite: allowed tokens get finite logits, so that no draw falls on another token.
     """
-    bits = np.unpackbits(masks.masks.view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
-    banned, first, count = torch.from_numpy(bits == 0), int(masks.rows[0]), len(masks.rows)
+    vocab_size, covered = logits.shape[1], masks.masks.shape[1] * BITS
+    packed = (~masks.masks).view(np.uint8)
+    bits = np.unpackbits(packed, axis=1, bitorder="little", count=min(vocab_size, covered))
+    if covered < vocab_size:
+        bits = np.pad(bits, ((0, 0), (0, vocab_size - covered)), constant_values=1)
+    banned, first, count = torch.from_numpy(bits.view(bool)), int(masks.rows[0]), len(masks.rows)
     if not np.array_equal(masks.mask_of, np.arange(len(banned))):
         banned = banned[torch.from_numpy(masks.mask_of)]
     if int(masks.rows[-1]) - first == count - 1:  # side by side
-        _mask_rows(logits[first : first + count], banned, finite)
+        beside = logits[first : first + count]
+        _mask_rows(beside, banned, finite and not _is_tame(beside))
     else:
         rows = torch.from_numpy(masks.rows)
-        logits[rows] = _mask_rows(logits[rows], banned, finite)
+        own = logits[rows]
+        logits[rows] = _mask_rows(own, banned, finite and not _is_tame(own))
 
 
 def apply_masks_on_device(logits: torch.Tensor, masks: TokenMasks, finite: bool) -> None:
@@ -52,3 +58,9 @@ def _mask_rows(logits: torch.Tensor, banned: torch.Tensor, finite: bool) -> torc
     if finite:
         logits.nan_to_num_(nan=-LARGEST_ALLOWED).clamp_(-LARGEST_ALLOWED, LARGEST_ALLOWED)
     return logits.masked_fill_(banned, -float("inf"))
+
+
+def _is_tame(logits: torch.Tensor) -> bool:
+    """On the host: no logit would be clamped. One pass instead of three."""
+    low, high = torch.aminmax(logits)
+    return bool((low >= -LARGEST_ALLOWED) & (high <= LARGEST_ALLOWED))

@@ -36,10 +36,11 @@ def allow_only(
     """
     if allowed.dense is not None:
         ops.apply_masks(logits, allowed.dense, finite)
-        if rows is not None:
-            rows = np.setdiff1d(rows, allowed.dense.rows)
+        rows = np.setdiff1d(rows if rows is not None else allowed.rows, allowed.dense.rows)
+        if not len(rows):
+            return
     of_token, tokens = allowed.unpack_words()
-    constrained = np.unique(of_token) if rows is None else rows
+    constrained = of_token[np.flatnonzero(np.diff(of_token, prepend=-1))] if rows is None else rows
     if not len(constrained):
         return
     row, token_id, named = upload([of_token, tokens, constrained], logits.device)
@@ -72,15 +73,12 @@ def forbidden_rows(
     if chosen is not None and not (chosen > -np.inf).all():  # a NaN is not above anything
         banned = ~(chosen > -np.inf)
         wrong = banned if wrong is None else wrong | banned
-    if batch.allowed is None and wrong is None:
+    if batch.allowed is not None and not (held := batch.allowed.holds(places, tokens)).all():
+        missed = ~held & np.isin(places, batch.allowed.named_rows())
+        wrong = missed if wrong is None else wrong | missed
+    if wrong is None:
         return []
-    rows = np.repeat(np.arange(len(counts)), counts)
-    found = rows[wrong] if wrong is not None else rows[:0]
-    if batch.allowed is not None:
-        mine = np.isin(places, batch.allowed.named_rows())
-        held = batch.allowed.holds(places[mine], tokens[mine])
-        found = np.concatenate([found, rows[mine][~held]])
-    return np.unique(found).tolist()
+    return np.unique(np.repeat(np.arange(len(counts)), counts)[wrong]).tolist()
 
 
 def is_forbidden(step: BeamStep, candidates: BeamCandidates, vocab_size: int) -> bool:

@@ -8,6 +8,7 @@ TokenMasks        the same for sequences that may have most of the vocabulary: a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,10 +48,10 @@ class TokenMasks:
     @classmethod
     def stack(cls, rows: np.ndarray, masks: Sequence[np.ndarray]) -> TokenMasks:
         """From one mask for each sequence, uint32 [words]; the same array may come several times."""
-        places: dict[int, int] = {}
-        mask_of = [places.setdefault(id(mask), len(places)) for mask in masks]
-        distinct: list[np.ndarray] = [masks[mask_of.index(place)] for place in range(len(places))]
-        return cls(rows.astype(np.int32), np.array(mask_of, dtype=np.int32), np.stack(distinct))
+        distinct = {id(mask): mask for mask in masks}
+        places = {key: place for place, key in enumerate(distinct)}
+        mask_of = np.array([places[id(mask)] for mask in masks], dtype=np.int32)
+        return cls(rows.astype(np.int32), mask_of, np.concatenate(list(distinct.values())).reshape(len(distinct), -1))
 
     def count(self) -> np.ndarray:
         """int32 [k]: how many tokens each sequence may have."""
@@ -73,15 +74,15 @@ class TokenMasks:
 
     @classmethod
     def join(cls, parts: Sequence[tuple[int, TokenMasks]]) -> TokenMasks | None:
-        """As `AllowedTokens.join`."""
+        """As `AllowedTokens.join`. Parts with the same array of masks go on sharing it."""
         if not parts:
             return None
-        first_masks = np.cumsum([0, *(len(part.masks) for _, part in parts[:-1])])
-        return cls(
-            np.concatenate([first + part.rows for first, part in parts]).astype(np.int32),
-            np.concatenate([first + part.mask_of for first, (_, part) in zip(first_masks, parts)]).astype(np.int32),
-            np.concatenate([part.masks for _, part in parts]),
-        )
+        distinct = {id(part.masks): part.masks for _, part in parts}
+        counts = [len(masks) for masks in distinct.values()]
+        first_of = dict(zip(distinct, np.cumsum([0, *counts[:-1]]).tolist()))
+        first_masks = [(first_of[id(part.masks)], part.mask_of) for _, part in parts]
+        masks = next(iter(distinct.values())) if len(distinct) == 1 else np.concatenate(list(distinct.values()))
+        return cls(_shifted([(first, part.rows) for first, part in parts]), _shifted(first_masks), masks)
 
 
 @dataclass(slots=True, frozen=True)
@@ -118,7 +119,9 @@ class AllowedTokens:
 
     def named_rows(self) -> np.ndarray:
         """int32 [k], ascending: the sequences that have a token."""
-        rows = np.unique(self.rows)
+        if self.dense is not None and not len(self.rows):
+            return self.dense.rows
+        rows = self.rows[np.flatnonzero(np.diff(self.rows, prepend=-1))]
         return rows if self.dense is None else np.union1d(rows, self.dense.rows)
 
     def count(self) -> int:
@@ -158,12 +161,12 @@ class AllowedTokens:
         return listed if self.dense is None else listed | self.dense.holds(rows, tokens)
 
     def _lists(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        if not len(self.rows):
+            return np.zeros(len(rows), dtype=bool)
         wanted, words = rows.astype(np.int64), tokens.astype(np.int64) >> 5
         in_reach = (words >= 0) & (words < 2**31)
         wanted = wanted << 32 | np.where(in_reach, words, 0)
         listed = self.rows.astype(np.int64) << 32 | self.words
-        if not len(listed):
-            return np.zeros(len(rows), dtype=bool)
         place = np.minimum(np.searchsorted(listed, wanted), len(listed) - 1)
         bit = self.bits[place] >> (tokens & (BITS - 1)).astype(np.uint32) & np.uint32(1)
         return in_reach & (listed[place] == wanted) & (bit == 1)
@@ -173,12 +176,24 @@ class AllowedTokens:
         """Join several into one; each comes with the number of its first row. None if there are none."""
         if not parts:
             return None
+        if len(parts) == 1 and parts[0][0] == 0:
+            return parts[0][1]
+        listed = [(first, part) for first, part in parts if len(part.rows)] or parts[:1]
         return cls(
-            np.concatenate([first + part.rows for first, part in parts]).astype(np.int32),
-            np.concatenate([part.words for _, part in parts]),
-            np.concatenate([part.bits for _, part in parts]),
+            _shifted([(first, part.rows) for first, part in listed]),
+            np.concatenate([part.words for _, part in listed]),
+            np.concatenate([part.bits for _, part in listed]),
             TokenMasks.join([(first, part.dense) for first, part in parts if part.dense is not None]),
         )
+
+    def split(self, count: int) -> list[AllowedTokens]:
+        """Of ``count`` sequences without whole masks: each on its own. The opposite of `join`."""
+        stops = np.searchsorted(self.rows, np.arange(count + 1)).tolist()
+        rows = np.zeros_like(self.rows)
+        return [
+            AllowedTokens(rows[start:stop], self.words[start:stop], self.bits[start:stop])
+            for start, stop in itertools.pairwise(stops)
+        ]
 
     def renumber(self, rows_of: Callable[[np.ndarray], np.ndarray]) -> AllowedTokens:
         """The same for sequences with other numbers. rows_of: int32 [k] -> int32 [k], keeps their order."""
@@ -186,6 +201,12 @@ class AllowedTokens:
         if dense is not None:
             dense = TokenMasks(rows_of(dense.rows), dense.mask_of, dense.masks)
         return AllowedTokens(rows_of(self.rows), self.words, self.bits, dense)
+
+
+def _shifted(parts: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
+    """int32: the numbers of all parts, int32 [k] each, plus what each part comes with."""
+    shifts = np.repeat([first for first, _ in parts], [len(numbers) for _, numbers in parts])
+    return (np.concatenate([numbers for _, numbers in parts]) + shifts).astype(np.int32)
 
 
 _NO_WORDS, _NO_BITS = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.uint32)

@@ -102,7 +102,8 @@ class ItemTrie:
 
     def is_leaf(self, nodes: np.ndarray) -> np.ndarray:
         """bool [n]: the node is a whole item."""
-        return self.num_children(nodes) == 0
+        first = self.edges.searchsorted(_edges(nodes, 0))
+        return self.edges.take(first, mode="clip") >> 32 != nodes
 
     def children(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(index into ``nodes``, token), int32 [m] each: every child of every node; tokens ascend in each."""
@@ -116,7 +117,7 @@ class ItemTrie:
     def advance(self, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """int32 [n]: the child of each node for one token; there must be one."""
         wanted = _edges(nodes, tokens)
-        child = np.searchsorted(self.edges, wanted)
+        child = self.edges.searchsorted(wanted)
         assert (self.edges.take(child, mode="clip") == wanted).all(), "no such child in the trie"
         return child.astype(np.int32)
 
@@ -181,6 +182,9 @@ def _refuse_beginnings(depth: int, is_new: np.ndarray, column: np.ndarray, order
             f"item {short} ({depth} tokens) is the beginning of item {long}; leave one of them out, or end both with a "
             "token of their own"
         )
+
+
+_NOTHING = AllowedTokens.pack(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 
 class ItemConstraint:
@@ -251,4 +255,14 @@ class ItemStates:
 
     @classmethod
     def allowed_along(cls, states: Sequence[Any], drafts: Sequence[np.ndarray]) -> list[AllowedTokens | RequestRefused]:
-        return [walk_draft(state, draft) for state, draft in zip(states, drafts, strict=True)]
+        found: list[AllowedTokens | RequestRefused] = [
+            walk_draft(state, draft) if len(draft) else _NOTHING for state, draft in zip(states, drafts, strict=True)
+        ]
+        # Together, states cost little more than one.
+        without_draft = [place for place, draft in enumerate(drafts) if not len(draft)]
+        for trie in {id(states[place].trie): states[place].trie for place in without_draft}.values():
+            places = [place for place in without_draft if states[place].trie is trie]
+            every = ItemStates(trie, np.concatenate([states[place].nodes for place in places]))
+            for place, allowed in zip(places, every.allowed().split(len(places))):
+                found[place] = allowed
+        return found

@@ -8,6 +8,7 @@ import re
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from baton.runtime.constraints import structural_tags
+from baton.runtime.constraints.json_checks import Reader, Tokens, unwrap
 from baton.scheduler.sampling_params import Grammar
 
 SPECIAL = (
@@ -36,16 +37,26 @@ MARKS = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
 
 def takes(grammar: Grammar | None, answer: str) -> bool:
     """Is this a whole answer?"""
-    matcher = matcher_of(grammar)
-    ids = [token for part in MARKS.split(answer) for token in ([IDS[part]] if part in IDS else part.encode())]
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+    matcher, reader = matcher_of(grammar), reader_of(grammar)
+    ids = ids_of(answer)
+    fits = reader is None or reader.read(b"".join(Bytes.tokens[token] for token in ids)) is not None
+    return fits and matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def is_begun(grammar: Grammar | None, answer: str) -> bool:
     """Could an answer begin so?"""
-    matcher = matcher_of(grammar)
-    ids = [token for part in MARKS.split(answer) for token in ([IDS[part]] if part in IDS else part.encode())]
+    matcher, ids = matcher_of(grammar), ids_of(answer)
     return matcher.try_consume_tokens(ids) == len(ids)
+
+
+def ids_of(answer: str) -> list[int]:
+    return [token for part in MARKS.split(answer) for token in ([IDS[part]] if part in IDS else part.encode())]
+
+
+def reader_of(grammar: Grammar | None) -> Reader | None:
+    assert grammar is not None
+    checks = unwrap(grammar.source)[1]
+    return Reader.start(Tokens(Bytes.tokens), checks) if checks is not None else None
 
 
 def matcher_of(grammar: Grammar | None) -> LLMatcher:
@@ -53,6 +64,6 @@ def matcher_of(grammar: Grammar | None) -> LLMatcher:
     source = grammar.source
     if structural_tags.is_structural(source):
         source = structural_tags.build(source, IDS)
-    matcher = LLMatcher(TOKENIZER, source, log_level=0)
+    matcher = LLMatcher(TOKENIZER, unwrap(source)[0], log_level=0)
     assert not matcher.is_error(), matcher.get_error().split("<state>")[0]
     return matcher

@@ -142,15 +142,39 @@ def test_continuation_begins_its_own_form(server: ServerUnderTest) -> None:
     assert second["text"] in ("yes", "no") and second["meta_info"]["continuation"]["path"] == "handoff"
 
 
+class Week(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    days: set[Literal["Monday", "Tuesday", "Wednesday"]] = Field(min_length=2)
+    hours: set[Annotated[int, Field(ge=8, le=11)]] = Field(min_length=3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sets_hold_nothing_twice(server: ServerUnderTest, client: openai.OpenAI, seed: int) -> None:
+    sampling = {"temperature": 1.5, "sampling_seed": seed, "n": 4, "json_schema": Week.model_json_schema()}
+    for answer in generate(server, **sampling):
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop" and valid(answer["text"], sampling["json_schema"])
+    found = client.chat.completions.parse(
+        model="toy", messages=ASKED, temperature=1.5, seed=seed, max_tokens=200, response_format=Week
+    )
+    week = found.choices[0].message.parsed
+    assert week is not None and len(week.days) >= 2
+
+
+def test_beams_hold_nothing_twice(server: ServerUnderTest) -> None:
+    schema = Week.model_json_schema()
+    found = generate(server, beam_width=6, n=6, json_schema=schema)
+    assert len(found) == 6 and all(valid(answer["text"], schema) for answer in found)
+
+
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        ({"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json_schema": {"not": {"uniqueItems": True}}}, "uniqueItems"),
         ({"json_schema": {"not": {"pattern": "a"}}}, "not at #/not"),
         ({"json_schema": {"$ref": "http://elsewhere.org/schema"}}, "elsewhere.org"),
         ({"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no output fulfils it"),
         ({"json_schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, "Unsatisfiable"),
-        ({"json_schema": {"type": "string", "x-guidance": {"lenient": True}, "uniqueItems": True}}, "uniqueItems"),
+        ({"json_schema": {"type": "string", "x-guidance": {"lenient": True}, "not": {"pattern": "a"}}}, "not"),
         ({"json_schema": "{"}, "not valid JSON"),
         ({"json_schema": 5}, "takes a JSON Schema"),
         ({"regex": "("}, "regex"),

@@ -36,6 +36,8 @@ TOOLS = (READ, LIST)
 FORM = take_grammar({"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
                                      "additionalProperties": False}}, "")  # fmt: skip
 
+SET = take_grammar({"json_schema": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}, "")
+
 CALLS: dict[str, tuple[str, str, str]] = {
     "hermes": (
         '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.txt"}}\n</tool_call>',
@@ -219,6 +221,24 @@ def test_form_begins_after_the_thought(parser: str) -> None:
     assert takes(opened, f'{thought}{end}\n{{"a": 1}}') and not takes(opened, '{"a": 1}')
     reader = reasoning_parser(parser)(begins_inside=True)
     assert joined(reader.push_text(f'{thought}{end}\n\n{{"a": 1}}') + reader.finish())[-1] == Text('{"a": 1}')
+
+
+@pytest.mark.parametrize("parser", THOUGHTS)
+def test_values_are_compared_behind_the_thought(parser: str) -> None:
+    start, end = THOUGHTS[parser]
+    grammar, thought = built(None, parser, SET, specs=()), "[1, 1] or [1,1"
+    for opening in ("", f"{start}{thought}{end}", f"{start}{thought}{end}\n\n"):
+        assert takes(grammar, f"{opening}[1, 2]") and not takes(grammar, f"{opening}[1, 2, 1]")
+    opened = built(None, parser, SET, specs=(), inside=True)
+    assert takes(opened, f"{thought}{end}[1, 2]") and not takes(opened, f"{thought}{end}[1, 1]")
+
+
+def test_values_are_compared_in_the_final_channel() -> None:
+    final, thought = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>[1, 1]<|end|><|start|>assistant"
+    grammar = built("gpt-oss", "gpt-oss", SET)
+    for opening in ("", thought):
+        assert takes(grammar, f"{opening}{final}[1, 2]") and not takes(grammar, f"{opening}{final}[1, 1]")
+    assert takes(grammar, thought + CALLS["gpt-oss"][0])
 
 
 def test_call_in_a_thought_is_none() -> None:

@@ -35,6 +35,22 @@ def test_forms_become_grammars(form: dict[str, Any]) -> None:
     assert grammar.name == f"sampling_params.{next(iter(form))}" and not LLMatcher.validate_grammar(grammar.source)
 
 
+@pytest.mark.parametrize(
+    ("regex", "taken", "refused"),
+    [
+        (r"\d{3}", "123", "12٣"),
+        (r"[\d.x-z]+", "1.5y", "٣"),
+        (r"[]\d]+", "]1", "٣"),
+        (r"\\d\d", "\\d1", "\\11"),
+        (r"[^\d]", "٣", "3"),
+        (r"\w+", "größe1", "-"),
+    ],
+)
+def test_digits_of_a_regex_are_ascii(regex: str, taken: str, refused: str) -> None:
+    grammar = take_grammar({"regex": regex}, "")
+    assert takes(grammar, taken) and not takes(grammar, refused)
+
+
 def test_nothing_is_no_form() -> None:
     values: dict[str, Any] = {"regex": None, "json_schema": "", "top_k": 3}
     assert take_grammar(values, "") is None and values == {"top_k": 3}
@@ -54,7 +70,7 @@ for _ in range(5000):
         ({"json_schema": {"enum": [f"v{number}" for number in range(60_000)]}}, "use at most 300000"),
         ({"json_schema": [1]}, "takes a JSON Schema"),
         ({"json_schema": False}, "no output fulfils it"),
-        ({"json_schema": {"items": {"uniqueItems": True}}}, "uniqueItems at #/items cannot be enforced"),
+        ({"json_schema": {"not": {"uniqueItems": True}}}, "not at #/not cannot be enforced"),
         ({"regex": 5}, "takes a string"),
         ({"regex": "a" * 300_001}, "use at most 300000"),
         ({"regex": "\ud800"}, "not valid Unicode"),

@@ -11,7 +11,8 @@ import jsonschema_rs
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from baton.entrypoints.fields.schema_rewriting import UnenforceableError, rewrite_schema
+from baton.entrypoints.fields.schema_rewriting import UnenforceableError, rewrite_for_reader, rewrite_schema
+from baton.runtime.constraints.json_checks import LEAST, UNIQUE
 
 
 class Bytes:
@@ -52,6 +53,9 @@ SCHEMAS: list[Any] = [
     {"not": {"not": {"type": "string"}}}, {"not": {"enum": [None, True]}}, {"not": {"const": False}},
     {"enum": ["x", "y", 1, None], "not": {"enum": ["x", 1.0]}},
     {"not": {"anyOf": [{"type": "string"}, {"minimum": 1}]}},
+    {"not": {"const": 1}}, {"type": "integer", "not": {"enum": [1, 0, 5.0]}}, {"type": "number", "not": {"const": 2.5}},
+    {"type": ["number", "null"], "not": {"enum": ["x", None, 1]}}, {"properties": {"a": {"not": {"const": 1}}}},
+    {"type": "object", **ABC, "if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}},
     {"type": "integer", "not": {"minimum": 2}}, {"not": {"maxItems": 1}}, {"not": {"minLength": 1}}, {"not": {}},
     {"not": {"allOf": [{"type": "array"}, {"minItems": 2}]}}, {"not": {"properties": {"a": {"type": "string"}}}},
     {"type": "string", "not": {"const": 3}},
@@ -102,7 +106,9 @@ def test_rewritten_schema_has_the_same_meaning(schema: Any) -> None:
     ("schema", "keyword", "place"),
     [
         ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "uniqueItems", "#/properties/a"),
-        ({"items": {"contains": {"type": "string"}}}, "contains", "#/items"),
+        ({"items": {"contains": {"type": "string"}, "minContains": 65}}, "contains", "#/items"),
+        ({"contains": {"type": "string"}, "items": [True]}, "contains", "#"),
+        ({"contains": {"pattern": "a"}, "maxContains": 1}, "not", "#/contains"),
         ({"not": {"pattern": "^a"}}, "not", "#/not"),
         ({"not": {"type": "integer"}}, "not", "#/not"),
         ({"type": "string", "not": {"const": "x"}}, "not", "#/not"),
@@ -118,6 +124,61 @@ def test_what_has_no_other_form_is_refused_by_keyword_and_place(schema: Any, key
     with pytest.raises(UnenforceableError) as refused:
         rewrite_schema(schema)
     assert str(refused.value).startswith(f"{keyword} at {place} cannot be enforced")
+
+
+LISTS = [list(values) for size in range(5) for values in itertools.product([0, 1, "x"], repeat=size)]
+
+STRING = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken"),
+    [
+        ({"contains": STRING}, ["x", 0]),
+        ({"contains": STRING, "minContains": 2, "items": {"enum": ["x", 1]}}, ["x", "x", 1]),
+        ({"contains": STRING, "minContains": 1, "maxContains": 2}, ["x", "x", 1, 0]),
+        ({"contains": STRING, "minContains": 0, "maxContains": 1}, [1, 0]),
+        ({"contains": STRING, "maxContains": 1, "prefixItems": [True, True]}, [0, 1, "x"]),
+        ({"contains": STRING, "prefixItems": [{"type": "integer"}]}, [1, "x", 0]),
+        ({"contains": STRING, "prefixItems": [True, True], "items": False}, ["x", 1]),
+        ({"contains": STRING, "prefixItems": [True], "maxItems": 1}, ["x"]),
+        ({"contains": STRING, "minContains": 2.0, "maxItems": 3.0}, ["x", "x", 0]),
+        ({"type": ["array", "null"], "contains": STRING, "minContains": 3, "maxContains": 2}, None),
+    ],
+    ids=str,
+)
+def test_contains_narrows_a_schema(schema: Any, taken: Any) -> None:
+    """The items that it asks for come first."""
+    source = LLMatcher.grammar_from_json_schema(json.dumps(rewrite_schema(schema)))
+    matcher = LLMatcher(TOKENIZER, source, log_level=0)
+    validator = jsonschema_rs.validator_for(schema)
+    for value in LISTS:
+        assert validator.is_valid(value) or not takes(matcher, value)
+    assert takes(matcher, taken)
+
+
+def test_keywords_that_compare_values_are_left_to_a_reader() -> None:
+    schema = {"properties": {"a": {"type": "array", "uniqueItems": True}, "b": {"minProperties": 2.0}}}
+    found, checked = rewrite_for_reader(schema)
+    assert checked and found == {
+        "properties": {"a": {"type": "array", UNIQUE: True}, "b": {"minProperties": 2, LEAST: 2}}
+    }
+    assert rewrite_for_reader({"uniqueItems": False, "minProperties": 1, "required": ["a"]}) == (
+        {"required": ["a"]},
+        False,
+    )
+
+
+@pytest.mark.parametrize("schema", [{"not": {"uniqueItems": True}}, {"if": {"minProperties": 1}, "else": False}])
+def test_what_a_reader_checks_has_no_opposite(schema: Any) -> None:
+    with pytest.raises(UnenforceableError, match=r"values that (uniqueItems|minProperties) excludes"):
+        rewrite_for_reader(schema)
+
+
+def test_reader_needs_references_that_it_can_follow() -> None:
+    schema = {"$defs": {"x": {"$anchor": "here"}}, "items": {"$ref": "#here"}, "uniqueItems": True}
+    with pytest.raises(UnenforceableError, match='uniqueItems at # cannot be enforced beside \\$ref to "#here"'):
+        rewrite_for_reader(schema)
 
 
 @pytest.mark.parametrize("schema", [5, {"not": 5}, {"allOf": {}}, {"properties": []}, {"items": "x"}, {"allOf": [3]}])

@@ -133,6 +133,12 @@ def test_choices() -> None:
     assert select("x", choices=["a", "b"]) == Select("x", ("a", "b")) == gen("x", choices=["a", "b"], temperature=0)
     greedy = Select("x", ("a", "b"), greedy_token_selection)
     assert select("x", ["a", "b"], 0.0, greedy_token_selection) == greedy
+    held = Gen("x", {"choice": ["a", "né"], "max_new_tokens": 4, "temperature": 0.5})
+    assert (
+        select("x", ["a", "né"], 0.5, "grammar")
+        == held
+        == gen("x", choices=["a", "né"], temperature=0.5, choices_method="grammar")
+    )
     assert gen("x", choices=("a", "b"), choices_method="greedy_token_selection") == greedy
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits, grammar_from
 
-from baton.runtime.constraints import grammars
+from baton.runtime.constraints import grammar, grammars
 from baton.runtime.constraints.grammar import (
     GrammarConstraint,
     GrammarError,
@@ -277,3 +277,16 @@ def test_only_grammars_asked_for_last_are_kept(table: Grammars, monkeypatch: pyt
     table.constraint(Grammar("regex", sources[2]))
     assert table.constraint(Grammar("regex", sources[0]))._root is first._root, "it was asked for after the second"
     assert table.constraint(Grammar("regex", sources[1]))._root is not second._root
+
+
+def test_positions_left_are_forgotten_and_those_in_use_are_found(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "MAX_LEFT", 16)
+    state = constraint(vocabulary, grammar_from("regex", "(?s:.)*")).start()
+    (tokens,), (root,) = tokens_of(state), state.positions
+    kept = {token: root.advance(token) for token in tokens[:5]}
+    for token in tokens[5:]:
+        root.advance(token)
+    assert len(tokens) > 64 and len(root._next) <= 16 + len(kept)
+    assert all(root.advance(token) is position for token, position in kept.items())

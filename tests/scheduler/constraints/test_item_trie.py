@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from baton.scheduler.constraints.item_trie import MAX_ITEM_TOKENS, ItemTrie, ItemTrieError
+from baton.scheduler.constraints.constraint import AllowedTokens, walk_draft
+from baton.scheduler.constraints.item_trie import MAX_ITEM_TOKENS, ItemStates, ItemTrie, ItemTrieError
 
 Nested = dict[int, "Nested"]
 """A trie as nested dicts, the slow twin: token -> what may follow."""
@@ -179,3 +180,20 @@ def test_trie_takes_eight_bytes_per_node() -> None:
     assert trie.num_items == len(np.unique(items, axis=0))
     nodes = 1 + sum(len(np.unique(items[:, :depth], axis=0)) for depth in (1, 2, 3))
     assert trie.num_bytes == 8 * nodes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_states_together_allow_what_each_allows_alone(seed: int) -> None:
+    """States of two tries, some with a draft, right or wrong."""
+    rng = random.Random(seed)
+    tries = [ItemTrie.build(table(without_beginnings(random_items(rng)))) for _ in range(2)]
+    states, drafts = [], []
+    for _ in range(12):
+        trie = rng.choice(tries)
+        states.append(ItemStates(trie, nodes(rng.randrange(trie.num_nodes))))
+        drafts.append(nodes(*(rng.randrange(trie.max_token + 2) for _ in range(rng.choice([0, 0, 2])))))
+    found = ItemStates.allowed_along(states, drafts)
+    for state, draft, allowed in zip(states, drafts, found, strict=True):
+        assert isinstance(allowed, AllowedTokens)
+        expected = walk_draft(state, draft)
+        assert [part.tolist() for part in allowed.unpack()] == [part.tolist() for part in expected.unpack()]
