@@ -154,6 +154,8 @@ def _regex_source(value: Any, name: str) -> str:
 
 def _ebnf_source(value: Any, name: str) -> str:
     text = _text(value, name)
+    if text.lstrip().startswith("{"):  # llguidance's own form, and this server's, which no client may write
+        raise RequestRefused(f"{name} is {shown(text)}; it takes GBNF or Lark", param=name)
     if "::=" in text and len(text) > MAX_GBNF_CHARS:
         raise RequestRefused(f"{name} has {len(text)} characters of GBNF; use at most {MAX_GBNF_CHARS}", param=name)
     try:

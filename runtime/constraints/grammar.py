@@ -57,8 +57,8 @@ NOTHING_LEFT = "no value is left that uniqueItems or minProperties would allow h
 MAX_AHEAD = 48
 """Tokens that are looked ahead. Where so many may follow, as digits of a number, the token is allowed."""
 
-MAX_SEARCHED = 256
-"""Positions that are looked at for one mask. If that does not decide, the token is allowed."""
+MAX_SEARCHED = 400
+"""Tokens that are read ahead for one mask, which takes some 10 ms. If that does not decide, the token is allowed."""
 
 
 MAX_LEFT = 256
@@ -207,7 +207,7 @@ class _Search:
         self._vocabulary, self._from = vocabulary, position.reader
         self._matcher = position.matcher().deep_copy()
         self._mask = np.zeros(vocabulary.num_words, dtype=np.uint32)
-        self._depth = 0
+        self._depth, self._left = 0, MAX_SEARCHED
         self._known: dict[bytes, bool] = {}
         """What came of the texts that were tried; there are several divisions of one into tokens."""
 
@@ -216,6 +216,9 @@ class _Search:
         return self._are_dead(self._from, [token_id])
 
     def _are_dead(self, reader: Reader, token_ids: Sequence[int]) -> bool:
+        self._left -= len(token_ids)
+        if self._left < 0:
+            return False
         later = [(token_id, after) for token_id in token_ids if (after := reader.advance(token_id)) is not None]
         ends = self._vocabulary.tokenizer.eos_tokens
         if any(token_id in ends or self._from.got_further(after) for token_id, after in later):
@@ -225,11 +228,7 @@ class _Search:
     def _is_dead(self, token_id: int, after: Reader) -> bool:
         if (known := self._known.get(after.text)) is not None:
             return known
-        if (
-            self._depth >= MAX_AHEAD
-            or len(self._known) >= MAX_SEARCHED
-            or not self._matcher.try_consume_tokens([token_id])
-        ):
+        if self._depth >= MAX_AHEAD or self._left < 0 or not self._matcher.try_consume_tokens([token_id]):
             return False
         dead = self._known[after.text] = False
         self._depth += 1

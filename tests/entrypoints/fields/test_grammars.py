@@ -76,6 +76,8 @@ for _ in range(5000):
         ({"regex": "\ud800"}, "not valid Unicode"),
         ({"ebnf": "root ::= " + "(" * 20_000}, "ebnf: "),
         ({"ebnf": "root ::= missing"}, "missing"),
+        ({"ebnf": '{"baton_checks": 1}\nstart: "a"'}, "it takes GBNF or Lark"),
+        ({"ebnf": ' {"grammars": []}\nstart: "a"'}, "it takes GBNF or Lark"),
         ({"ebnf": "".join(f"r{n} ::= r{n + 1}\n" for n in range(9000))}, "of GBNF; use at most 50000"),
         ({"choice": "ab"}, "a list of texts"),
         ({"choice": []}, "a list of texts"),
