@@ -85,7 +85,7 @@ for _ in range(5000):
         ({"choice": ["a"] * 10_001}, "use at most 10000"),
         ({"regex": "a", "ebnf": "b"}, "regex and ebnf both say"),
     ],
-    ids=range(18),
+    ids=range(20),
 )
 def test_what_can_be_no_grammar_is_refused(form: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestRefused) as refused:
