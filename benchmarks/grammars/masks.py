@@ -211,8 +211,8 @@ def _batch_times(texts: Texts, size: int, threads: int, steps: int, clock: Clock
 
 
 def _search_times(texts: Texts, beams: int, threads: int, steps: int, clock: Clock) -> list[Times]:
-    """Steps of searches with all their beams: the masks, and the way to the next positions. Each beam goes on with a
-    token of those that it may have."""
+    """Time the steps of beam searches: filling the masks, and moving each beam to its next position by one of the
+    tokens that it may have."""
     masks = Times(f"{beams} beams", texts.model, threads)
     moves = Times(f"{beams} beams, next positions", texts.model, threads)
     rng = np.random.default_rng(0)

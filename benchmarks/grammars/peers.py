@@ -37,7 +37,7 @@ from benchmarks.grammars.schemas import Schema, make_text
 from benchmarks.grammars.steps import Engine, make_prompts
 
 MOST_TOKENS = 3000
-"""Of a random walk."""
+"""Length limit of a random walk."""
 
 
 class Walk(Protocol):
@@ -197,9 +197,9 @@ class Compared:
     refused_documents: int = 0
     """Documents that fulfil their schema, with a token that the peer's grammar does not allow."""
     finished: int = 0
-    """Random outputs that came to their end."""
+    """Random outputs that ended by themselves."""
     invalid: int = 0
-    """Of these, those that `jsonschema` refuses."""
+    """Finished outputs that `jsonschema` rejects."""
     invalid_schemas: list[int] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:

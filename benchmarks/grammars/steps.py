@@ -135,12 +135,12 @@ class Engine:
 
 @dataclass
 class Run:
-    """What some requests gave."""
+    """The outputs of some requests, and what they took."""
 
     outputs: dict[str, list[int]] = field(default_factory=dict)
     """Token ids by request."""
     rows: int = 0
-    """Of steps, that gave tokens."""
+    """Rows of all steps that brought at least one token."""
     early_tokens: int = 0
     """Before the clock began to run."""
     seconds: float = 0.0
@@ -250,11 +250,11 @@ class BeamCell:
     free: list[float] = field(default_factory=list)
     held: list[float] = field(default_factory=list)
     masks: list[float] = field(default_factory=list)
-    """Of ``held``: the beams' masks."""
+    """Milliseconds of ``held`` spent on filling the beams' masks."""
     positions: list[float] = field(default_factory=list)
-    """Of ``held``: the way to the next positions."""
+    """Milliseconds of ``held`` spent on moving the beams to their next positions."""
     applied: list[float] = field(default_factory=list)
-    """Of ``held``: masks on the logits."""
+    """Milliseconds of ``held`` spent on applying masks to logits."""
 
     def row(self) -> dict[str, Any]:
         """JSON: medians, and 99th percentiles of the masks."""
@@ -340,7 +340,7 @@ class Jumped:
     name: str
     tokens: int = 0
     accepted: int = 0
-    """Of the tokens, forced drafts that came true."""
+    """Tokens that were accepted from forced drafts."""
     rows: int = 0
     """Steps, each request's counted on its own: the tokens without jump-forward."""
     seconds: float = 0.0

@@ -12,9 +12,9 @@ of them by several threads, without the interpreter's lock.
 
 The vocabulary is that of `TokenBytes`: a grammar constrains exactly the bytes that clients get.
 
-Where a schema has keywords that no grammar holds, a position also has a `Reader` (json_checks.py), which withholds
-tokens from its mask. In an array whose items are few, that could lead to where nothing may follow; so the few tokens
-that are left are tried out before they are allowed (`_Search`).
+Where a schema has keywords that no grammar can express, a position also has a `Reader` (json_checks.py), which
+withholds tokens from its mask. An array with few possible items could then run into a dead end, so the few tokens that
+are left are tried out before they are allowed (`_Search`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MAX_SEARCHED = 400
 
 
 MAX_LEFT = 256
-"""Next positions that a position remembers although no sequence is there any more."""
+"""References to dead next positions that a position may hold before it drops them."""
 
 
 class GrammarError(ValueError):
@@ -296,7 +296,7 @@ class Position:
         self.is_end = line.matcher.is_stopped()
         """Nothing may follow."""
         self._next: dict[int, ref[Position]] = {}
-        """Those behind one more token, while sequences are there."""
+        """Positions behind one more token; they live as long as a sequence stands there."""
         self._forced: list[int] | None = None
 
     def forced(self) -> list[int]:
