@@ -34,7 +34,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, Token
 from ...scheduler.constraints.constraint import BITS, GRAMMAR, MAX_FORCED, AllowedTokens, TokenMasks, walk_draft
 from ...scheduler.outcome import RequestRefused
 from ..text.tokenizer import Tokenizer
-from .json_checks import JSONChecks, Reader, Tokens, without
+from .json_checks import JSONChecks, Reader, Tokens, ids_of, without
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ NOTHING_LEFT = "no value is left that uniqueItems or minProperties would allow h
 MAX_AHEAD = 48
 """Tokens that are looked ahead. Where so many may follow, as digits of a number, the token is allowed."""
 
-MAX_SEARCHED = 400
+MAX_SEARCHED = 800
 """Tokens that are read ahead for one mask, which takes some 10 ms. If that does not decide, the token is allowed."""
 
 
@@ -142,7 +142,7 @@ class GrammarVocabulary:
         mask = position.reader.withhold(mask)
         if not position.reader.is_exhaustible or position.is_end:
             return mask
-        ids = _ids(mask)
+        ids = ids_of(mask)
         if len(ids) > MAX_TRIED:
             ids = np.intersect1d(ids, [*position.reader.repeating()])
         search = _Search(self, position)
@@ -234,16 +234,12 @@ class _Search:
         self._depth += 1
         if not self._matcher.is_stopped():
             self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-            ids = _ids(after.withhold(self._mask))
-            dead = self._known[after.text] = len(ids) <= MAX_TRIED and self._are_dead(after, ids.tolist())
+            if len(ids_of(self._mask)) <= 2 * MAX_TRIED:  # of more, not all are withheld
+                ids = ids_of(after.withhold(self._mask))
+                dead = self._known[after.text] = len(ids) <= MAX_TRIED and self._are_dead(after, ids.tolist())
         self._matcher.rollback(1)
         self._depth -= 1
         return dead
-
-
-def _ids(mask: np.ndarray) -> np.ndarray:
-    """int [n]: the tokens of a mask, uint32 [words]."""
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
 
 class _Words:

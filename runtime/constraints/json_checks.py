@@ -132,10 +132,10 @@ class Tokens:
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.bytes = tokens
-        self.quoting = _ids_with(tokens, b'"')
-        """Inside of a string only these can."""
-        self.closing = _ids_with(tokens, b'"]},' + _SPACE + b"el")
-        """Outside of strings: a number ends where something follows it, a word with its last letter."""
+        self.quoting = _mask_of(tokens, b'"')
+        """uint32 [words]: inside of a string only these can."""
+        self.closing = _mask_of(tokens, b'"]},' + _SPACE + b"el")
+        """uint32 [words], outside of strings: a number ends where something follows it, a word with its last letter."""
         self._ids = {token: number for number, token in enumerate(tokens) if token}
         self._longest = max(map(len, tokens), default=0)
 
@@ -145,8 +145,18 @@ class Tokens:
         return [token_id for token_id in found if token_id is not None]
 
 
-def _ids_with(tokens: Sequence[bytes], wanted: bytes) -> np.ndarray:
-    return np.array([number for number, token in enumerate(tokens) if set(token) & set(wanted)], dtype=np.int64)
+def _mask_of(tokens: Sequence[bytes], wanted: bytes) -> np.ndarray:
+    """The tokens that have one of these bytes."""
+    bits = np.zeros(-(-len(tokens) // _WORD_BITS) * _WORD_BITS, dtype=bool)
+    bits[: len(tokens)] = [not {*wanted}.isdisjoint(token) for token in tokens]
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def ids_of(mask: np.ndarray) -> np.ndarray:
+    """int64 [n], ascending: the tokens of a mask, uint32 [words]."""
+    words = np.flatnonzero(mask)
+    places, bits = np.nonzero(np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, _WORD_BITS))
+    return words[places] * _WORD_BITS + bits
 
 
 class Beginning(NamedTuple):
@@ -250,10 +260,9 @@ class Reader:
             return mask
         if self.frames and self.frames[-1].place.is_free and not any(frame.is_checked for frame in self.frames):
             return mask
-        ids = self.tokens.quoting if self.mode in (_STRING, _ESCAPE) else self.tokens.closing
-        ids = ids[ids < len(mask) * _WORD_BITS]
-        ids = ids[(mask[ids // _WORD_BITS] >> (ids % _WORD_BITS).astype(np.uint32)) & 1 == 1]
-        wrong = [token_id for token_id in ids.tolist() if self.advance(token_id) is None]
+        closing = self.tokens.quoting if self.mode in (_STRING, _ESCAPE) else self.tokens.closing
+        known = min(len(mask), len(closing))
+        wrong = [i for i in ids_of(mask[:known] & closing[:known]).tolist() if self.advance(i) is None]
         return without(mask, wrong) if wrong else mask
 
     @property

@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 
 from baton.entrypoints.fields.grammars import take_grammar
 from baton.runtime.constraints.grammar import (
+    MAX_SEARCHED,
     NOTHING_LEFT,
     GrammarConstraint,
     GrammarStates,
@@ -243,6 +244,38 @@ def test_nothing_left_ends_the_request(vocabulary: GrammarVocabulary) -> None:
         states = states.advance(token)
         (found,) = GrammarStates.allowed_along([states], [np.empty(0, dtype=np.int32)])
     assert NOTHING_LEFT in str(found) and found.code == "invalid_grammar"
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        {"type": "array", "items": {"type": "number", "minimum": -2.5, "maximum": 1.5}},
+        {"type": "integer", "minimum": 1, "maximum": 99},
+        {"type": "string", "maxLength": 2, "pattern": "^[a-z]*$"},
+        {"enum": [f"value {number}" for number in range(60)]},
+    ],
+    ids=str,
+)
+def test_reading_ahead_is_bounded(vocabulary: GrammarVocabulary, items: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others wait for a mask: it reads so many tokens, however many may follow."""
+    count, read = 0, Reader.read
+
+    def counted(reader: Reader, added: bytes) -> Reader | None:
+        nonlocal count
+        count += 1
+        return read(reader, added)
+
+    monkeypatch.setattr(Reader, "read", counted)
+    schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": 20}
+    position, rng, most = root_of(vocabulary, schema), random.Random(1), 0
+    for _ in range(150):
+        count = 0
+        allowed = tokens_of(vocabulary, position) - {*vocabulary.tokenizer.eos_tokens}
+        most = max(most, count)
+        if not allowed:
+            break
+        position = position.advance(rng.choice(sorted(allowed)))
+    assert 40 < most < 3 * MAX_SEARCHED + len(vocabulary.readable.bytes)
 
 
 def test_forced_tokens_end_before_nothing_is_left(vocabulary: GrammarVocabulary) -> None:
