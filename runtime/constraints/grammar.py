@@ -61,6 +61,9 @@ MAX_SEARCHED = 800
 """Tokens that are read ahead for one mask, which takes some 10 ms. If that does not decide, the token is allowed."""
 
 
+MAX_CHECKED_DRAFT = 8
+"""Tokens of a draft where masks may have to be read ahead for: each takes up to tens of milliseconds."""
+
 MAX_LEFT = 256
 """References to dead next positions that a position may hold before it drops them."""
 
@@ -426,8 +429,8 @@ class GrammarStates:
         return self.positions[0].matcher().validate_tokens(draft.tolist())
 
     def _count_checked(self, draft: np.ndarray) -> int:
-        """`count_allowed`, but nothing from a token on behind which no token may follow."""
-        state = self
+        """`count_allowed` of the first `MAX_CHECKED_DRAFT` tokens, up to one behind which no token may follow."""
+        state, draft = self, draft[:MAX_CHECKED_DRAFT]
         for place, token in enumerate(draft.reshape(-1, 1)):
             if state.at_end()[0] or not state.allowed().holds(np.zeros(1, dtype=np.int32), token)[0]:
                 return place

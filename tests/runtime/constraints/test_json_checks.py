@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 
 from baton.entrypoints.fields.grammars import take_grammar
 from baton.runtime.constraints.grammar import (
+    MAX_CHECKED_DRAFT,
     MAX_SEARCHED,
     NOTHING_LEFT,
     GrammarConstraint,
@@ -225,7 +226,11 @@ def test_drafts_are_followed_up_to_what_is_withheld(vocabulary: GrammarVocabular
     pieces = vocabulary.readable.bytes
     draft = np.array([pieces.index(bytes([byte])) for byte in b'["a", "b", "a"]'], dtype=np.int32)
     fits = len(b'["a", "b", "')
-    assert states.count_allowed(draft) == fits
+    assert states.count_allowed(draft) == MAX_CHECKED_DRAFT < fits
+    last = states
+    for token in draft[: fits - 2].reshape(-1, 1):
+        last = last.advance(token)
+    assert last.count_allowed(draft[fits - 2 :]) == 2
     free = states_of(vocabulary, {"type": "boolean"})
     along, plain = GrammarStates.allowed_along([states, free], [draft, draft[:0]])
     assert not isinstance(along, RequestRefused) and not isinstance(plain, RequestRefused)
