@@ -54,8 +54,8 @@ class PlannedStep:
     """Its only row is a chunk of a preparation (preparations.py)."""
     awaiting: list[tuple[int, Request]] = field(default_factory=list)
     """Rows with a constraint that the token in flight decides, and their requests."""
-    allowed: list[tuple[int, AllowedTokens]] = field(default_factory=list)
-    """What makes up batch.allowed: rows with a constraint, each with the number of its first sample, in order."""
+    allowed: list[AllowedTokens] = field(default_factory=list)
+    """The parts of batch.allowed."""
     longest_gap: int = 0
     """Steps from the last one that served a running request of this step, for the one that has waited longest; 1 if
     that was the step before."""
@@ -150,34 +150,59 @@ def _add_allowed(step: PlannedStep, constrained: list[tuple[int, Request]]) -> N
     """Add what may be sampled in these rows. Raises RequestFault, and then nothing is added."""
     if not constrained:
         return
-    batch, found = step.batch, list[tuple[int, AllowedTokens]]()
-    first_samples, token_ends = np.cumsum(batch.sampled_counts) - batch.sampled_counts, np.cumsum(batch.extend_lens)
+    batch, parts = step.batch, list[AllowedTokens]()
+    first_samples = (np.cumsum(batch.sampled_counts) - batch.sampled_counts).astype(np.int32)
     kinds: dict[type[ConstraintState], list[tuple[int, Request]]] = {}
     for row, request in constrained:
         assert request.constraint_state is not None
         kinds.setdefault(type(request.constraint_state), []).append((row, request))
     for kind, members in kinds.items():
-        drafts = [NO_IDS] * len(members)
         if batch.draft_lens is not None:
-            drafts = [batch.input_ids[token_ends[row] - batch.draft_lens[row] : token_ends[row]] for row, _ in members]
-        requests = [request for _, request in members]
-        for (row, request), allowed in zip(members, _allowed_of(kind, requests, drafts), strict=True):
-            if isinstance(allowed, RequestRefused):
-                raise RequestFault(request) from allowed
-            found.append((int(first_samples[row]), allowed))
-    step.allowed = sorted(step.allowed + found, key=lambda each: each[0])
-    batch.allowed = AllowedTokens.join(step.allowed)
+            drafted = [each for each in members if batch.draft_lens[each[0]]]
+            members = [each for each in members if not batch.draft_lens[each[0]]]
+            parts += [
+                allowed.shift(int(first_samples[row])) for row, allowed in _allowed_along(kind, drafted, batch).items()
+            ]
+        if members:
+            rows = first_samples[[row for row, _ in members]]
+            allowed = _allowed_next(kind, [request for _, request in members])
+            parts.append(allowed.renumber(lambda own, rows=rows: rows[own]))
+    step.allowed += parts
+    batch.allowed = AllowedTokens.merge(step.allowed)
 
 
-def _allowed_of(
-    kind: type[ConstraintState], requests: list[Request], drafts: list[np.ndarray]
-) -> list[AllowedTokens | RequestRefused]:
+def _allowed_next(kind: type[ConstraintState], requests: list[Request]) -> AllowedTokens:
     try:
-        return kind.allowed_along([request.constraint_state for request in requests], drafts)
+        return kind.allowed_next([request.constraint_state for request in requests])
     except Exception as error:
         if len(requests) == 1:
             raise RequestFault(requests[0]) from error
-        return [_allowed_of(kind, [request], [draft])[0] for request, draft in zip(requests, drafts)]
+        alone = AllowedTokens.join([(i, _allowed_next(kind, [request])) for i, request in enumerate(requests)])
+        assert alone is not None
+        return alone
+
+
+def _allowed_along(
+    kind: type[ConstraintState], drafted: list[tuple[int, Request]], batch: ScheduleBatch
+) -> dict[int, AllowedTokens]:
+    """Row -> what may follow its known tokens and each of its guesses."""
+    if not drafted:
+        return {}
+    assert batch.draft_lens is not None
+    ends = np.cumsum(batch.extend_lens)
+    drafts = [batch.input_ids[ends[row] - batch.draft_lens[row] : ends[row]] for row, _ in drafted]
+    try:
+        each = kind.allowed_along([request.constraint_state for _, request in drafted], drafts)
+    except Exception as error:
+        if len(drafted) == 1:
+            raise RequestFault(drafted[0][1]) from error
+        return {row: allowed for one in drafted for row, allowed in _allowed_along(kind, [one], batch).items()}
+    found = {}
+    for (row, request), allowed in zip(drafted, each, strict=True):
+        if isinstance(allowed, RequestRefused):
+            raise RequestFault(request) from allowed
+        found[row] = allowed
+    return found
 
 
 def _fill_row(

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import zlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,20 +19,24 @@ logger = logging.getLogger(__name__)
 SIGNATURE = "void(int64)"
 
 
-def compiled(function: Callable[[Any], None]) -> Any:
-    """A Numba cfunc ``void(address of its arguments)`` that needs no GIL. The first time takes a second or two; where
-    Numba finds a folder to write to, later processes take a tenth. A cache that cannot be read is rebuilt."""
+_AS_CALL = partial(cfunc, SIGNATURE)
+
+
+def compiled(function: Callable[..., None], decorate: Callable[..., Any] = _AS_CALL) -> Any:
+    """A Numba cfunc ``void(address of its arguments)`` that needs no GIL, or what ``decorate`` compiles. The first time
+    takes a second or two; where Numba finds a folder to write to, later processes take a tenth. A cache that cannot be
+    read is rebuilt."""
     try:
-        return cfunc(SIGNATURE, cache=True)(function)
+        return decorate(cache=True)(function)
     except RuntimeError:  # Numba finds no folder that it may write to
-        return cfunc(SIGNATURE)(function)
+        return decorate()(function)
     except Exception as error:  # files cut short, a full disk; if the function itself is bad, the last try says so
         with contextlib.suppress(Exception):
             kept = FunctionCache(function)
             _warn(kept.cache_path, f"{type(error).__name__}: {error}")
             kept.flush()
-            return cfunc(SIGNATURE, cache=True)(function)
-        return cfunc(SIGNATURE)(function)
+            return decorate(cache=True)(function)
+        return decorate()(function)
 
 
 @cache

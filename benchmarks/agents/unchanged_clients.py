@@ -6,7 +6,10 @@
     arm       policy     the client sends
     fcfs      fcfs       plain chats
     plain     auto       plain chats
+    auto      auto       the same chats, with job_id and is_last_step
     named     handoff    the same chats, with job_id and is_last_step
+
+`plain` against `auto` shows what names and announced ends are worth, `auto` against `named` what the policy costs.
 
 Each arm has a server of its own, with a pool for ``--conversations`` of the workload's conversations. It serves other
 jobs for ``--warm-up`` seconds, and then all runs of its arm; only one server has work at a time. ``--loads`` are shares
@@ -47,9 +50,14 @@ class Arm(NamedTuple):
     plain: bool
 
 
-ARMS = (Arm("fcfs", "fcfs", True), Arm("plain", "auto", True), Arm("named", "handoff", False))
+ARMS = (
+    Arm("fcfs", "fcfs", True),
+    Arm("plain", "auto", True),
+    Arm("auto", "auto", False),
+    Arm("named", "handoff", False),
+)
 
-COMPARED = (("plain", "named"), ("plain", "fcfs"), ("named", "fcfs"))
+COMPARED = (("plain", "named"), ("plain", "auto"), ("auto", "named"), ("plain", "fcfs"), ("named", "fcfs"))
 
 WARM_UP_LOAD = 0.7
 """Share of saturation while a server warms up."""

@@ -298,6 +298,10 @@ class Position:
         """Positions behind one more token; they live as long as a sequence stands there."""
         self._forced: list[int] | None = None
 
+    def known_mask(self) -> np.ndarray:
+        assert self.mask is not None, "its mask has not been filled"
+        return self.mask
+
     def forced(self) -> list[int]:
         """The tokens that follow, as far as the grammar leaves no other text."""
         if self._forced is None:
@@ -416,8 +420,7 @@ class GrammarStates:
         if found is not None:
             places = np.arange(len(positions), dtype=np.int32)
             return TokenMasks(places, places, found)
-        masks = [position.mask for position in positions if position.mask is not None]
-        return TokenMasks.stack(np.arange(len(positions)), masks)
+        return TokenMasks.stack(np.arange(len(positions)), [position.known_mask() for position in positions])
 
     def forced(self) -> np.ndarray:
         found = np.array(self.positions[0].forced()[:MAX_FORCED], dtype=np.int32)
@@ -438,6 +441,22 @@ class GrammarStates:
             if not state.at_end()[0] and not state.num_allowed()[0]:
                 return place
         return len(draft)
+
+    @classmethod
+    def allowed_next(cls, states: Sequence[GrammarStates]) -> AllowedTokens:
+        positions = [state.positions[0] for state in states]
+        grammar = states[0].grammar
+        try:
+            masks = grammar.vocabulary.fill(positions)
+        except GrammarError as error:
+            raise grammar.refuse(error) from error
+        for state, position in zip(states, positions):
+            if position.reader is not None and not state.num_allowed()[0]:
+                raise state.grammar.refuse(GrammarError(NOTHING_LEFT))
+        places = np.arange(len(positions), dtype=np.int32)
+        if masks is not None:
+            return AllowedTokens.of_masks(TokenMasks(places, places, masks))
+        return AllowedTokens.of_masks(TokenMasks.stack(places, [position.known_mask() for position in positions]))
 
     @classmethod
     def allowed_along(

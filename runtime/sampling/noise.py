@@ -33,11 +33,12 @@ def exponential_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tens
     # An odd multiplier and an offset per draw, so that two draws see unrelated orders of the same ids. int32 wraps.
     h = token_ids * (keys[:, :1] | 1)
     h += keys[:, 1:]
-    h ^= (h >> 16) & 0xFFFF  # the masks make the arithmetic shift a logical one
-    h *= -2048144789  # 0x85ebca6b
-    h ^= (h >> 13) & 0x7FFFF
-    h *= -1028477387  # 0xc2b2ae35
-    h ^= (h >> 16) & 0xFFFF
+    shifted = torch.empty_like(h)  # in place: fresh memory costs more than the arithmetic
+    for shift, factor in ((16, -2048144789), (13, -1028477387), (16, None)):  # 0x85ebca6b, 0xc2b2ae35
+        torch.bitwise_right_shift(h, shift, out=shifted)
+        h ^= shifted.bitwise_and_((1 << (32 - shift)) - 1)  # makes the arithmetic shift a logical one
+        if factor is not None:
+            h *= factor
     # A uniform of 31 bits in (0, 1); small values keep full float precision, and those decide the draw.
-    uniform = (h & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
+    uniform = h.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_()

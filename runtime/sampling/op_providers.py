@@ -1,8 +1,8 @@
 """Chooses a device's table of sampling operations, once, at start-up.
 
 On a GPU no operation may wait for the device, and none should read the vocabulary a dozen times. There a kernel
-replaces each operation, if it is installed and gives torch's results on small inputs. CPU-only machines import no
-kernels.
+replaces each operation, if it is installed and gives torch's results on small inputs. On a CPU one of Numba's applies
+masks to vocabularies that are large enough.
 """
 
 from __future__ import annotations
@@ -25,12 +25,28 @@ from .ranking import row_statistics
 logger = logging.getLogger(__name__)
 
 
+NUMBA_VOCABULARY = 8192
+"""For fewer tokens a kernel is not worth the second that it takes to compile it for the first time."""
+
+
 def select_sampling_ops(device: torch.device, vocab_size: int) -> SamplingOps:
     """The fastest operations that work here. One log line names them, and one warning says what is missing."""
     if device.type != "cuda":
-        return TORCH_OPS
+        return TORCH_OPS if vocab_size < NUMBA_VOCABULARY else _on_cpu(vocab_size)
     logger.info("trying out kernels for sampling; the first time they are compiled, which takes a minute or two")
     return probe(device, vocab_size, PROVIDERS)
+
+
+def _on_cpu(vocab_size: int) -> SamplingOps:
+    try:
+        from .numba_masks import apply_masks  # here: Numba is optional
+
+        ops = replace(TORCH_OPS, apply_masks=apply_masks)
+        _probe_apply_masks(ops, torch.device("cpu"), vocab_size)
+    except Exception as error:  # compiled code may raise anything
+        logger.warning("numpy applies masks, which takes about twice as long: %s", _first_line(error))
+        return TORCH_OPS
+    return ops
 
 
 Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..outcome import RequestRefused
-from .constraint import AllowedTokens, walk_draft
+from .constraint import AllowedTokens, join_allowed, walk_draft
 
 
 class AllowedIds:
@@ -69,6 +69,10 @@ class AllowedIdsState:
     def count_allowed(self, draft: np.ndarray) -> int:
         wrong = np.flatnonzero(~self.packed.holds(np.zeros_like(draft), draft))
         return int(wrong[0]) if len(wrong) else len(draft)
+
+    @classmethod
+    def allowed_next(cls, states: Sequence[Any]) -> AllowedTokens:
+        return join_allowed(states)
 
     @classmethod
     def allowed_along(cls, states: Sequence[Any], drafts: Sequence[np.ndarray]) -> list[AllowedTokens | RequestRefused]:

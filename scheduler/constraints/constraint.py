@@ -8,7 +8,6 @@ TokenMasks        the same for sequences that may have most of the vocabulary: a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -73,16 +72,18 @@ class TokenMasks:
         return known & ((bits & np.uint32(1)) == 1)
 
     @classmethod
-    def join(cls, parts: Sequence[tuple[int, TokenMasks]]) -> TokenMasks | None:
-        """As `AllowedTokens.join`. Parts with the same array of masks go on sharing it."""
+    def merge(cls, parts: Sequence[TokenMasks]) -> TokenMasks | None:
+        """As `AllowedTokens.merge`. Parts with the same array of masks go on sharing it."""
         if not parts:
             return None
-        distinct = {id(part.masks): part.masks for _, part in parts}
+        distinct = {id(part.masks): part.masks for part in parts}
         counts = [len(masks) for masks in distinct.values()]
         first_of = dict(zip(distinct, np.cumsum([0, *counts[:-1]]).tolist()))
-        first_masks = [(first_of[id(part.masks)], part.mask_of) for _, part in parts]
         masks = next(iter(distinct.values())) if len(distinct) == 1 else np.concatenate(list(distinct.values()))
-        return cls(_shifted([(first, part.rows) for first, part in parts]), _shifted(first_masks), masks)
+        rows = np.concatenate([part.rows for part in parts])
+        mask_of = np.concatenate([first_of[id(part.masks)] + part.mask_of for part in parts]).astype(np.int32)
+        order = _ascending(rows)
+        return cls(rows, mask_of, masks) if order is None else cls(rows[order], mask_of[order], masks)
 
 
 @dataclass(slots=True, frozen=True)
@@ -172,28 +173,26 @@ class AllowedTokens:
         return in_reach & (listed[place] == wanted) & (bit == 1)
 
     @classmethod
-    def join(cls, parts: Sequence[tuple[int, AllowedTokens]]) -> AllowedTokens | None:
-        """Join several into one; each comes with the number of its first row. None if there are none."""
-        if not parts:
-            return None
-        if len(parts) == 1 and parts[0][0] == 0:
-            return parts[0][1]
-        listed = [(first, part) for first, part in parts if len(part.rows)] or parts[:1]
-        return cls(
-            _shifted([(first, part.rows) for first, part in listed]),
-            np.concatenate([part.words for _, part in listed]),
-            np.concatenate([part.bits for _, part in listed]),
-            TokenMasks.join([(first, part.dense) for first, part in parts if part.dense is not None]),
+    def merge(cls, parts: Sequence[AllowedTokens]) -> AllowedTokens | None:
+        """Make one of several, each about other rows. None if there are none."""
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        dense = TokenMasks.merge([part.dense for part in parts if part.dense is not None])
+        listed = [part for part in parts if len(part.rows)] or parts[:1]
+        rows, words, bits = (
+            np.concatenate(each) for each in zip(*((part.rows, part.words, part.bits) for part in listed))
         )
+        order = _ascending(rows)
+        return cls(rows, words, bits, dense) if order is None else cls(rows[order], words[order], bits[order], dense)
 
-    def split(self, count: int) -> list[AllowedTokens]:
-        """Of ``count`` sequences without whole masks: each on its own. The opposite of `join`."""
-        stops = np.searchsorted(self.rows, np.arange(count + 1)).tolist()
-        rows = np.zeros_like(self.rows)
-        return [
-            AllowedTokens(rows[start:stop], self.words[start:stop], self.bits[start:stop])
-            for start, stop in itertools.pairwise(stops)
-        ]
+    @classmethod
+    def join(cls, parts: Sequence[tuple[int, AllowedTokens]]) -> AllowedTokens | None:
+        """The same for parts that count their rows from 0; each comes with the number of its first row."""
+        return cls.merge([part.shift(first) for first, part in parts])
+
+    def shift(self, first: int) -> AllowedTokens:
+        """The same with rows that are counted from ``first``."""
+        return self.renumber(lambda rows: rows + np.int32(first)) if first else self
 
     def renumber(self, rows_of: Callable[[np.ndarray], np.ndarray]) -> AllowedTokens:
         """The same for sequences with other numbers. rows_of: int32 [k] -> int32 [k], keeps their order."""
@@ -203,10 +202,9 @@ class AllowedTokens:
         return AllowedTokens(rows_of(self.rows), self.words, self.bits, dense)
 
 
-def _shifted(parts: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
-    """int32: the numbers of all parts, int32 [k] each, plus what each part comes with."""
-    shifts = np.repeat([first for first, _ in parts], [len(numbers) for _, numbers in parts])
-    return (np.concatenate([numbers for _, numbers in parts]) + shifts).astype(np.int32)
+def _ascending(rows: np.ndarray) -> np.ndarray | None:
+    """int [n]: the order in which rows, int32 [n], ascend; equal ones stay as they are. None if they ascend already."""
+    return None if (rows[1:] >= rows[:-1]).all() else np.argsort(rows, kind="stable")
 
 
 _NO_WORDS, _NO_BITS = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.uint32)
@@ -247,11 +245,24 @@ class ConstraintState(Protocol):
         ...
 
     @classmethod
+    def allowed_next(cls, states: Sequence[Any]) -> AllowedTokens:
+        """What may follow states of this class, of one sequence each and of any constraints; row i is that of state i.
+        Raises RequestRefused if a state failed."""
+        ...
+
+    @classmethod
     def allowed_along(cls, states: Sequence[Any], drafts: Sequence[np.ndarray]) -> list[AllowedTokens | RequestRefused]:
         """What may follow states of this class, of one sequence each and of any constraints, and follow each token of
         their drafts, int32 [k]: row j is the state behind j tokens. Rows behind a token that may not follow have no
         tokens. An error stands for a state that failed; the others have their tokens."""
         ...
+
+
+def join_allowed(states: Sequence[ConstraintState]) -> AllowedTokens:
+    """`ConstraintState.allowed_next`, state by state."""
+    joined = AllowedTokens.join([(row, state.allowed()) for row, state in enumerate(states)])
+    assert joined is not None
+    return joined
 
 
 def walk_draft(state: ConstraintState, draft: np.ndarray) -> AllowedTokens:

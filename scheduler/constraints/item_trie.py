@@ -184,9 +184,6 @@ def _refuse_beginnings(depth: int, is_new: np.ndarray, column: np.ndarray, order
         )
 
 
-_NOTHING = AllowedTokens.pack(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
-
-
 class ItemConstraint:
     """A `Constraint`; see there for the attributes."""
 
@@ -254,15 +251,16 @@ class ItemStates:
         return len(draft)
 
     @classmethod
+    def allowed_next(cls, states: Sequence[Any]) -> AllowedTokens:
+        parts = []
+        for trie in {id(state.trie): state.trie for state in states}.values():
+            rows = np.flatnonzero([state.trie is trie for state in states]).astype(np.int32)
+            every = ItemStates(trie, np.concatenate([states[row].nodes for row in rows.tolist()]))
+            parts.append(every.allowed().renumber(lambda own, rows=rows: rows[own]))
+        merged = AllowedTokens.merge(parts)
+        assert merged is not None
+        return merged
+
+    @classmethod
     def allowed_along(cls, states: Sequence[Any], drafts: Sequence[np.ndarray]) -> list[AllowedTokens | RequestRefused]:
-        found: list[AllowedTokens | RequestRefused] = [
-            walk_draft(state, draft) if len(draft) else _NOTHING for state, draft in zip(states, drafts, strict=True)
-        ]
-        # Together, states cost little more than one.
-        without_draft = [place for place, draft in enumerate(drafts) if not len(draft)]
-        for trie in {id(states[place].trie): states[place].trie for place in without_draft}.values():
-            places = [place for place in without_draft if states[place].trie is trie]
-            every = ItemStates(trie, np.concatenate([states[place].nodes for place in places]))
-            for place, allowed in zip(places, every.allowed().split(len(places))):
-                found[place] = allowed
-        return found
+        return [walk_draft(state, draft) for state, draft in zip(states, drafts, strict=True)]

@@ -26,7 +26,7 @@ from baton.runtime import worker
 from baton.runtime.launcher.child_process import WorkerProcess, run_child
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.batch import ScheduleBatch
-from baton.scheduler.constraints.constraint import AllowedTokens, Constraint, walk_draft
+from baton.scheduler.constraints.constraint import AllowedTokens, Constraint, join_allowed, walk_draft
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request import Request
 from baton.scheduler.request_spec import RequestSpec
@@ -86,6 +86,10 @@ class ScriptState:
 
     def count_allowed(self, draft: np.ndarray) -> int:
         return 0
+
+    @classmethod
+    def allowed_next(cls, states: Sequence[Any]) -> AllowedTokens:
+        return join_allowed(states)
 
     @classmethod
     def allowed_along(cls, states: Sequence[Any], drafts: Sequence[np.ndarray]) -> list[AllowedTokens | RequestRefused]:

@@ -22,7 +22,7 @@ from baton.runtime.constraints.grammar import (
 )
 from baton.runtime.constraints.grammars import Grammars
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.constraints.constraint import ConstraintState, walk_draft
+from baton.scheduler.constraints.constraint import ConstraintState, join_allowed, walk_draft
 from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.sampling_params import Grammar
 from tests.doubles.trained_tokenizers import CONFIG, byte_level, write_folder
@@ -114,6 +114,8 @@ def test_masks_along_drafts_are_those_of_the_way(vocabulary: GrammarVocabulary) 
                     draft[rng.randrange(len(draft))] = rng.randrange(vocabulary.tokenizer.vocab_size)
                 states.append(state)
                 drafts.append(np.array(draft, dtype=np.int32))
+        together, alone = GrammarStates.allowed_next(states), join_allowed(states)
+        assert [part.tolist() for part in together.unpack()] == [part.tolist() for part in alone.unpack()]
         found = GrammarStates.allowed_along(states, drafts)
         for state, draft, allowed in zip(states, drafts, found, strict=True):
             expected = walk_draft(state, draft)
@@ -238,6 +240,8 @@ def test_matcher_over_its_limit_fails_alone(vocabulary: GrammarVocabulary, token
     assert refused.value.code == "invalid_grammar"
     fresh = constraint(vocabulary, SOURCES["regex"]).start()
     assert isinstance(GrammarStates.allowed_along([state, fresh], [NOTHING] * 2)[0], RequestRefused)
+    with pytest.raises(RequestRefused):
+        GrammarStates.allowed_next([fresh, state])
     assert tokens_of(fresh) == [fresh_tokens(vocabulary, SOURCES["regex"], [])]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from baton.runtime.sampling.mask_ops import LARGEST_ALLOWED, apply_masks_on_device, apply_masks_on_host
+from baton.runtime.sampling.numba_masks import apply_masks as apply_masks_by_numba
 from baton.scheduler.constraints.constraint import AllowedTokens, TokenMasks
 
 BROKEN = torch.tensor([math.nan, math.inf, -math.inf, 3e38])
@@ -51,7 +52,7 @@ def random_logits(rng: np.random.Generator, rows: int, vocab_size: int) -> torch
 
 @pytest.mark.parametrize("finite", [False, True])
 @pytest.mark.parametrize(("vocab_size", "words"), [(7, 1), (64, 2), (70, 2), (200, 9), (33, 2)])
-@pytest.mark.parametrize("apply", [apply_masks_on_host, apply_masks_on_device])
+@pytest.mark.parametrize("apply", [apply_masks_on_host, apply_masks_by_numba, apply_masks_on_device])
 def test_only_tokens_of_masks_keep_their_logits(apply, vocab_size, words, finite):
     for seed in range(5):
         rng = np.random.default_rng([seed, vocab_size])

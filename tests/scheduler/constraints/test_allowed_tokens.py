@@ -37,22 +37,28 @@ def test_join_offsets_rows_of_each_part() -> None:
     assert [array.tolist() for array in joined.unpack()] == [[2, 3, 9], [5, 70, 33]]
 
 
-def test_split_gives_each_row_alone_and_join_puts_them_together() -> None:
+def test_merge_puts_rows_in_order() -> None:
+    """Parts about rows that alternate, some of them with masks."""
     rng = np.random.default_rng(0)
-    for _ in range(30):
+    for _ in range(60):
         count = int(rng.integers(1, 7))
-        pairs = np.argwhere(rng.random((count, 100)) < rng.choice([0.0, 0.05, 0.5], (count, 1))).astype(np.int32)
-        whole = AllowedTokens.pack(*pairs.T)
-        parts = whole.split(count)
-        for row, part in enumerate(parts):
-            assert [array.tolist() for array in part.unpack()] == [
-                [0] * int((pairs[:, 0] == row).sum()),
-                pairs[pairs[:, 0] == row, 1].tolist(),
-            ]
-        joined = AllowedTokens.join(list(enumerate(parts)))
-        assert joined is not None
-        for name in ("rows", "words", "bits"):
-            assert np.array_equal(getattr(joined, name), getattr(whole, name)), name
+        allowed = rng.random((count, 96)) < rng.choice([0.0, 0.05, 0.5], (count, 1))
+        kinds = rng.integers(0, 4, count)
+        parts = []
+        for kind in rng.permutation(4).tolist():
+            rows = np.flatnonzero(kinds == kind).astype(np.int32)
+            if kind == 3 and len(rows):
+                masks = np.packbits(allowed[rows], axis=1, bitorder="little").view("<u4")
+                parts.append(AllowedTokens.of_masks(TokenMasks(rows, np.arange(len(rows), dtype=np.int32), masks)))
+            elif kind < 3:
+                own, tokens = np.nonzero(allowed[rows])
+                parts.append(AllowedTokens.pack(rows[own], tokens.astype(np.int32)))
+        merged = AllowedTokens.merge(parts)
+        assert merged is not None
+        assert np.array_equal(np.transpose(merged.unpack()), np.argwhere(allowed))
+        assert [np.diff(part).min(initial=0) for part in (merged.rows, merged.named_rows())] == [0, 0]
+        rows, tokens = np.divmod(np.arange(allowed.size), allowed.shape[1])
+        assert np.array_equal(merged.holds(rows, tokens), allowed.ravel())
 
 
 def test_joined_masks_are_those_of_their_parts() -> None:
@@ -66,8 +72,8 @@ def test_joined_masks_are_those_of_their_parts() -> None:
             mask_of = rng.integers(0, len(arrays[array]), count).astype(np.int32)
             parts.append((first, TokenMasks(np.arange(count, dtype=np.int32), mask_of, arrays[array])))
             first += count + int(rng.integers(0, 2))
-        joined = TokenMasks.join(parts)
-        assert joined is not None and joined.rows.dtype == joined.mask_of.dtype == np.int32
+        joined = TokenMasks.merge([TokenMasks(part.rows + first, part.mask_of, part.masks) for first, part in parts])
+        assert joined is not None and joined.mask_of.dtype == np.int32
         expected = [
             (first + row, mask) for first, part in parts for row, mask in zip(part.rows, part.masks[part.mask_of])
         ]

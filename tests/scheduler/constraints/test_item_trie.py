@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from baton.scheduler.constraints.constraint import AllowedTokens, walk_draft
+from baton.scheduler.constraints.constraint import AllowedTokens, join_allowed, walk_draft
 from baton.scheduler.constraints.item_trie import MAX_ITEM_TOKENS, ItemStates, ItemTrie, ItemTrieError
 
 Nested = dict[int, "Nested"]
@@ -192,6 +192,8 @@ def test_states_together_allow_what_each_allows_alone(seed: int) -> None:
         trie = rng.choice(tries)
         states.append(ItemStates(trie, nodes(rng.randrange(trie.num_nodes))))
         drafts.append(nodes(*(rng.randrange(trie.max_token + 2) for _ in range(rng.choice([0, 0, 2])))))
+    together, alone = ItemStates.allowed_next(states), join_allowed(states)
+    assert [part.tolist() for part in together.unpack()] == [part.tolist() for part in alone.unpack()]
     found = ItemStates.allowed_along(states, drafts)
     for state, draft, allowed in zip(states, drafts, found, strict=True):
         assert isinstance(allowed, AllowedTokens)
