@@ -14,10 +14,12 @@ from typing import Any
 
 from ...runtime.constraints.lark import ascii_digits
 from ...runtime.constraints.structural_tags import (
+    MAX_SLOTS,
     Either,
     Form,
     Format,
     Free,
+    Item,
     Regex,
     Repeated,
     Separated,
@@ -57,6 +59,7 @@ def read_structural_tag(value: Any, name: str, read_schema: Read, read_ebnf: Rea
 class _Reader:
     def __init__(self, name: str, read_schema: Read, read_ebnf: Read) -> None:
         self._name, self._read_schema, self._read_ebnf = name, read_schema, read_ebnf
+        self._tries: set[str] = set()
 
     def structures(self, value: Mapping[str, Any]) -> Format:
         tags = []
@@ -84,6 +87,8 @@ class _Reader:
                 return Form(self._read_ebnf(value.get("grammar"), f"{where}.grammar"))
             case "regex":
                 return Regex(ascii_digits(self._string(value, "pattern", where)))
+            case "item_trie":
+                return self._item(value, where)
             case "any_text":
                 self._refuse_set(value, "excludes", where)
                 return Free()
@@ -114,8 +119,8 @@ class _Reader:
                     self._bool(value, "stop_after_first", where),
                 )
         raise RequestRefused(
-            f"{where}.type is {shown(kind)}; it is const_string, json_schema, grammar, regex, any_text, sequence, or, "
-            "optional, star, plus, repeat, tag, triggered_tags or tags_with_separator",
+            f"{where}.type is {shown(kind)}; it is const_string, json_schema, grammar, regex, item_trie, any_text, "
+            "sequence, or, optional, star, plus, repeat, tag, triggered_tags or tags_with_separator",
             param=self._name,
         )
 
@@ -135,6 +140,15 @@ class _Reader:
             if not trigger or not any(tag.begin.startswith(trigger) for tag in tags):
                 raise RequestRefused(f"{where}: no tag begins with the trigger {shown(trigger)}", param=self._name)
         return Triggered(tuple(triggers), tuple(tags), begins, single)
+
+    def _item(self, value: Mapping[str, Any], where: str) -> Format:
+        name = self._string(value, "item_trie", where)
+        self._tries.add(name)
+        if len(self._tries) > MAX_SLOTS:
+            raise RequestRefused(
+                f"{self._name} names more than {MAX_SLOTS} item tries; use at most {MAX_SLOTS}", param=self._name
+            )
+        return Item(name)
 
     def _tags(self, value: Mapping[str, Any], where: str, depth: int) -> list[Tag]:
         given = self._list(value, "tags", where)

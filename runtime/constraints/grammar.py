@@ -35,6 +35,7 @@ from ...scheduler.constraints.constraint import BITS, GRAMMAR, MAX_FORCED, Allow
 from ...scheduler.outcome import RequestRefused
 from ..text.tokenizer import Tokenizer
 from .json_checks import JSONChecks, Reader, Tokens, ids_of, without
+from .structural_tags import MAX_SLOTS
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +77,24 @@ class GrammarError(ValueError):
 class GrammarVocabulary:
     """A model's tokens, as matchers read them."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int], *, has_slots: bool = False
+    ) -> None:
         """vocab_size: of the model, which may have more rows than the tokenizer has tokens; those are never allowed.
-        eos_token_ids: each may end an output that is whole."""
+        eos_token_ids: each may end an output that is whole. has_slots: behind the model's tokens are those of
+        `MAX_SLOTS` slots (item_slots.py)."""
         pieces = tokenizer.token_bytes
         tokens = [pieces[token_id] for token_id in range(vocab_size)]
         special = {i: tokenizer.token_text(i) for i in sorted(pieces.special_ids) if i < vocab_size}
         self.special = {text: token_id for token_id, text in special.items() if text}
         """Text -> id of the tokens that no other spelling stands for."""
         self.readable = Tokens(tokens)
+        self.first_slot = -(-vocab_size // BITS) * BITS
+        """Id of the first slot's token; the slots have a word of a mask to themselves."""
+        if has_slots:
+            tokens += [b""] * (self.first_slot - vocab_size)
+            tokens += [f"<|slot {slot}|>".encode() for slot in range(MAX_SLOTS)]
+            special |= dict.fromkeys(range(self.first_slot, len(tokens)), "")
         words = _Words(tokens, list(special), eos_token_ids, tokenizer)
         self.tokenizer = LLTokenizer(TokenizerWrapper(words), eos_token=list(eos_token_ids) or None)
         self.num_words = -(-self.tokenizer.vocab_size // BITS)

@@ -8,6 +8,7 @@ from ...scheduler.constraints.item_trie import ItemConstraint
 from ...scheduler.sampling_params import SamplingParams
 from .grammars import Grammars
 from .item_tries import ItemTries
+from .structural_tags import item_tries
 
 
 def resolve_constraint(sampling: SamplingParams, tries: ItemTries, grammars: Grammars) -> Constraint | None:
@@ -15,5 +16,7 @@ def resolve_constraint(sampling: SamplingParams, tries: ItemTries, grammars: Gra
     if sampling.allowed_token_ids:
         return AllowedIds(sampling.allowed_token_ids)
     if sampling.grammar is not None:
+        if names := item_tries(sampling.grammar.source):
+            return grammars.with_items(sampling.grammar, {name: tries.get(name) for name in names})
         return grammars.constraint(sampling.grammar)
     return None if sampling.item_trie is None else ItemConstraint(tries.get(sampling.item_trie), sampling.item_trie)

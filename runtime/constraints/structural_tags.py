@@ -4,6 +4,7 @@ The formats, in each other (their names and meaning are XGrammar's; how free tex
 
     text       these characters                  grammar    another grammar: of a schema, a regular expression, …
     free       any text, up to what follows      tag        begin, content, one of some ends
+    item       an item of a trie
     sequence   one after the other               triggered  free text in which a trigger begins one of the tags
     either     one of them                       separated  tags with a separator between them
 
@@ -14,8 +15,9 @@ the HTTP process reads the formats, and the worker turns them into Lark.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -39,6 +41,12 @@ class Regex(msgspec.Struct, tag="regex", frozen=True):
     """A text that the whole expression matches. In a tag it ends with the first end behind which it has matched."""
 
     pattern: str
+
+
+class Item(msgspec.Struct, tag="item", frozen=True):
+    """An item of a trie."""
+
+    trie: str
 
 
 class Free(msgspec.Struct, tag="free", frozen=True):
@@ -92,10 +100,13 @@ class Separated(msgspec.Struct, tag="separated", frozen=True):
     is_single: bool = False
 
 
-Format = Text | Form | Regex | Free | Sequence | Either | Repeated | Tag | Triggered | Separated
+Format = Text | Form | Regex | Item | Free | Sequence | Either | Repeated | Tag | Triggered | Separated
 
 KEY = "structural_tag"
 """Begins the source of such a grammar: {"structural_tag": format}."""
+
+MAX_SLOTS = 32
+"""Item tries that one grammar may name."""
 
 _BEGINNING = f'{{"{KEY}":'
 
@@ -110,10 +121,34 @@ def is_structural(source: str) -> bool:
     return source.startswith(_BEGINNING)
 
 
-def build(source: str, special: Mapping[str, int]) -> str:
+def item_tries(source: str) -> tuple[str, ...]:
+    """The tries that a grammar names, each once. That with the number n has slot n (item_slots.py)."""
+    if not is_structural(source) or '"type": "item"' not in source:
+        return ()
+    return tuple(dict.fromkeys(_names_of(_read(source))))
+
+
+def build(source: str, special: Mapping[str, int], first_slot: int = 0) -> str:
     """What `to_source` wrote, in llguidance's own form. special: text -> id of the tokens that no other spelling stands
-    for."""
-    return _Builder(special).build(msgspec.convert(json.loads(source)[KEY], Format))
+    for. first_slot: id of the token of slot 0."""
+    slots = {name: first_slot + number for number, name in enumerate(item_tries(source))}
+    return _Builder(special, slots).build(_read(source))
+
+
+def _read(source: str) -> Format:
+    return msgspec.convert(json.loads(source)[KEY], Format)
+
+
+def _names_of(format: Format) -> Iterator[str]:
+    match format:
+        case Item(trie):
+            yield trie
+        case Sequence(parts) | Either(parts):
+            yield from itertools.chain.from_iterable(map(_names_of, parts))
+        case Repeated(part) | Tag(_, part):
+            yield from _names_of(part)
+        case Triggered(_, tags) | Separated(tags):
+            yield from itertools.chain.from_iterable(map(_names_of, tags))
 
 
 def is_free(format: Format) -> bool:
@@ -135,8 +170,9 @@ def is_free(format: Format) -> bool:
 class _Builder:
     """Lexemes and parts of one grammar."""
 
-    def __init__(self, special: Mapping[str, int]) -> None:
-        self._terms = Terms(special)
+    def __init__(self, special: Mapping[str, int], slots: Mapping[str, int]) -> None:
+        """slots: name of a trie -> id of its slot's token."""
+        self._terms, self._slots = Terms(special), slots
         self._lexemes: dict[str, str] = {}
         """What stands behind the name of a rule -> the name."""
         self._parts: dict[str, dict[str, Any]] = {}
@@ -172,6 +208,8 @@ class _Builder:
                 return self._part(source)
             case Regex(pattern):
                 return self._lexeme(_between_slashes(pattern))
+            case Item(trie):
+                return f"<[{self._slots[trie]}]>"
             case Sequence(parts):
                 return " ".join(map(self._open, parts)) or '""'
             case Either(parts):

@@ -12,6 +12,8 @@ import numpy as np
 from llguidance import LLMatcher, grammar_from
 
 from baton.runtime.constraints.grammar import GrammarConstraint, GrammarError, GrammarVocabulary, Position
+from baton.runtime.constraints.item_slots import GrammarWithItems
+from baton.scheduler.constraints.item_trie import ItemTrie
 from tests.doubles.kv_echo import VOCAB
 
 _OBJECT = {
@@ -26,7 +28,10 @@ SOURCES = [
     grammar_from("json_schema", json.dumps(_OBJECT)),
     grammar_from("lark", 'start: "[" start "]" | "xyz" | "a"+'),
     grammar_from("choice", json.dumps(["ab", "abcd", "the only one", "the other one"])),
+    'start: "[" ITEM ("," ITEM)* "]" | "none"',
 ]
+ITEMS = [[3], [9, 40], [9, 41, 50], [60, 61], [60, 62], [70, 9, 3]]
+"""Token ids of what stands for ITEM."""
 
 
 class EchoWords:
@@ -65,20 +70,30 @@ class SimulatedGrammars:
 
     def __init__(self, eos: tuple[int, ...]) -> None:
         self._eos = frozenset(eos)
-        vocabulary = GrammarVocabulary(EchoWords(eos), VOCAB, sorted(eos))  # type: ignore[arg-type]
-        self._vocabulary: Future[GrammarVocabulary] = Future()
-        self._vocabulary.set_result(vocabulary)
-        self._tokenizer = vocabulary.tokenizer
-        self._roots = [vocabulary.compile(source) for source in SOURCES]
+        words: Any = EchoWords(eos)
+        plain = GrammarVocabulary(words, VOCAB, sorted(eos))
+        slotted = GrammarVocabulary(words, VOCAB, sorted(eos), has_slots=True)
+        self._tokenizer = plain.tokenizer
+        self._vocabularies: list[Future[GrammarVocabulary]] = []
+        self._roots: list[Position] = []
+        for source in SOURCES:
+            vocabulary = slotted if "ITEM" in source else plain
+            self._roots.append(vocabulary.compile(source.replace("ITEM", f"<[{vocabulary.first_slot}]>")))
+            self._vocabularies.append(Future())
+            self._vocabularies[-1].set_result(vocabulary)
+        longest = max(map(len, ITEMS))
+        self._items = ItemTrie.build(np.array([item + [-1] * (longest - len(item)) for item in ITEMS], dtype=np.int32))
         self._compiling: list[tuple[Future[Position], int | None]] = []
 
-    def constraint(self, number: int | None, is_ready: bool) -> GrammarConstraint:
+    def constraint(self, number: int | None, is_ready: bool) -> GrammarConstraint | GrammarWithItems:
         """number: of a source; None for one that cannot be compiled. is_ready: at once, not by `finish`."""
         root: Future[Position] = Future()
         self._compiling.append((root, number))
         if is_ready:
             self.finish(len(self._compiling) - 1)
-        return GrammarConstraint(self._vocabulary, root, "grammar")
+        grammar = GrammarConstraint(self._vocabularies[number or 0], root, "grammar")
+        has_items = number is not None and "ITEM" in SOURCES[number]
+        return GrammarWithItems(grammar, [self._items]) if has_items else grammar
 
     def finish(self, place: int | None = None) -> None:
         """The compilation of one has ended; None for all."""
@@ -96,7 +111,9 @@ class SimulatedGrammars:
         return len(self._compiling)
 
     def twin(self, number: int) -> SlowGrammar:
-        return SlowGrammar(LLMatcher(self._tokenizer, SOURCES[number], log_level=0), self._eos)
+        spelled_out = " | ".join(" ".join(f"<[{token}]>" for token in item) for item in ITEMS)
+        source = SOURCES[number].replace("ITEM", f"({spelled_out})")
+        return SlowGrammar(LLMatcher(self._tokenizer, source, log_level=0), self._eos)
 
 
 class SlowGrammar:

@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 
 import anthropic
 import jsonschema_rs
+import numpy as np
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from baton.runtime.text.tokenizer import Tokenizer
 from tests.doubles.server_under_test import ServerUnderTest
 
 pytestmark = pytest.mark.process
@@ -37,6 +39,7 @@ SMALL = {
     "required": ["kind", "size"],
     "additionalProperties": False,
 }
+ITEMS = ["".join(item["tokens"]) for item in json.loads((TOY_MODEL / "catalogue.json").read_text())]
 SAMPLING = {"max_new_tokens": 300, "temperature": 0.0}
 ASKED: Any = [{"role": "user", "content": "How many lines are in notes.txt?"}]
 COUNT: Any = {
@@ -59,9 +62,12 @@ TOOLS: Any = [{"type": "function", "function": {**tool, "strict": True}} for too
 
 @pytest.fixture(scope="module", params=["plain", "overlapped"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+    folder = tmp_path_factory.mktemp("server")
+    np.save(folder / "items.npy", np.array([Tokenizer.load(TOY_MODEL).encode(item, False) for item in ITEMS]))
     flags = ["--max-total-tokens", "8192", "--dtype", "float32", "--device", "cpu", "--max-beam-width", "16",
-             "--overlap-schedule", "on" if request.param == "overlapped" else "off"]  # fmt: skip
-    with ServerUnderTest(TOY_MODEL, tmp_path_factory.mktemp("server"), *flags, behaviour=None) as running:
+             "--overlap-schedule", "on" if request.param == "overlapped" else "off",
+             "--item-trie", f"catalogue={folder / 'items.npy'}"]  # fmt: skip
+    with ServerUnderTest(TOY_MODEL, folder, *flags, behaviour=None) as running:
         yield running.wait_ready()
 
 
@@ -114,6 +120,31 @@ def test_stream_is_the_whole_in_pieces(server: ServerUnderTest) -> None:
     assert valid(whole["text"])
     assert json.loads(events[-1][6:])["text"] == whole["text"]
     assert len(events) > 1
+
+
+ITEM: Any = {"type": "item_trie", "item_trie": "catalogue"}
+
+
+@pytest.mark.parametrize("how", [{"n": 4, "temperature": 1.0, "seed": 1}, {"n": 4, "beam_width": 6}])
+def test_items_stand_in_text(server: ServerUnderTest, how: dict[str, Any]) -> None:
+    """Words, an item of the catalogue, words, another one, and a number."""
+    tag = {"type": "tag", "begin": "<|sid_begin|>", "content": ITEM, "end": "<|sid_end|>"}
+    words = {"type": "regex", "pattern": "[a-z]{1,4}: "}
+    elements = [words, tag, words, tag, {"type": "regex", "pattern": " [0-9]"}]
+    form = {"structural_tag": {"format": {"type": "sequence", "elements": elements}}}
+    found = generate(server, **form, **how, skip_special_tokens=False)
+    assert len(found) == 4
+    for each in found:
+        assert each["meta_info"]["finish_reason"]["type"] == "stop"
+        item = r"[a-z]{1,4}: <\|sid_begin\|>(.+)<\|sid_end\|>"
+        match = re.fullmatch(f"{item}{item} [0-9]", each["text"])
+        assert match is not None and {match[1], match[2]} <= set(ITEMS), each["text"]
+
+
+def test_item_of_a_trie_that_is_not_loaded_is_refused(server: ServerUnderTest) -> None:
+    form = {"format": {"type": "item_trie", "item_trie": "other"}}
+    answer = server.generate(text="A", sampling_params={"structural_tag": form})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "item_trie_not_found")
 
 
 def test_all_beams_fulfil_their_schema(server: ServerUnderTest) -> None:
