@@ -384,7 +384,7 @@ class EventLoop:
             own_ids = None
             if spec.continuation is not None:
                 own_ids = self._suffixes.complete_suffix(spec.continuation, spec.token_ids)
-            constraint = resolve_constraint(spec.sampling, self._item_tries, self._grammars)
+            constraint = resolve_constraint(spec.sampling, self._item_tries, self._grammars, spec.client)
             requests = self._scheduler.add_request(spec, now, own_ids=own_ids, constraint=constraint)
         except RequestRefused as refusal:
             self.refuse_request(spec.rid, refusal, now)

@@ -33,8 +33,8 @@ from .structural_tags import read_structural_tag
 MAX_GRAMMAR_CHARS = 300_000
 """Of a schema, an expression, a list of choices, or a grammar in Lark. They are read on the server's loop."""
 
-MAX_GBNF_CHARS = 50_000
-"""To turn GBNF into Lark takes time with the square of its rules."""
+MAX_GBNF_CHARS, MAX_GBNF_RULES = 50_000, 400
+"""To turn GBNF into Lark takes time with the square of its rules, on the server's loop."""
 
 MAX_CHOICES = 10_000
 
@@ -158,6 +158,11 @@ def _ebnf_source(value: Any, name: str) -> str:
         raise RequestRefused(f"{name} is {shown(text)}; it takes GBNF or Lark", param=name)
     if "::=" in text and len(text) > MAX_GBNF_CHARS:
         raise RequestRefused(f"{name} has {len(text)} characters of GBNF; use at most {MAX_GBNF_CHARS}", param=name)
+    if (rules := text.count("::=")) > MAX_GBNF_RULES:
+        raise RequestRefused(
+            f"{name} has {rules} rules of GBNF; use at most {MAX_GBNF_RULES}, or Lark, which has no limit of rules",
+            param=name,
+        )
     try:
         return grammar_from("ebnf", text)
     except (ValueError, RecursionError) as error:

@@ -19,8 +19,10 @@ are left are tried out before they are allowed (`_Search`).
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -88,17 +90,21 @@ class GrammarVocabulary:
         special = {i: tokenizer.token_text(i) for i in sorted(pieces.special_ids) if i < vocab_size}
         self.special = {text: token_id for token_id, text in special.items() if text}
         """Text -> id of the tokens that no other spelling stands for."""
+        marks = re.compile("|".join(map(re.escape, sorted(self.special, key=len, reverse=True))) or r"(?!)")
         self.readable = Tokens(tokens)
         self.first_slot = -(-vocab_size // BITS) * BITS
         """Id of the first slot's token; the slots have a word of a mask to themselves."""
         if has_slots:
             tokens += [b""] * (self.first_slot - vocab_size)
-            tokens += [f"<|slot {slot}|>".encode() for slot in range(MAX_SLOTS)]
-            special |= dict.fromkeys(range(self.first_slot, len(tokens)), "")
-        words = _Words(tokens, list(special), eos_token_ids, tokenizer)
+            slots = {self.first_slot + slot: f"<|slot {slot}|>" for slot in range(MAX_SLOTS)}
+            tokens += [text.encode() for text in slots.values()]
+            special |= slots
+        self.num_tokens, self.special_texts = len(tokens), special
+        """Tokens, slots among them; id -> text of the special ones."""
+        words = _Words(tokens, list(special), eos_token_ids, tokenizer, marks)
         self.tokenizer = LLTokenizer(TokenizerWrapper(words), eos_token=list(eos_token_ids) or None)
         self.num_words = -(-self.tokenizer.vocab_size // BITS)
-        threads = max(1, min(MAX_THREADS, os.cpu_count() or 1))
+        threads = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0))))
         self.executor = LLExecutor(threads)
         self.min_shared = MIN_SHARED if threads >= MIN_THREADS else sys.maxsize
         """So many masks are shared among threads."""
@@ -259,16 +265,26 @@ class _Words:
     """What llguidance asks of a tokenizer."""
 
     def __init__(
-        self, tokens: list[bytes], special_ids: list[int], eos_token_ids: Sequence[int], tokenizer: Tokenizer
+        self,
+        tokens: list[bytes],
+        special_ids: list[int],
+        eos_token_ids: Sequence[int],
+        tokenizer: Tokenizer,
+        marks: re.Pattern[str],
     ) -> None:
+        """marks: finds the spellings of special tokens."""
         self.tokens = tokens
         self.special_token_ids = special_ids
         self.eos_token_id = eos_token_ids[0] if eos_token_ids else len(tokens)
         self.bos_token_id = None
-        self._tokenizer = tokenizer
+        self._tokenizer, self._marks = tokenizer, marks
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode_continuation(text.decode())
+        """The spelling of a special token is text here, as any other: it is cut, so that no token stands for it."""
+        words = text.decode()
+        cuts = [mark.start() + 1 for mark in self._marks.finditer(words)]
+        parts = [words[start:stop] for start, stop in itertools.pairwise([0, *cuts, len(words)])]
+        return [token_id for part in parts if part for token_id in self._tokenizer.encode_continuation(part)]
 
 
 def _error_of(matcher: LLMatcher) -> GrammarError | None:
@@ -355,6 +371,12 @@ _Along = tuple[Position, tuple[int, ...]]
 """A position, and a draft of what follows it."""
 
 
+class Interest:
+    """Held by all requests that wait for one grammar; without it, the grammar is not compiled."""
+
+    __slots__ = ("__weakref__",)
+
+
 class GrammarConstraint:
     """A `Constraint`; see there for the attributes. It may still be compiling."""
 
@@ -366,10 +388,17 @@ class GrammarConstraint:
     max_tokens: int | None = None
     output_name = "output"
 
-    def __init__(self, vocabulary: Future[GrammarVocabulary], root: Future[Position], name: str) -> None:
-        """root: raises GrammarError if the grammar cannot be compiled. name: for messages, e.g. "json_schema"."""
+    def __init__(
+        self,
+        vocabulary: Future[GrammarVocabulary],
+        root: Future[Position],
+        name: str,
+        interest: Interest | None = None,
+    ) -> None:
+        """root: raises GrammarError if the grammar cannot be compiled. name: for messages, e.g. "json_schema".
+        interest: what keeps the grammar from being dropped before it is compiled."""
         self.name = name
-        self._vocabulary, self._root = vocabulary, root
+        self._vocabulary, self._root, self._interest = vocabulary, root, interest
 
     @property
     def is_ready(self) -> bool:

@@ -1,38 +1,59 @@
 """Compiles grammars in a thread of their own, and keeps those that were asked for last.
 
 A request gets its constraint at once and waits for it in the scheduler; meanwhile the event loop serves the others. The
-thread has a lower priority than they have, and releases the interpreter's lock while it compiles.
+thread has a lower priority than they have, and releases the interpreter's lock while it compiles. Clients take turns,
+and a grammar that no request waits for any more is not compiled, so no client delays another for longer than one
+grammar may take on trial (trial.py).
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
-from llguidance import LLParserLimits
 
 from ...scheduler.constraints.item_trie import ItemTrie
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import Grammar
 from ..text.tokenizer import Tokenizer
 from . import structural_tags
-from .grammar import GrammarConstraint, GrammarVocabulary, Position
+from .grammar import GrammarConstraint, GrammarError, GrammarVocabulary, Interest, Position
 from .item_slots import GrammarWithItems
 from .json_checks import unwrap
+from .trial import LIMITS, WORKER_STACK_BYTES, NotWanted, Trial, TrialFailed
 
 MAX_GRAMMARS = 128
 """That are kept compiled, besides those in use."""
 
-LIMITS = LLParserLimits(max_lexer_states=60_000, verbose_errors=False)
-"""States of one grammar's lexer, some 2 kB each; the rest as llguidance has it: a mask takes at most some 15 ms."""
+MAX_BYTES = 512 * 2**20
+"""Memory of those that are kept, as it was found on trial."""
 
 _NICENESS = 5
+
+_CLOSE_S = 5.0
+"""Seconds that closing waits for a grammar that is being compiled."""
+
+
+@dataclass(slots=True, eq=False)
+class _Compilation:
+    """A grammar that is compiled, or waits to be."""
+
+    source: str
+    has_slots: bool
+    interest: ref[Interest]
+    """Alive as long as a request has the grammar."""
+    root: Future[Position] = field(default_factory=Future)
+    num_bytes: int = 0
+
+    def is_wanted(self) -> bool:
+        return self.interest() is not None
 
 
 class Grammars:
@@ -49,37 +70,58 @@ class Grammars:
         self._load_tokenizer = load_tokenizer
         self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._wake = wake
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: threading.Thread | None = None
+        self._news = threading.Condition()
+        """Guards all that the thread shares."""
+        self._waiting: OrderedDict[str, deque[_Compilation]] = OrderedDict()
+        """By client; the one that comes first has its turn."""
+        self._is_closed = False
         self._vocabularies: dict[bool, Future[GrammarVocabulary]] = {}
         """By whether it has slots for items."""
-        self._roots: OrderedDict[str, Future[Position]] = OrderedDict()
+        self._trials: dict[bool, Trial] = {}
+        self._known: OrderedDict[str, _Compilation] = OrderedDict()
         self._ends_within: WeakKeyDictionary[ItemTrie, np.ndarray] = WeakKeyDictionary()
         """Tries in use -> the tokens of their items that end outputs."""
 
-    def constraint(self, grammar: Grammar) -> GrammarConstraint:
+    def constraint(self, grammar: Grammar, client: str = "") -> GrammarConstraint:
         """The constraint that a grammar sets, which may still be compiling. That of a grammar with items has slots for
         them."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "grammars", initializer=_lower_priority)
         has_slots = bool(structural_tags.item_tries(grammar.source))
-        vocabulary = self._vocabularies.get(has_slots)
-        if vocabulary is None:
-            vocabulary = self._vocabularies[has_slots] = self._thread.submit(self._read_vocabulary, has_slots)
-        root = self._roots.get(grammar.source)
-        if root is None:
-            root = self._roots[grammar.source] = self._thread.submit(_compile, vocabulary, grammar.source)
-            root.add_done_callback(lambda _: self._wake())
-            while len(self._roots) > MAX_GRAMMARS:
-                self._roots.popitem(last=False)
-        self._roots.move_to_end(grammar.source)
-        return GrammarConstraint(vocabulary, root, grammar.name)
+        with self._news:
+            known = self._known.get(grammar.source)
+            interest = known.interest() if known is not None else None
+            if interest is None:
+                interest = Interest()
+            if known is None:
+                known = self._known[grammar.source] = _Compilation(grammar.source, has_slots, ref(interest))
+                self._waiting.setdefault(client, deque()).append(known)
+            else:
+                known.interest = ref(interest)
+            self._known.move_to_end(grammar.source)
+            self._drop_oldest()
+            vocabulary = self._vocabularies.setdefault(has_slots, Future())
+            if self._thread is None:
+                threading.stack_size(WORKER_STACK_BYTES)
+                self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+                self._thread.start()
+                threading.stack_size(0)
+            self._news.notify()
+        return GrammarConstraint(vocabulary, known.root, grammar.name, interest)
 
-    def with_items(self, grammar: Grammar, tries: Mapping[str, ItemTrie]) -> GrammarWithItems:
+    def with_items(self, grammar: Grammar, tries: Mapping[str, ItemTrie], client: str = "") -> GrammarWithItems:
         """The constraint of a grammar with items. tries: by name, in the order of `structural_tags.item_tries`. Raises
         RequestRefused for a trie with a token that ends outputs."""
         for name, trie in tries.items():
             self._refuse_ends(grammar.name, name, trie)
-        return GrammarWithItems(self.constraint(grammar), list(tries.values()))
+        return GrammarWithItems(self.constraint(grammar, client), list(tries.values()))
+
+    def close(self) -> None:
+        """Compile nothing else, and end the processes that compile on trial."""
+        with self._news:
+            self._is_closed = True
+            self._news.notify()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
 
     def _refuse_ends(self, where: str, name: str, trie: ItemTrie) -> None:
         ends = self._ends_within.get(trie)
@@ -93,21 +135,81 @@ class Grammars:
                 param=where,
             )
 
-    def close(self) -> None:
-        """Start no other compilation."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+    def _drop_oldest(self) -> None:
+        while len(self._known) > MAX_GRAMMARS or sum(each.num_bytes for each in self._known.values()) > MAX_BYTES:
+            if len(self._known) == 1:
+                return
+            self._known.popitem(last=False)
 
-    def _read_vocabulary(self, has_slots: bool) -> GrammarVocabulary:
-        return GrammarVocabulary(self._load_tokenizer(), self._vocab_size, self._eos_token_ids, has_slots=has_slots)
+    # -- in the thread -------------------------------------------------------------------------------------------------
 
+    def _run(self) -> None:
+        _lower_priority()
+        while (compilation := self._next()) is not None:
+            try:
+                position = self._compile(compilation)
+            except NotWanted:
+                continue
+            except BaseException as error:  # a panic of Rust's is no Exception
+                compilation.root.set_exception(error if isinstance(error, Exception) else GrammarError(str(error)))
+            else:
+                compilation.root.set_result(position)
+            self._wake()
+        for trial in self._trials.values():
+            trial.close()
 
-def _compile(vocabulary: Future[GrammarVocabulary], source: str) -> Position:
-    found = vocabulary.result()
-    if structural_tags.is_structural(source):
-        source = structural_tags.build(source, found.special, found.first_slot)
-    source, checks = unwrap(source)
-    return found.compile(source, LIMITS, checks)
+    def _next(self) -> _Compilation | None:
+        """Wait for the next grammar, of the client with its turn; None once closed."""
+        with self._news:
+            while True:
+                self._news.wait_for(lambda: self._waiting or self._is_closed)
+                if self._is_closed:
+                    return None
+                client, own = next(iter(self._waiting.items()))
+                compilation = own.popleft()
+                self._waiting.move_to_end(client)
+                if not own:
+                    del self._waiting[client]
+                if compilation.is_wanted():
+                    return compilation
+                self._forget(compilation)
+
+    def _forget(self, compilation: _Compilation) -> None:
+        """Forget a grammar that no request waits for."""
+        if self._known.get(compilation.source) is compilation:
+            del self._known[compilation.source]
+
+    def _compile(self, compilation: _Compilation) -> Position:
+        """Raises GrammarError, and NotWanted if no request waits for it any more."""
+        vocabulary = self._vocabulary(compilation.has_slots)
+        source = compilation.source
+        if structural_tags.is_structural(source):
+            source = structural_tags.build(source, vocabulary.special, vocabulary.first_slot)
+        source, checks = unwrap(source)
+        while True:
+            try:
+                compilation.num_bytes = self._trials[compilation.has_slots].try_grammar(
+                    source, lambda: compilation.is_wanted() and not self._is_closed
+                )
+                break
+            except TrialFailed as error:
+                raise GrammarError(str(error)) from None
+            except NotWanted:
+                with self._news:
+                    if not compilation.is_wanted() or self._is_closed:  # else a request came meanwhile
+                        self._forget(compilation)
+                        raise
+        return vocabulary.compile(source, LIMITS, checks)
+
+    def _vocabulary(self, has_slots: bool) -> GrammarVocabulary:
+        future = self._vocabularies[has_slots]
+        if not future.done():
+            found = GrammarVocabulary(
+                self._load_tokenizer(), self._vocab_size, self._eos_token_ids, has_slots=has_slots
+            )
+            self._trials[has_slots] = Trial(found.num_tokens, found.special_texts, self._eos_token_ids)
+            future.set_result(found)
+        return future.result()
 
 
 def _lower_priority() -> None:

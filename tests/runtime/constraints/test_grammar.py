@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits, grammar_from
 
-from baton.runtime.constraints import grammar, grammars
+from baton.runtime.constraints import grammar
 from baton.runtime.constraints.grammar import (
     GrammarConstraint,
     GrammarError,
@@ -20,11 +19,9 @@ from baton.runtime.constraints.grammar import (
     GrammarVocabulary,
     Position,
 )
-from baton.runtime.constraints.grammars import Grammars
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.constraints.constraint import ConstraintState, join_allowed, walk_draft
 from baton.scheduler.outcome import RequestRefused
-from baton.scheduler.sampling_params import Grammar
 from tests.doubles.trained_tokenizers import CONFIG, byte_level, write_folder
 
 SCHEMA = {
@@ -245,42 +242,17 @@ def test_matcher_over_its_limit_fails_alone(vocabulary: GrammarVocabulary, token
     assert tokens_of(fresh) == [fresh_tokens(vocabulary, SOURCES["regex"], [])]
 
 
-# -- compiling in a thread ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def table(tokenizer: Tokenizer) -> Grammars:
-    assert tokenizer.eos_token_id is not None
-    return Grammars(lambda: tokenizer, tokenizer.vocab_size, (tokenizer.eos_token_id,))
-
-
-def test_grammar_is_compiled_once_and_wakes_the_loop(table: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    woken = threading.Event()
-    monkeypatch.setattr(table, "_wake", woken.set)
-    one = table.constraint(Grammar("regex", SOURCES["regex"]))
-    other = table.constraint(Grammar("guided_regex", SOURCES["regex"]))
-    assert woken.wait(30) and one.is_ready and other.is_ready and one.failure() is None
-    assert one.root is other.root and (one.name, other.name) == ("regex", "guided_regex")
-    assert one.start().allowed().count() > 0
-
-
-def test_grammar_that_cannot_be_compiled_is_refused_with_its_field(table: Grammars) -> None:
-    wrong = table.constraint(Grammar("sampling_params.regex", grammar_from("regex", "(")))
-    deadline = threading.Event()
-    while not wrong.is_ready:
-        deadline.wait(0.01)
-    refusal = wrong.failure()
-    assert refusal is not None and (refusal.code, refusal.param) == ("invalid_grammar", "sampling_params.regex")
-    assert refusal.message.startswith("sampling_params.regex: ")
-
-
-def test_only_grammars_asked_for_last_are_kept(table: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "MAX_GRAMMARS", 2)
-    sources = [grammar_from("regex", f"a{{{count}}}") for count in (1, 2, 3)]
-    first, second, _ = (table.constraint(Grammar("regex", sources[place])) for place in (0, 1, 0))
-    table.constraint(Grammar("regex", sources[2]))
-    assert table.constraint(Grammar("regex", sources[0]))._root is first._root, "it was asked for after the second"
-    assert table.constraint(Grammar("regex", sources[1]))._root is not second._root
+def test_spelling_of_a_special_token_is_text(vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> None:
+    """Forced text is written with ordinary tokens."""
+    spelled = next(text for text in vocabulary.special if len(text) > 3)
+    text = f"see {spelled} and {spelled}{spelled[0]}"
+    state: Any = constraint(vocabulary, grammar_from("choice", json.dumps([text]))).start()
+    forced, output = state.forced(), list[int]()
+    assert len(forced) and state.count_allowed(forced) == len(forced)
+    while not state.at_end()[0] and tokens_of(state)[0] != [tokenizer.eos_token_id]:
+        output.append(tokens_of(state)[0][-1])
+        state = state.advance(np.array(output[-1:]))
+    assert not set(output) & tokenizer.special_ids and tokenizer.decode(output) == text
 
 
 def test_positions_left_are_forgotten_and_those_in_use_are_found(
