@@ -204,7 +204,12 @@ class GrammarVocabulary:
         masks = np.zeros((stops[-1], self.num_words), dtype=np.uint32)
         matchers = [position.matcher() for position, _ in wanted]
         tasks = [(matcher, start, list(draft)) for matcher, start, (_, draft) in zip(matchers, starts, wanted)]
-        self.executor.unsafe_compute_mask_ptr_with_draft_token(tasks, masks.ctypes.data, masks[0].nbytes, len(masks))
+        address, size = masks.ctypes.data, masks[0].nbytes
+        if len(masks) < self.min_shared:
+            for matcher, start, draft in tasks:
+                matcher.unsafe_compute_mask_ptr_with_draft_token(address + start * size, size, draft)
+        else:
+            self.executor.unsafe_compute_mask_ptr_with_draft_token(tasks, address, size, len(masks))
         found: dict[_Along, TokenMasks | GrammarError] = {}
         places = np.arange(len(masks), dtype=np.int32)
         for each, matcher, start, stop in zip(wanted, matchers, starts, stops):
@@ -367,6 +372,10 @@ class Position:
         return found
 
 
+_ENDED, _OPEN = np.array([True]), np.array([False])
+for _answer in (_ENDED, _OPEN):
+    _answer.flags.writeable = False
+
 _Along = tuple[Position, tuple[int, ...]]
 """A position, and a draft of what follows it."""
 
@@ -429,13 +438,14 @@ class GrammarConstraint:
         return GrammarStates(self, None)
 
 
-@dataclass(slots=True, frozen=True)
 class GrammarStates:
-    """A `ConstraintState`: the position of each sequence."""
+    """A `ConstraintState`: the position of each sequence. It never changes."""
 
-    grammar: GrammarConstraint
-    _positions: tuple[Position, ...] | None
-    """None for one sequence before its first token, whose grammar may still be compiling."""
+    __slots__ = ("_positions", "grammar")
+
+    def __init__(self, grammar: GrammarConstraint, positions: tuple[Position, ...] | None) -> None:
+        """positions: None for one sequence before its first token, whose grammar may still be compiling."""
+        self.grammar, self._positions = grammar, positions
 
     @property
     def positions(self) -> tuple[Position, ...]:
@@ -532,11 +542,17 @@ class GrammarStates:
         return GrammarStates(self.grammar, tuple(positions[i] for i in sequences.tolist()))
 
     def advance(self, tokens: np.ndarray) -> GrammarStates:
-        pairs = zip(self.positions, tokens.tolist(), strict=True)
+        positions, ids = self.positions, tokens.tolist()
         try:
-            return GrammarStates(self.grammar, tuple(position.advance(token_id) for position, token_id in pairs))
+            if len(positions) == 1:
+                return GrammarStates(self.grammar, (positions[0].advance(ids[0]),))
+            pairs = zip(positions, ids, strict=True)
+            return GrammarStates(self.grammar, tuple([position.advance(token_id) for position, token_id in pairs]))
         except GrammarError as error:
             raise self.grammar.refuse(error) from error
 
     def at_end(self) -> np.ndarray:
-        return np.array([position.is_end for position in self.positions])
+        positions = self.positions
+        if len(positions) == 1:
+            return _ENDED if positions[0].is_end else _OPEN
+        return np.array([position.is_end for position in positions])

@@ -19,8 +19,11 @@ def apply_masks_on_host(logits: torch.Tensor, masks: TokenMasks, finite: bool) -
     logits: float32 [n, vocab]. finite: allowed tokens get finite logits, so that no draw falls on another token.
     """
     vocab_size, covered = logits.shape[1], masks.masks.shape[1] * BITS
-    bits = np.unpackbits((~masks.masks).view(np.uint8), axis=1, bitorder="little", count=min(vocab_size, covered))
-    banned = np.pad(bits, ((0, 0), (0, max(0, vocab_size - covered))), constant_values=1).view(bool)
+    packed = (~masks.masks).view(np.uint8)
+    bits = np.unpackbits(packed, axis=1, bitorder="little", count=min(vocab_size, covered))
+    banned = bits.view(bool)
+    if covered < vocab_size:
+        banned = np.pad(banned, ((0, 0), (0, vocab_size - covered)), constant_values=True)
     if not np.array_equal(masks.mask_of, np.arange(len(banned))):
         banned = banned[masks.mask_of]
     first, count = int(masks.rows[0]), len(masks.rows)

@@ -36,6 +36,8 @@ def allow_only(
     """
     if allowed.dense is not None:
         ops.apply_masks(logits, allowed.dense, finite)
+        if rows is None and not len(allowed.rows):
+            return
         rows = np.setdiff1d(rows if rows is not None else allowed.rows, allowed.dense.rows)
         if not len(rows):
             return
