@@ -66,6 +66,14 @@ class ChatUpdate(NamedTuple):
     pieces: list[Piece]
 
 
+class Comparison(NamedTuple):
+    """A chat compared with a recorded turn. continues: its prompt goes on from that turn. divergence: where it parts
+    from it; None if it continues it, or if the two are not compared."""
+
+    continues: bool
+    divergence: Divergence | None
+
+
 class Chats:
     """One per server, on the loop of its manager."""
 
@@ -149,12 +157,30 @@ class Chats:
             if self._prepares_after(answered, sent, prompt):
                 self._begin_preparing(client, answered, call.conversation, pieces)
 
-        continued = None if known is None else known.turn.rid
-        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record, diverged, continued)
+        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record, diverged)
 
-    def knows_turn(self, client: Client, namespace: str, rid: str) -> bool:
-        """True if a turn of this client with this rid is on record."""
-        return self._conversations.has_turn(client.scope(namespace), rid)
+    async def compare(self, client: Client, chat: ChatAnswer, rid: str) -> Comparison | None:
+        """Compare a chat that was just opened with the turn of this rid, whether or not that belongs to the chat's
+        conversation; None if this client has no such turn on record."""
+        scope, call, asked = client.scope(chat.call.prompt.spec.namespace), chat.call, chat.asked
+        turn = self._conversations.get_turn(scope, rid)
+        if turn is None:
+            return None
+        size = max(len(asked.text), len(turn.text))
+        matched = await beside_others(size, lambda: self._conversations.match_turn(turn, call.conversation, asked.text))
+        if matched is not None:
+            return Comparison(continues=True, divergence=None)
+        if turn.owner != _owner_of(call, scope) or turn.digests is None or asked.digests is None:
+            return Comparison(continues=False, divergence=None)
+        new = Rendered(
+            digests=asked.digests,
+            text=asked.text,
+            prompt_chars=asked.prompt_chars,
+            ids=np.array(asked.prompt.input_ids or [], dtype=np.int32),
+        )
+        old = _rendered(turn, turn.digests)
+        found = await beside_others(size, lambda: find_divergence(old, new, call.conversation.messages, rid))
+        return Comparison(continues=found is None, divergence=found)
 
     # -- the next turn ------------------------------------------------------------------------------------------------
 
@@ -278,7 +304,7 @@ class Chats:
             return None
         if known is not None and known.turn.num_messages >= last.num_messages and not known.turn.is_prepared:
             return None
-        old = Rendered(digests=last.digests, text=last.text, prompt_chars=last.prompt_chars, ids=last.ids)
+        old = _rendered(last, last.digests)
         new = Rendered(
             digests=digests, text=rendered + forced, prompt_chars=len(rendered), ids=np.array(ids, dtype=np.int32)
         )
@@ -389,6 +415,11 @@ def _owner_of(call: ChatCall, scope: str) -> Owner:
     return Owner(scope, call.prompt.spec.client, call.name)
 
 
+def _rendered(turn: Turn, digests: ChatDigests) -> Rendered:
+    """digests: of the turn."""
+    return Rendered(digests=digests, text=turn.text, prompt_chars=turn.prompt_chars, ids=turn.ids)
+
+
 class _Recognized(NamedTuple):
     """conversation: under the rules, which took `taken`. last: the last turn of the same conversation, if any. digests:
     None where turns are not recorded."""
@@ -448,8 +479,8 @@ class _Tokens(NamedTuple):
 
 class ChatAnswer:
     """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well.
-    forced: what its text was made to begin with, which is no part of any output. divergence: where the chat parts from
-    the last turn of its conversation, if it does. continued: rid of the turn that it continues, if any."""
+    forced: what its text was made to begin with, which is no part of any output. call, asked: what
+    it answers. divergence: where the chat parts from the last turn of its conversation, if it does."""
 
     def __init__(
         self,
@@ -461,14 +492,11 @@ class ChatAnswer:
         tokens: _Tokens,
         record: Callable[[Turn, list[Piece]], None],
         divergence: Divergence | None,
-        continued: str | None,
     ) -> None:
-        self.answer = answer
+        self.answer, self.call, self.asked = answer, call, asked
         self.forced = forced
-        self.divergence, self.continued = divergence, continued
+        self.divergence = divergence
         self.turns: list[Turn] = []
-        self._call = call
-        self._asked = asked
         self._tokens = tokens
         self._record = record
         self._samples = [_Sample(make_parser(), forced) for _ in range(asked.prompt.sampling.n)]
@@ -485,7 +513,7 @@ class ChatAnswer:
     def _take(self, output: Output) -> ChatUpdate:
         sample = self._samples[output.sample]
         pieces = sample.take_output(output)
-        if not self._call.choice.parallel:
+        if not self.call.choice.parallel:
             pieces = first_call_only(pieces)
         sample.pieces += pieces
         if output.finish is not None and output.finish.type != "abort":
@@ -494,7 +522,7 @@ class ChatAnswer:
         return ChatUpdate(output, pieces)
 
     def _turn(self, output: Output, sample: _Sample) -> Turn:
-        asked, finish = self._asked, output.finish
+        asked, finish = self.asked, output.finish
         ids = sample.ids
         if finish is not None and isinstance(finish.matched, int):
             ids = ids[:-1]
@@ -506,7 +534,7 @@ class ChatAnswer:
             scope=asked.scope,
             user=asked.prompt.spec.client,
             job_id=asked.prompt.spec.job_id,
-            conversation=self._call.name,
+            conversation=self.call.name,
             num_messages=asked.num_messages,
             given=asked.given,
             prompt_chars=asked.prompt_chars,

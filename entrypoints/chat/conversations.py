@@ -150,9 +150,10 @@ class Conversations:
         """False if no turn is recorded."""
         return self._keeps
 
-    def has_turn(self, scope: str, rid: str) -> bool:
-        """True if the first answer of this request is recorded."""
-        return (scope, rid, 0) in self._turns
+    def get_turn(self, scope: str, rid: str) -> Turn | None:
+        """The first answer of this request, if it is recorded."""
+        _, turn = self._turns.get((scope, rid, 0), (None, None))
+        return turn
 
     def new_job(self, rid: str) -> str | None:
         """The job of a chat that continues no turn and names no job; None where turns are not recorded."""
