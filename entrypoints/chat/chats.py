@@ -116,7 +116,8 @@ class Chats:
         sent, call = call, dataclasses.replace(call, conversation=seen.conversation)
         rendered, forced, make_parser, grammar = await self._rendered(call, size)
         known = await beside_others(size, lambda: self._known(call, rendered + forced, scope))
-        job_id = await self._job_of(sent, known, seen, scope, client.name, size)
+        before = call.after or self._turn_of_job(known, seen, _owner_of(sent, scope))
+        job_id = await self._job_of(sent, before, scope, client.name, size)
         prompt = await self._prompt(call, rendered + forced, known, job_id, make_parser().keeps_special_tokens)
         if grammar is not None:
             sampling = msgspec.structs.replace(prompt.sampling, grammar=grammar)
@@ -124,6 +125,8 @@ class Chats:
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
         prompt = await self._with_details(prompt, seen.taken)
         last = seen.last or self._conversations.last_of_job(_owner_of(sent, scope), job_id)
+        if known is not None and before not in (call.after, known.turn) and (not last or last.job_id != job_id):
+            last = before  # of conversations that began alike, the chat's
         self._hints.log_seen(seen.conversation, len(prompt.input_ids or []))
         diverged = await self._divergence(seen, last, known, rendered, forced, prompt.input_ids or [], size)
         # Where the chat continues a turn and parts before its end, another conversation was taken for this one.
@@ -132,7 +135,6 @@ class Chats:
             prompt = dataclasses.replace(prompt, spec=spec, divergence=dataclasses.asdict(diverged))
         answer = await self._manager.open_answer(client, [prompt], stream=call.stream)
         num_messages = len(call.conversation.messages) - call.conversation.goes_on
-        before = call.after or (known.turn if known is not None else None) or seen.turn_before
         if before is None and call.prompt.spec.job_id is not None:
             before = self._conversations.last_of_job(_owner_of(sent, scope), job_id)
         given = min(before.given, num_messages) if before is not None else num_messages
@@ -349,16 +351,28 @@ class Chats:
             known = self._conversations.match_turn(call.after, call.conversation, text)
         return known or self._conversations.find_turn(call.conversation, text, scope, call.name)
 
-    async def _job_of(
-        self, call: ChatCall, known: GoesOn | None, seen: _Recognized, scope: str, client: str, size: int
-    ) -> str | None:
-        """The job of a chat: the one that it names; else that of the turn that its API names, that it continues, or
-        most messages of which it has where they were; else one of its shared name; else a new one. None where turns are
-        not recorded. size: of the conversation."""
+    def _turn_of_job(self, known: GoesOn | None, seen: _Recognized, owner: Owner) -> Turn | None:
+        """The turn of which a chat has the job, if it names none: the one that it continues, or else the one most
+        messages of which it has where they were.
+
+        Conversations that began alike have equal turns, and a chat continues any of them. One that has been continued
+        before may be another conversation's: the chat belongs to the one with the most of its messages, if that has
+        more of them than the equal turns."""
+        if known is None:
+            return seen.turn_before
+        best, most = known.turn, known.turn.num_messages + (not known.turn.is_prepared)
+        for turn in self._conversations.last_of_equals(known.turn, owner) if known.again else ():
+            if (num_equal := seen.num_equal(turn)) > most:
+                best, most = turn, num_equal
+        return best
+
+    async def _job_of(self, call: ChatCall, before: Turn | None, scope: str, client: str, size: int) -> str | None:
+        """The job of a chat: the one that it names; else that of the turn before it; else one of its shared name; else
+        a new one. None where turns are not recorded. before: the turn that its API names, or `_turn_of_job`. size: of
+        the conversation."""
         if (job_id := call.prompt.spec.job_id) is not None:
             return job_id
-        turns = (call.after, known.turn if known is not None else None, seen.turn_before)
-        job_id = next((turn.job_id for turn in turns if turn is not None and turn.job_id is not None), None)
+        job_id = before.job_id if before is not None else None
         new = self._conversations.new_job(call.rid)
         if call.shared_name is None or new is None:
             return job_id or new
@@ -436,6 +450,18 @@ class _Recognized(NamedTuple):
             return None
         return dataclasses.replace(self.digests, keys=self.known_by.keys_from(given))
 
+    def num_equal(self, turn: Turn) -> int:
+        """How many messages of a turn, its answer included, the chat has in their old places."""
+        if turn.digests is None or self.digests is None:
+            return 0
+        old, new = turn.digests.messages, self.digests.messages
+        count = min(len(old), len(new))
+        return int(np.count_nonzero(old[:count] == new[:count])) + self._repeats_answer_of(turn.digests)
+
+    def _repeats_answer_of(self, old: ChatDigests) -> bool:
+        count, messages = len(old.messages), self.conversation.messages
+        return count < len(messages) and said_digest(messages[count]) == old.said
+
     @property
     def turn_before(self) -> Turn | None:
         """The last turn, if the chat repeats its answer, or an earlier one of its conversation, and has half of its
@@ -448,9 +474,10 @@ class _Recognized(NamedTuple):
         if count > len(new):
             return None
         equal = old.messages == new[:count]
-        answered = count < len(messages) and said_digest(messages[count]) == old.said
         earlier = range(self.last.given, count)
-        if not answered and not any(equal[at] and messages[at]["role"] == "assistant" for at in earlier):
+        if not self._repeats_answer_of(old) and not any(
+            equal[at] and messages[at]["role"] == "assistant" for at in earlier
+        ):
             return None
         num_equal = np.count_nonzero(equal)
         return self.last if 2 * num_equal >= count and (num_equal > 1 or old.said in old.keys) else None

@@ -186,6 +186,39 @@ def test_short_answer_or_other_messages_do_not_make_a_chat_of_the_same_job(scene
     assert job_of(scene, other, said("So"), other, said("Oh"), HI, said(ANSWER), HI) != long
 
 
+@pytest.mark.parametrize("fields", [{}, {"prompt_cache_key": "k"}], ids=["unnamed", "shared name"])
+def test_edited_chat_stays_in_its_job_beside_one_that_began_alike(scene: Scene, fields: dict[str, Any]) -> None:
+    """Both continue turns with the same words, so an edited chat does, too. What it has more tells whose it is."""
+    begun = [HI, said("Ho")]
+    jobs = {job_of(scene, HI, rid="one", **fields), job_of(scene, HI, rid="two", **fields)}
+    first = job_of(scene, *begun, user("alpha"), says="Aha", **fields)
+    second = job_of(scene, *begun, user("beta"), says="So", **fields)
+    assert first != second and {first, second} == jobs
+    for words, says, job in (("alpha", "Aha", first), ("beta", "So", second), ("alpha", "Aha", first)):
+        edited = [*begun, user(f"edited {words}"), said(says), user("go")]
+        assert job_of(scene, *edited, says=f"{words} done", **fields) == job
+        assert scene.divergence is not None and words[1:] in scene.divergence.was
+
+
+def test_chats_that_say_the_same_for_long_keep_their_jobs(scene: Scene) -> None:
+    """Agents with the same task get the same results. Each continues a turn that none has continued."""
+    begun, results = [HI, said("Ho")], [user("1"), user("2"), user("go")]
+    jobs = {job_of(scene, HI), job_of(scene, HI)}
+    assert {job_of(scene, *begun, *results), job_of(scene, *begun, *results)} == jobs
+    later = [*begun, *results, said("Ho"), user("on")]
+    assert {job_of(scene, *later), job_of(scene, *later)} == jobs
+
+
+def test_chat_with_another_first_line_stays_in_its_job_beside_one_with_the_same_results(scene: Scene) -> None:
+    """Even where it continues a turn for the second time: its own conversation alone began with that line."""
+    rest = [HI, said("Ho"), user("1"), user("2"), user("go")]
+    one, two = ({"role": "system", "content": words} for words in ("Be brief.", "Be kind."))
+    first, second = job_of(scene, one, HI, says="Ho"), job_of(scene, two, HI, says="Ho")
+    assert job_of(scene, one, *rest) == first and job_of(scene, two, *rest[:-1]) == second != first
+    assert job_of(scene, one, *rest) == first
+    assert job_of(scene, two, *rest) == second
+
+
 EXAMPLES = (
     {"role": "system", "content": "Answer as the examples do."},
     {"role": "user", "content": "Is the first file empty?"},
