@@ -84,7 +84,9 @@ class Job:
             return None
         if self.called_tools:
             return TurnKind.ANSWER
-        return TurnKind.OPENING if self.is_unasked and not self.returns else TurnKind.TALK
+        if self.returns:
+            return TurnKind.TALK
+        return TurnKind.OPENING if self.is_unasked else TurnKind.NAMED
 
     def pinned_steps(self) -> list[FinishedStep]:
         """The finished steps that have a live lease."""
