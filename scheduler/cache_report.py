@@ -4,7 +4,9 @@
              0                                      found                                   prompt_len
 
 The report is made once, when the request is first admitted: it tells what the cache had at that moment. The history of
-the cache (radix/history.py) knows what it had before.
+the cache (radix/history.py) knows what it had before, of all clients. A client is told of its own tokens only: what
+another one has computed counts as never seen once it is gone, or where it does not fill a page. Otherwise the report
+would tell which prompts others have sent, token by token.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 
 from ..radix.cache import RadixCache
 from ..radix.history import CacheHistory
-from ..radix.past_node import Departure, Pressure
+from ..radix.past_node import Departure, PastNode, Pressure
 from .outcome import ANOTHER_CLIENT, RUNNING_REQUESTS, CacheReport, MissedSpan, MissReason
 from .request import Request
 
@@ -63,11 +65,18 @@ class CacheReporter:
         traced = self._history.trace_prompt(kv.node, request.namespace, ids, spans.end)
         live = sum(tokens for tokens, past in traced if past.live)  # they come first
         if live:
-            self._add_cached(request, ids, live, spans)
+            usable = self._usable(request, ids, spans.end, live)
+            took_over = request.inheritance is not None and request.inheritance.took_over
+            spans.add_tokens("not_looked_up" if took_over else "not_loaded", usable)
+            traced = _without(usable, traced)
+        diverged = request.diverged_at
+        end = spans.end
         for tokens, past in traced:
-            if past.live:
+            end += tokens
+            if past.client != client:
                 continue
-            if past.departure is Departure.PAGE:
+            spans.add_unknown(end - tokens, diverged)
+            if past.live or past.departure is Departure.PAGE:
                 spans.add_tokens("page", tokens)
             else:
                 assert past.departure is not None
@@ -75,21 +84,26 @@ class CacheReporter:
                 spans.add_tokens(past.departure.value, tokens, ago, by)
         elsewhere = self._history.find_elsewhere(client, request.namespace, ids, spans.end)
         spans.add_tokens("namespace", elsewhere)
-        diverged = request.diverged_at
-        if diverged is not None:
-            spans.add_tokens("unseen", min(limit, diverged) - spans.end)
-        spans.add_tokens("unseen" if diverged is None else "diverged", limit - spans.end)
+        spans.add_unknown(limit, diverged)
 
-    def _add_cached(self, request: Request, ids: np.ndarray, tokens: int, spans: _Spans) -> None:
-        """Add tokens that the cache has. ids: int32 [n], the prompt up to the last that could be looked up."""
-        start, page = spans.end, self._cache.page_size
-        usable = 0
-        if (start + tokens) // page > start // page:  # otherwise no whole page of them is there
-            looked_up = self._cache.find_prefix(request.namespace, ids)[1]
-            usable = min(tokens, max(0, looked_up - start))
-        took_over = request.inheritance is not None and request.inheritance.took_over
-        spans.add_tokens("not_looked_up" if took_over else "not_loaded", usable)
-        spans.add_tokens("page", tokens - usable)
+    def _usable(self, request: Request, ids: np.ndarray, start: int, tokens: int) -> int:
+        """How many of so many tokens from ``start`` on, all of which the cache has, are in whole pages of the prompt.
+        ids: int32 [n], the prompt up to the last that could be looked up."""
+        page = self._cache.page_size
+        if (start + tokens) // page == start // page:
+            return 0
+        return min(tokens, max(0, self._cache.find_prefix(request.namespace, ids)[1] - start))
+
+
+def _without(count: int, traced: list[tuple[int, PastNode]]) -> list[tuple[int, PastNode]]:
+    """What was traced, without its first tokens."""
+    rest: list[tuple[int, PastNode]] = []
+    for tokens, past in traced:
+        left_out = min(count, tokens)
+        count -= left_out
+        if tokens > left_out:
+            rest.append((tokens - left_out, past))
+    return rest
 
 
 def _named(pressure: Pressure | None, client: str) -> str | None:
@@ -131,6 +145,13 @@ class _Spans:
             self._end_span()
             self._reason, self._ago, self._by = reason, seconds_ago, by
         self.end += tokens
+
+    def add_unknown(self, end: int, diverged: int | None) -> None:
+        """Add the tokens up to ``end`` as such that the client never had. diverged: where the prompt left an earlier
+        one, if it did."""
+        if diverged is not None:
+            self.add_tokens("unseen", min(end, diverged) - self.end)
+        self.add_tokens("unseen" if diverged is None else "diverged", end - self.end)
 
     def take_spans(self) -> tuple[MissedSpan, ...]:
         self._end_span()

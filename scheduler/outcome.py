@@ -58,7 +58,7 @@ MissReason = Literal[
 ]
 """Why prompt tokens were computed.
 
-unseen: this namespace never had them, or so long ago that it is forgotten.
+unseen: this namespace never had them, or so long ago that it is forgotten; or they were another client's.
 diverged: never had either, and the prompt is no longer that of the step of its job, or of the turn, with which it has
   most in common: it has left that before here.
 evicted: other requests needed the memory.

@@ -33,7 +33,7 @@ from .jobs.finished_turns import FinishedTurn, FinishedTurns
 from .jobs.job import FinishedStep, Job, describe_job
 from .jobs.job_table import JobTable
 from .jobs.kept_turn import KeptTurn, Worth
-from .jobs.returns import Returns, TurnKind
+from .jobs.returns import FIRST_TURNS, Returns, TurnKind
 from .policies.job_policies import MAX_PIN_S
 from .policies.policy import PolicyTools, SchedulePolicy
 from .request import Request
@@ -48,10 +48,10 @@ LIKELY = 0.5
 """A first turn of a client that continues at least this share of them is kept as if it were asked for."""
 
 UNLIKELY = 0.25
-"""A later turn of a client that continues less than this share of such turns is worth no more than a first one."""
+"""A turn of a client that continues less than this share of such turns is worth no more than a plain first one."""
 
 OVER = 0.1
-"""Where less than this share of such turns is continued, the conversation counts as over."""
+"""Where the client's own turns show that less than this share of them is continued, the conversation counts as over."""
 
 USUAL = 0.9
 """A conversation is overdue once it has been away for longer than this share of those that returned."""
@@ -348,6 +348,9 @@ class PinManager:
         if kept.worth is Worth.FIRST_TURN:
             if calls or opened >= LIKELY:
                 kept.worth = Worth.ASKED_FOR
+        elif kind is TurnKind.NAMED:  # worth no less than without the name, and than the client's own turns show
+            if not step.is_asked and opened < LIKELY and self._returns.share_shown(client, kind) < UNLIKELY:
+                kept.worth = Worth.FIRST_TURN
         elif kind is not None and not step.is_asked and self._returns.share_continued(client, kind) < UNLIKELY:
             kept.worth = Worth.FIRST_TURN
         within_s = self._fill_time.seconds
@@ -361,15 +364,16 @@ class PinManager:
                 heappush(self._expected, (kept.falls_at, next(self._numbers), lease))
 
     def _is_probably_over(self, step: FinishedStep) -> bool:
-        """Is this step's conversation over, by what was learned of such turns? Never a first turn, which may be the
-        first of many that share a prompt; nor one that its client asked to keep, or of a job with other work."""
+        """Is this step's conversation over, by what was learned of its client's turns? Never a first turn, which may be
+        the first of many that share a prompt, whether or not its job has a name; nor one that its client asked to keep,
+        or of a job with other work."""
         job = step.job
         kind = job.turn_kind if step is job.last_step else None
-        if kind is None or kind is TurnKind.OPENING or step.is_asked or job.open_rids or job.children:
+        if kind is None or kind in FIRST_TURNS or step.is_asked or job.open_rids or job.children:
             return False
         if step.lease is not None and step.lease.claims:  # by a continuation that belongs to another job
             return False
-        return self._returns.share_continued(job.client, kind) < OVER
+        return self._returns.share_shown(job.client, kind) < OVER
 
     def _give_up(self, step: FinishedStep) -> None:
         """Let the KV of a conversation go that is probably over."""
@@ -468,7 +472,7 @@ class PinManager:
                 step.node = None  # a node that has been evicted would stay in memory
         for job in self._table.give_up_jobs(now, MAX_PIN_S):
             self._count_unreturned(job)
-            if job.turn_kind is not TurnKind.OPENING:  # those say nothing about users of conversations that continue
+            if job.turn_kind not in FIRST_TURNS:  # those say nothing about users of conversations that continue
                 self._note_duration(job, MAX_PIN_S)
         self._next_loss = self._table.next_loss(self._usual_s(), MAX_PIN_S)
 

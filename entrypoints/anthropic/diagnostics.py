@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...scheduler.outcome import RequestRefused
-from ..chat.divergence import Divergence
+from ..chat.chats import Comparison
 from ..description.json_schema import Properties, answered, enum, nullable, string, taken, whole
 from ..fields.ignored import Ignored
 from ..fields.reading import refuse_unserved, shown, typed
@@ -68,19 +68,17 @@ def read_diagnostics(given: Any, ignored: Ignored) -> Diagnostics | None:
     return Diagnostics(None if previous is None else typed(previous, str, name).removeprefix(MESSAGE_PREFIX))
 
 
-def diagnose(
-    asked: Diagnostics, divergence: Divergence | None, continued: str | None, *, is_known: bool
-) -> dict[str, Any] | None:
-    """``diagnostics`` of the answer; None if the prompt continues the earlier message. divergence: where the chat
-    parts from the last turn of its conversation, if it does. continued: rid of the message that it does continue, if
-    any. is_known: the earlier message is on record."""
-    if asked.rid is None or asked.rid == continued:
+def diagnose(asked: Diagnostics, compared: Comparison | None) -> dict[str, Any] | None:
+    """``diagnostics`` of the answer; None if the prompt continues the earlier message. compared: the chat with that
+    message; None if it is not on record."""
+    if asked.rid is None:
         return None
-    if not is_known:
+    if compared is None:
         return {"cache_miss_reason": {"type": "previous_message_not_found"}}
-    if divergence is None:
+    if compared.continues:
         return None
-    kind = _TYPES.get(divergence.kind) if divergence.since == asked.rid else None
-    if kind is None:
+    divergence = compared.divergence
+    kind = _TYPES.get(divergence.kind) if divergence is not None else None
+    if divergence is None or kind is None:
         return {"cache_miss_reason": {"type": "unavailable"}}
     return {"cache_miss_reason": {"type": kind, "cache_missed_input_tokens": divergence.lost_tokens}}

@@ -66,6 +66,14 @@ class ChatUpdate(NamedTuple):
     pieces: list[Piece]
 
 
+class Comparison(NamedTuple):
+    """A chat compared with a recorded turn. continues: its prompt goes on from that turn. divergence: where it parts
+    from it; None if it continues it, or if the two are not compared."""
+
+    continues: bool
+    divergence: Divergence | None
+
+
 class Chats:
     """One per server, on the loop of its manager."""
 
@@ -108,7 +116,8 @@ class Chats:
         sent, call = call, dataclasses.replace(call, conversation=seen.conversation)
         rendered, forced, make_parser, grammar = await self._rendered(call, size)
         known = await beside_others(size, lambda: self._known(call, rendered + forced, scope))
-        job_id = await self._job_of(sent, known, seen, scope, client.name, size)
+        before = call.after or self._turn_of_job(known, seen, _owner_of(sent, scope))
+        job_id = await self._job_of(sent, before, scope, client.name, size)
         prompt = await self._prompt(call, rendered + forced, known, job_id, make_parser().keeps_special_tokens)
         if grammar is not None:
             sampling = msgspec.structs.replace(prompt.sampling, grammar=grammar)
@@ -116,6 +125,8 @@ class Chats:
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
         prompt = await self._with_details(prompt, seen.taken)
         last = seen.last or self._conversations.last_of_job(_owner_of(sent, scope), job_id)
+        if known is not None and before not in (call.after, known.turn) and (not last or last.job_id != job_id):
+            last = before  # of conversations that began alike, the chat's
         self._hints.log_seen(seen.conversation, len(prompt.input_ids or []))
         diverged = await self._divergence(seen, last, known, rendered, forced, prompt.input_ids or [], size)
         # Where the chat continues a turn and parts before its end, another conversation was taken for this one.
@@ -124,7 +135,6 @@ class Chats:
             prompt = dataclasses.replace(prompt, spec=spec, divergence=dataclasses.asdict(diverged))
         answer = await self._manager.open_answer(client, [prompt], stream=call.stream)
         num_messages = len(call.conversation.messages) - call.conversation.goes_on
-        before = call.after or (known.turn if known is not None else None) or seen.turn_before
         if before is None and call.prompt.spec.job_id is not None:
             before = self._conversations.last_of_job(_owner_of(sent, scope), job_id)
         given = min(before.given, num_messages) if before is not None else num_messages
@@ -149,12 +159,30 @@ class Chats:
             if self._prepares_after(answered, sent, prompt):
                 self._begin_preparing(client, answered, call.conversation, pieces)
 
-        continued = None if known is None else known.turn.rid
-        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record, diverged, continued)
+        return ChatAnswer(answer, call, turn, make_parser, forced, self._tokens, record, diverged)
 
-    def knows_turn(self, client: Client, namespace: str, rid: str) -> bool:
-        """True if a turn of this client with this rid is on record."""
-        return self._conversations.has_turn(client.scope(namespace), rid)
+    async def compare(self, client: Client, chat: ChatAnswer, rid: str) -> Comparison | None:
+        """Compare a chat that was just opened with the turn of this rid, whether or not that belongs to the chat's
+        conversation; None if this client has no such turn on record."""
+        scope, call, asked = client.scope(chat.call.prompt.spec.namespace), chat.call, chat.asked
+        turn = self._conversations.get_turn(scope, rid)
+        if turn is None:
+            return None
+        size = max(len(asked.text), len(turn.text))
+        matched = await beside_others(size, lambda: self._conversations.match_turn(turn, call.conversation, asked.text))
+        if matched is not None:
+            return Comparison(continues=True, divergence=None)
+        if turn.owner != _owner_of(call, scope) or turn.digests is None or asked.digests is None:
+            return Comparison(continues=False, divergence=None)
+        new = Rendered(
+            digests=asked.digests,
+            text=asked.text,
+            prompt_chars=asked.prompt_chars,
+            ids=np.array(asked.prompt.input_ids or [], dtype=np.int32),
+        )
+        old = _rendered(turn, turn.digests)
+        found = await beside_others(size, lambda: find_divergence(old, new, call.conversation.messages, rid))
+        return Comparison(continues=found is None, divergence=found)
 
     # -- the next turn ------------------------------------------------------------------------------------------------
 
@@ -278,7 +306,7 @@ class Chats:
             return None
         if known is not None and known.turn.num_messages >= last.num_messages and not known.turn.is_prepared:
             return None
-        old = Rendered(digests=last.digests, text=last.text, prompt_chars=last.prompt_chars, ids=last.ids)
+        old = _rendered(last, last.digests)
         new = Rendered(
             digests=digests, text=rendered + forced, prompt_chars=len(rendered), ids=np.array(ids, dtype=np.int32)
         )
@@ -323,16 +351,28 @@ class Chats:
             known = self._conversations.match_turn(call.after, call.conversation, text)
         return known or self._conversations.find_turn(call.conversation, text, scope, call.name)
 
-    async def _job_of(
-        self, call: ChatCall, known: GoesOn | None, seen: _Recognized, scope: str, client: str, size: int
-    ) -> str | None:
-        """The job of a chat: the one that it names; else that of the turn that its API names, that it continues, or
-        most messages of which it has where they were; else one of its shared name; else a new one. None where turns are
-        not recorded. size: of the conversation."""
+    def _turn_of_job(self, known: GoesOn | None, seen: _Recognized, owner: Owner) -> Turn | None:
+        """The turn of which a chat has the job, if it names none: the one that it continues, or else the one most
+        messages of which it has where they were.
+
+        Conversations that began alike have equal turns, and a chat continues any of them. One that has been continued
+        before may be another conversation's: the chat belongs to the one with the most of its messages, if that has
+        more of them than the equal turns."""
+        if known is None:
+            return seen.turn_before
+        best, most = known.turn, known.turn.num_messages + (not known.turn.is_prepared)
+        for turn in self._conversations.last_of_equals(known.turn, owner) if known.again else ():
+            if (num_equal := seen.num_equal(turn)) > most:
+                best, most = turn, num_equal
+        return best
+
+    async def _job_of(self, call: ChatCall, before: Turn | None, scope: str, client: str, size: int) -> str | None:
+        """The job of a chat: the one that it names; else that of the turn before it; else one of its shared name; else
+        a new one. None where turns are not recorded. before: the turn that its API names, or `_turn_of_job`. size: of
+        the conversation."""
         if (job_id := call.prompt.spec.job_id) is not None:
             return job_id
-        turns = (call.after, known.turn if known is not None else None, seen.turn_before)
-        job_id = next((turn.job_id for turn in turns if turn is not None and turn.job_id is not None), None)
+        job_id = before.job_id if before is not None else None
         new = self._conversations.new_job(call.rid)
         if call.shared_name is None or new is None:
             return job_id or new
@@ -389,6 +429,11 @@ def _owner_of(call: ChatCall, scope: str) -> Owner:
     return Owner(scope, call.prompt.spec.client, call.name)
 
 
+def _rendered(turn: Turn, digests: ChatDigests) -> Rendered:
+    """digests: of the turn."""
+    return Rendered(digests=digests, text=turn.text, prompt_chars=turn.prompt_chars, ids=turn.ids)
+
+
 class _Recognized(NamedTuple):
     """conversation: under the rules, which took `taken`. last: the last turn of the same conversation, if any. digests:
     None where turns are not recorded."""
@@ -405,6 +450,18 @@ class _Recognized(NamedTuple):
             return None
         return dataclasses.replace(self.digests, keys=self.known_by.keys_from(given))
 
+    def num_equal(self, turn: Turn) -> int:
+        """How many messages of a turn, its answer included, the chat has in their old places."""
+        if turn.digests is None or self.digests is None:
+            return 0
+        old, new = turn.digests.messages, self.digests.messages
+        count = min(len(old), len(new))
+        return int(np.count_nonzero(old[:count] == new[:count])) + self._repeats_answer_of(turn.digests)
+
+    def _repeats_answer_of(self, old: ChatDigests) -> bool:
+        count, messages = len(old.messages), self.conversation.messages
+        return count < len(messages) and said_digest(messages[count]) == old.said
+
     @property
     def turn_before(self) -> Turn | None:
         """The last turn, if the chat repeats its answer, or an earlier one of its conversation, and has half of its
@@ -417,9 +474,10 @@ class _Recognized(NamedTuple):
         if count > len(new):
             return None
         equal = old.messages == new[:count]
-        answered = count < len(messages) and said_digest(messages[count]) == old.said
         earlier = range(self.last.given, count)
-        if not answered and not any(equal[at] and messages[at]["role"] == "assistant" for at in earlier):
+        if not self._repeats_answer_of(old) and not any(
+            equal[at] and messages[at]["role"] == "assistant" for at in earlier
+        ):
             return None
         num_equal = np.count_nonzero(equal)
         return self.last if 2 * num_equal >= count and (num_equal > 1 or old.said in old.keys) else None
@@ -448,8 +506,8 @@ class _Tokens(NamedTuple):
 
 class ChatAnswer:
     """The answer to a chat. Close it as an `Answer`, which is ``answer``. turns: its outputs that have ended well.
-    forced: what its text was made to begin with, which is no part of any output. divergence: where the chat parts from
-    the last turn of its conversation, if it does. continued: rid of the turn that it continues, if any."""
+    forced: what its text was made to begin with, which is no part of any output. call, asked: what
+    it answers. divergence: where the chat parts from the last turn of its conversation, if it does."""
 
     def __init__(
         self,
@@ -461,14 +519,11 @@ class ChatAnswer:
         tokens: _Tokens,
         record: Callable[[Turn, list[Piece]], None],
         divergence: Divergence | None,
-        continued: str | None,
     ) -> None:
-        self.answer = answer
+        self.answer, self.call, self.asked = answer, call, asked
         self.forced = forced
-        self.divergence, self.continued = divergence, continued
+        self.divergence = divergence
         self.turns: list[Turn] = []
-        self._call = call
-        self._asked = asked
         self._tokens = tokens
         self._record = record
         self._samples = [_Sample(make_parser(), forced) for _ in range(asked.prompt.sampling.n)]
@@ -485,7 +540,7 @@ class ChatAnswer:
     def _take(self, output: Output) -> ChatUpdate:
         sample = self._samples[output.sample]
         pieces = sample.take_output(output)
-        if not self._call.choice.parallel:
+        if not self.call.choice.parallel:
             pieces = first_call_only(pieces)
         sample.pieces += pieces
         if output.finish is not None and output.finish.type != "abort":
@@ -494,7 +549,7 @@ class ChatAnswer:
         return ChatUpdate(output, pieces)
 
     def _turn(self, output: Output, sample: _Sample) -> Turn:
-        asked, finish = self._asked, output.finish
+        asked, finish = self.asked, output.finish
         ids = sample.ids
         if finish is not None and isinstance(finish.matched, int):
             ids = ids[:-1]
@@ -506,7 +561,7 @@ class ChatAnswer:
             scope=asked.scope,
             user=asked.prompt.spec.client,
             job_id=asked.prompt.spec.job_id,
-            conversation=self._call.name,
+            conversation=self.call.name,
             num_messages=asked.num_messages,
             given=asked.given,
             prompt_chars=asked.prompt_chars,

@@ -21,7 +21,8 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,9 @@ MAX_TEMPLATES_ASKED = 2
 
 MAX_TURNS_READ = 8
 """Latest answers to one prompt that are compared with the template's words."""
+
+MAX_EQUALS = 64
+"""Conversations that began alike of which an edited chat's is found, the last continued ones."""
 
 _OTHERWISE, _FEW_CHARS = 16, 1000
 """A template's words for an answer are no more than so many times longer, and some: escapes, spaces and marks."""
@@ -103,10 +107,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class GoesOn:
-    """A chat that continues a turn, with the rest of its text."""
+    """A chat that continues a turn, with the rest of its text. again: another chat has continued that turn before."""
 
     turn: Turn
     rest: str
+    again: bool = False
 
 
 class Conversations:
@@ -131,6 +136,8 @@ class Conversations:
         """By name."""
         self._shares: ClientShares[tuple[str, str, int]] = ClientShares()
         """Names of the turns; their sizes are characters."""
+        self._continued: set[tuple[str, str, int]] = set()
+        """Names of the turns that were found."""
         self._by_prompt: dict[Key, list[Turn]] = {}
         self._lengths: Counter[int] = Counter()
         """Bytes of the recorded prompts."""
@@ -150,9 +157,10 @@ class Conversations:
         """False if no turn is recorded."""
         return self._keeps
 
-    def has_turn(self, scope: str, rid: str) -> bool:
-        """True if the first answer of this request is recorded."""
-        return (scope, rid, 0) in self._turns
+    def get_turn(self, scope: str, rid: str) -> Turn | None:
+        """The first answer of this request, if it is recorded."""
+        _, turn = self._turns.get((scope, rid, 0), (None, None))
+        return turn
 
     def new_job(self, rid: str) -> str | None:
         """The job of a chat that continues no turn and names no job; None where turns are not recorded."""
@@ -191,8 +199,7 @@ class Conversations:
                 templates_asked += 1
                 found = self._in_other_words(answers, conversation, text)
             if found is not None:
-                self._used(found.turn)
-                return found
+                return replace(found, again=self._use(found.turn))
         return None
 
     def last_turn(self, owner: Owner, known_by: Recognition) -> Turn | None:
@@ -206,6 +213,16 @@ class Conversations:
         """The latest turn of a job."""
         with self._lock:
             return None if job_id is None else self._by_job.get((owner, job_id))
+
+    def last_of_equals(self, turn: Turn, owner: Owner) -> list[Turn]:
+        """The latest turns of the conversations of this owner that have an equal turn, the last continued first;
+        `MAX_EQUALS` at most. Conversations that none of their chats have continued are not among them."""
+        with self._lock:
+            key, _ = self._turns.get(turn.name, (None, None))
+            equals = (each for each in self._by_prompt.get(key, ()) if each.said == turn.said) if key else ()
+            jobs = (each.job_id for each in equals if each.name in self._continued and each.owner == owner)
+            last = (self._by_job.get((owner, job_id)) for job_id in islice(jobs, MAX_EQUALS) if job_id is not None)
+            return [each for each in last if each is not None]
 
     def match_turn(self, turn: Turn, conversation: Conversation, text: str) -> GoesOn | None:
         """``text``, the conversation's prompt, as a continuation of this turn, recorded or not; None if it is none."""
@@ -255,15 +272,20 @@ class Conversations:
         said = next((turn for turn in near if self._says_the_same(words, turn.said)), None)
         return None if said is None else GoesOn(said, end + text[len(written) :])
 
-    def _used(self, turn: Turn) -> None:
+    def _use(self, turn: Turn) -> bool:
+        """Note that a chat continues this turn. True if one had continued it before."""
         with self._lock:
             key, recorded = self._turns.get(turn.name, (None, None))
             if key is None:
-                return
+                return False
             self._shares.renew_key(turn.name)
-            if recorded is turn:
-                self._by_prompt[key].remove(turn)
-                self._by_prompt[key].insert(0, turn)
+            if recorded is not turn:
+                return False
+            again = turn.name in self._continued
+            self._continued.add(turn.name)
+            self._by_prompt[key].remove(turn)
+            self._by_prompt[key].insert(0, turn)
+            return again
 
     def _forget(self, name: tuple[str, str, int]) -> None:
         """The lock is held."""
@@ -271,6 +293,7 @@ class Conversations:
             return
         key, turn = known
         self._shares.remove_key(name)
+        self._continued.discard(name)
         self._chars -= len(turn.text)
         length = len(turn.text[: turn.prompt_chars].encode("utf-8", "surrogatepass"))
         self._lengths[length] -= 1

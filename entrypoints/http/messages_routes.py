@@ -73,7 +73,7 @@ class MessagesRoutes:
             with MESSAGE_NAMES.translated():
                 asked = await edited(asked, self._chats)
                 answer = await self._chats.open_chat(caller(request), asked.call)
-                asked = self._diagnosed(asked, caller(request), answer)
+                asked = await self._diagnosed(asked, caller(request), answer)
         headers = _with_anthropic_id(self._calls.answer_headers(asked.call.rid, ignored))
         model, new_call_id = self._calls.model, self._chats.parsers.new_call_id
         if asked.call.stream:
@@ -99,14 +99,16 @@ class MessagesRoutes:
             counted["context_management"] = {"original_input_tokens": len(ids) + cleared}
         return JSONAnswer(counted, headers=self._calls.report_ignored(ignored))
 
-    def _diagnosed(self, asked: MessagesRequest, client: Client, answer: ChatAnswer) -> MessagesRequest:
+    async def _diagnosed(self, asked: MessagesRequest, client: Client, answer: ChatAnswer) -> MessagesRequest:
         """The request with the answer to its ``diagnostics``."""
         if asked.diagnostics is None or asked.diagnostics.rid is None:
             return asked
-        namespace = asked.call.prompt.spec.namespace
-        is_known = self._chats.knows_turn(client, namespace, asked.diagnostics.rid)
-        diagnosis = diagnose(asked.diagnostics, answer.divergence, answer.continued, is_known=is_known)
-        return dataclasses.replace(asked, diagnosis=diagnosis)
+        try:
+            compared = await self._chats.compare(client, answer, asked.diagnostics.rid)
+        except BaseException:
+            answer.answer.close()
+            raise
+        return dataclasses.replace(asked, diagnosis=diagnose(asked.diagnostics, compared))
 
     def _parse_messages(
         self, fields: dict[str, Any], rid: str | None, names: ConversationNames, ignored: Ignored

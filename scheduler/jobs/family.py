@@ -34,11 +34,13 @@ class Hold(NamedTuple):
 
 
 def adopt_child(parent: Job, child: Job) -> None:
-    """Make a job the child of another, in its place in the order. No effect if it has a parent, or is one of the
-    parent's own ancestors."""
-    if child.parent is not None or child is parent or child in ancestors(parent):
+    """Make a job the child of another, in its place in the order. No effect if it has a parent that is not over, or is
+    one of the parent's own ancestors."""
+    if (child.parent is not None and not child.parent.is_over) or child is parent or child in ancestors(parent):
         return
+    _leave_parent(child)
     child.parent = parent
+    parent.adopted[child] = None
     child.arrival, child.serial = min((child.arrival, child.serial), (parent.arrival, parent.serial))
     child.asked = min(child.asked, parent.asked)
 
@@ -55,13 +57,20 @@ def note_activity(child: Job) -> None:
 
 
 def leave_family(job: Job) -> None:
-    """Remove a job that is forgotten, so that no job keeps it."""
-    if job.parent is not None:
-        job.parent.children.pop(job, None)
-        job.parent = None
-    for child in job.children:
+    """Remove a job that is forgotten, so that no job keeps it. Its children are free for another parent: for one of the
+    same name, if it begins anew."""
+    _leave_parent(job)
+    for child in job.adopted:
         child.parent = None
+    job.adopted.clear()
     job.children.clear()
+
+
+def _leave_parent(child: Job) -> None:
+    if child.parent is not None:
+        child.parent.adopted.pop(child, None)
+        child.parent.children.pop(child, None)
+        child.parent = None
 
 
 def ancestors(job: Job) -> Iterator[Job]:

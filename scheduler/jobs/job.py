@@ -61,8 +61,10 @@ class Job:
     without a tool call, since which its user has written again. Of a child, the parent's, if that is earlier."""
     parent: Job | None = None
     """The job that started this one and waits for it; see family.py."""
+    adopted: dict[Job, None] = field(default_factory=dict)
+    """All known jobs that have this one as their parent."""
     children: dict[Job, None] = field(default_factory=dict)
-    """Those that computed something, or were expected back, when last looked at; the last active last."""
+    """Those of them that computed something, or were expected back, when last looked at; the last active last."""
     held_until: float = -math.inf
     """Until when its pins are held for its children."""
 
@@ -82,7 +84,9 @@ class Job:
             return None
         if self.called_tools:
             return TurnKind.ANSWER
-        return TurnKind.OPENING if self.is_unasked and not self.returns else TurnKind.TALK
+        if self.returns:
+            return TurnKind.TALK
+        return TurnKind.OPENING if self.is_unasked else TurnKind.NAMED
 
     def pinned_steps(self) -> list[FinishedStep]:
         """The finished steps that have a live lease."""

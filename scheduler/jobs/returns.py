@@ -4,6 +4,9 @@ conversation is ever sent.
 After such a turn it is the user who may write again. A turn counts as continued when the next one arrives; as not
 continued once it has been away for longer than nearly all that returned, or when its job is forgotten. One that returns
 even later has been counted wrongly, and is corrected.
+
+The turns of other clients tell what is likely of a client, and its leases are ranked by that. To end one takes its own
+turns (`share_shown`): otherwise a flood of one client's single questions would end the leases of all others.
 """
 
 from __future__ import annotations
@@ -31,10 +34,15 @@ class TurnKind(IntEnum):
     ANSWER = 1
     """One that came after tool calls: what an agent says when its work is done."""
     TALK = 2
-    """Any other."""
+    """Any other: the user has written before, and may again."""
+    NAMED = 3
+    """The first of a conversation whose client named the job or asked for a lease. It tells nothing of later turns, nor
+    those of it: single questions may have names, too."""
 
 
-PRIOR_SHARE = {TurnKind.OPENING: 0.25, TurnKind.ANSWER: 0.5, TurnKind.TALK: 0.75}
+FIRST_TURNS = frozenset({TurnKind.OPENING, TurnKind.NAMED})
+
+PRIOR_SHARE = {TurnKind.OPENING: 0.25, TurnKind.ANSWER: 0.5, TurnKind.TALK: 0.75, TurnKind.NAMED: 0.75}
 """The share that is expected to be continued before anything is known."""
 
 
@@ -83,3 +91,10 @@ class Returns:
         overall = self._all[kind].share(PRIOR_SHARE[kind])
         known = self._by_client.get(client)
         return known[kind].share(overall) if known is not None else overall
+
+    def share_shown(self, client: str, kind: TurnKind) -> float:
+        """As `share_continued`, but no less than the client's own turns show: those of others can only raise it."""
+        own, known = PRIOR_SHARE[kind], self._by_client.get(client)
+        if known is not None:
+            own = known[kind].share(known[kind].share(own))  # as `share_continued` if there were no other clients
+        return max(own, self.share_continued(client, kind))

@@ -335,29 +335,37 @@ class CacheTwin:
         known = self._namespaces.setdefault(client, set())
         known.add(request.namespace)
         each: list[tuple[str, float | None, str | None]] = []
-        is_known = True
+        # Of what others have computed a client is told only that whole pages of it are there.
+        told = [
+            i for i in range(found, limit) if self._is_told(path[i], client) or (i < whole and self._is_here(path[i]))
+        ]
+        start = told[-1] + 1 if told else found
         for place in range(found, end):
             token = self._tokens[path[place]]
-            is_known = is_known and bool(token.fate)
             if place >= limit:
                 each.append(("required", None, None))
             elif self._cache.disabled:
                 each.append(("disabled", None, None))
-            elif token.fate == "here":
-                unused = "not_looked_up" if took_over else "not_loaded"
-                each.append((unused if place < whole else "page", None, None))
-            elif token.fate == "page":
-                each.append(("page", None, None))
-            elif token.fate:
-                each.append((token.fate, now - token.left_at, self._named(token.by, client)))
+            elif token.fate == "here" and place < whole:
+                each.append(("not_looked_up" if took_over else "not_loaded", None, None))
+            elif self._is_told(path[place], client):
+                if token.fate in ("here", "page"):
+                    each.append(("page", None, None))
+                else:
+                    each.append((token.fate, now - token.left_at, self._named(token.by, client)))
             else:
-                start = next(i for i in range(found, end) if not self._tokens[path[i]].fate)
                 runs = [self._run(client, other, ids, start) for other in known - {request.namespace}] if client else []
                 if any(place in run for run in runs):
                     each.append(("namespace", None, None))
                 else:
                     each.append(("unseen" if diverged is None or place < diverged else "diverged", None, None))
         return CacheReport(_joined(each, found), diverged)
+
+    def _is_told(self, number: Path, client: str) -> bool:
+        return bool(self._tokens[number].fate) and self._tokens[number].client == client
+
+    def _is_here(self, number: Path) -> bool:
+        return self._tokens[number].fate == "here"
 
     def _run(self, client: str, namespace: str, ids: list[int], start: int) -> range:
         """The places from ``start`` on that this client has computed in another namespace, one after the other."""

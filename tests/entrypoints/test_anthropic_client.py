@@ -381,3 +381,7 @@ def test_changed_prompts_are_diagnosed(toy: ServerUnderTest, stream: bool) -> No
         assert "short" in baton["cache_report"]["divergence"]["now"]
         fourth, _ = turn(client, system, question, previous="msg_of_nobody")
         assert fourth.to_dict()["diagnostics"] == {"cache_miss_reason": {"type": "previous_message_not_found"}}
+        fifth, _ = turn(client, system, user("Which rivers flow north?"), previous=second.id)
+        diagnosis = fifth.to_dict()["diagnostics"]
+        assert diagnosis["cache_miss_reason"]["type"] == "messages_changed", "another conversation"
+        assert diagnosis["cache_miss_reason"]["cache_missed_input_tokens"] > 0

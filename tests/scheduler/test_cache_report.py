@@ -262,6 +262,54 @@ def test_client_is_told_of_its_own_namespaces_only() -> None:
     assert missed(harness, "d") == [("unseen", 0, 29)]
 
 
+@pytest.mark.parametrize("how", ["expired", "released", "cleared"])
+def test_client_is_not_told_of_what_another_had_in_the_cache(how: str) -> None:
+    """Else the report would tell which prompts others have sent, and when."""
+    for asks, reason in (("bob", "unseen"), ("", "unseen"), ("alice", how)):
+        harness = Harness(num_tokens=256, policy="handoff")
+        secret = numbers(0, 100)
+        serve(harness, "secret", secret, client="alice", job_id="hers", is_last_step=how == "released", retain_ttl=5.0)
+        harness.now += 10.0
+        if how == "cleared":
+            assert harness.scheduler.flush_cache()
+        else:
+            serve(harness, "large", numbers(300, 255), client="carol")
+        report = serve(harness, "probe", secret, client=asks)
+        assert {span.reason for span in report.missed[:-1]} == {reason}
+        assert all((span.seconds_ago is None) is (asks != "alice") for span in report.missed[:-1])
+        assert report_of(harness, "probe").missed[-1] == MissedSpan("required", 99, 1)
+
+
+def test_client_is_not_told_of_another_ones_tokens_that_fill_no_page() -> None:
+    """While they are there, and once they are gone: by them a prompt could be guessed token by token."""
+    for known in (40, 48):  # the last page has some of them, or is full
+        for asks, told in (("bob", []), ("alice", [("page", 32, 4)])):
+            harness = Harness(num_tokens=256, page_size=16)
+            serve(harness, "secret", numbers(0, known), client="alice")
+            serve(harness, "guess", [*numbers(0, 36), *numbers(700, 9)], client=asks)
+            start = 36 if told else 32
+            assert missed(harness, "guess") == [*told, ("unseen", start, 44 - start)]
+
+
+def test_own_tokens_behind_those_of_another_client_keep_their_reason() -> None:
+    """They are in a branch of their own, behind a prefix that another client has computed."""
+    harness = Harness(num_tokens=256)
+    serve(harness, "shared", numbers(0, 50), client="alice")
+    serve(harness, "mine", [*numbers(0, 50), *numbers(500, 50)], client="bob")
+    serve(harness, "large", numbers(300, 255), client="carol")
+    serve(harness, "again", [*numbers(0, 50), *numbers(500, 50), *numbers(800, 9)], client="bob")
+    assert missed(harness, "again") == [("unseen", 1, 49), ("evicted", 50, 50), ("unseen", 100, 8)]
+
+
+def test_prompt_that_left_its_job_diverges_over_another_clients_tokens_too() -> None:
+    harness = Harness(num_tokens=256)
+    serve(harness, "hers", [*numbers(0, 12), *numbers(500, 30)], client="alice")
+    serve(harness, "one", numbers(0, 30), client="bob", job_id="agent")
+    serve(harness, "large", numbers(300, 255), client="carol")
+    report = serve(harness, "two", [*numbers(0, 12), *numbers(500, 30)], client="bob", job_id="agent")
+    assert report.diverged_at == 12 and missed(harness, "two") == [("unseen", 1, 11), ("diverged", 12, 29)]
+
+
 def test_kv_beyond_a_copied_parent_that_ends_within_a_page_is_not_looked_up() -> None:
     harness = Harness(page_size=16)
     serve(harness, "parent", numbers(0, 30), retain_ttl=100.0)

@@ -143,9 +143,10 @@ def test_share_of_continued_openings_is_learned() -> None:
     assert len(times.history.durations_of("")) == 3
     pass_time(scene, MAX_PIN_S + 1)
     assert counts(scene, TurnKind.OPENING) == (6, 3), "d, e and f"
-    assert counts(scene, TurnKind.TALK) == (4, 0), "a2, b2, c2 and the named one"
+    assert counts(scene, TurnKind.TALK) == (3, 0), "a2, b2 and c2"
+    assert counts(scene, TurnKind.NAMED) == (1, 0), "a first turn, too"
     users = times.history.durations_of("").tolist()
-    assert users[3:] == [MAX_PIN_S] * 4, "the same four; not the openings that were never continued"
+    assert users[3:] == [MAX_PIN_S] * 3, "the same three; not the first turns that were never continued"
     assert times.history.durations_of("ls").tolist() == [MAX_PIN_S]
     chat(scene, "d2", [*said["d"], 7], job="chat-d", client="c")
     assert counts(scene, TurnKind.OPENING) == (6, 4), "corrected"
@@ -215,11 +216,11 @@ def test_agent_that_returns_after_all_is_corrected() -> None:
 
 
 def test_first_return_of_a_new_client_counts_for_more_than_those_of_all_others() -> None:
-    """Where no other client ever returns, a new one loses its first answer, and no later one."""
+    """Where no other client ever returns, a new one's answers are worth less, and that of one that returned is not."""
     scene = harness(num_tokens=4096, leases=64)
     learn_answers(scene, 0, 60, client="others")
     said = agent(scene, "first", 1, client="new")
-    assert "first" not in leases(scene)
+    assert kept(scene, "first").worth is Worth.FIRST_TURN
     said = chat(scene, "back", [*said, 7], job="chat-first", client="new")
     assert kept(scene, "back").worth is Worth.FIRST_TURN
     chat(scene, "back again", [*said, 7], job="chat-first", client="new")
@@ -280,6 +281,54 @@ def test_first_turn_is_never_given_up() -> None:
     learn_openings(scene, "", 0, 200)
     chat(scene, "one", prompt(1))
     assert kept(scene, "one").worth is Worth.FIRST_TURN
+
+
+@pytest.mark.parametrize("kind", [TurnKind.ANSWER, TurnKind.TALK])
+def test_turn_is_given_up_only_by_what_the_clients_own_turns_show(kind: TurnKind) -> None:
+    scene = harness(num_tokens=4096, leases=64)
+    for _ in range(200):
+        pins_of(scene)._returns.record_turn("bob", kind, continued=False)
+    for client in ("alice", "bob"):
+        calls = LS if kind is TurnKind.ANSWER else ()
+        said = chat(scene, client, prompt(ord(client[0])), calls, client=client)
+        chat(scene, f"{client}2", [*said, 7], job=f"chat-{client}", client=client)
+    assert "alice2" in leases(scene) and "bob2" not in leases(scene)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_flood_of_named_one_shots_leaves_other_clients_turns_their_worth(policy: str) -> None:
+    """Nor does it cost the client's own conversations, named or not, more than the worth of a plain first turn."""
+    scene = harness(policy=policy, num_tokens=16_384, leases=256)
+    for number in range(100):
+        chat(scene, f"one{number}", prompt(number, 20), job=f"named {number}", unasked=False, client="bob")
+    pass_time(scene, 21.0)
+    assert counts(scene, TurnKind.NAMED, "bob") == (100, 0)
+    worth: dict[str, list[Worth]] = {}
+    for client in ("alice", "bob"):
+        for number, name in enumerate(("named", "plain")):
+            rid = f"{client} {name}"
+            said = chat(scene, rid, prompt(200 + number), job=rid, unasked=name == "plain", client=client)
+            worth.setdefault(rid, []).append(kept(scene, rid).worth)
+            chat(scene, f"{rid} 2", [*said, 7], job=rid, client=client)
+            worth[rid].append(kept(scene, f"{rid} 2").worth)
+    returned = Worth.RETURNED
+    assert worth == {
+        "alice named": [Worth.ASKED_FOR, returned],
+        "alice plain": [Worth.FIRST_TURN, returned],
+        "bob named": [Worth.FIRST_TURN, returned],
+        "bob plain": [Worth.FIRST_TURN, returned],
+    }
+
+
+def test_name_makes_no_turn_worth_less() -> None:
+    """Of a client that continues its plain conversations, and none of those that it names."""
+    scene = harness()
+    learn_openings(scene, "c", 18, 20)
+    for _ in range(50):
+        pins_of(scene)._returns.record_turn("c", TurnKind.NAMED, continued=False)
+    chat(scene, "plain", prompt(1), client="c")
+    chat(scene, "named", prompt(2), job="mine", unasked=False, client="c")
+    assert kept(scene, "plain").worth is kept(scene, "named").worth is Worth.ASKED_FOR
 
 
 def test_answer_is_kept_while_other_work_of_its_job_runs() -> None:
@@ -450,6 +499,23 @@ def test_kv_of_fallen_conversation_leaves_before_that_of_others() -> None:
 
 
 # -- who waits, who gives way ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", ["", "bob"], ids=["one client", "another client"])
+@pytest.mark.parametrize("named", [False, True], ids=["plain", "named"])
+def test_flood_of_named_one_shots_ends_no_lease_within_the_budget(client: str, named: bool) -> None:
+    """A conversation that has just begun takes over the KV of its first turn."""
+    scene = harness(num_tokens=16_384, leases=256)
+    for number in range(150):
+        chat(scene, f"one{number}", prompt(number, 20), job=f"one {number}", unasked=False, client=client)
+    pass_time(scene, 21.0)
+    said = chat(scene, "new", prompt(200), job="new", unasked=not named)
+    pass_time(scene, 5.0)
+    said = chat(scene, "new 2", [*said, 7], job="new", unasked=not named)
+    chat(scene, "new 3", [*said, 7], job="new", unasked=not named)
+    for rid in ("new 2", "new 3"):
+        request = scene.outcomes[rid, 0].request
+        assert request is not None and request.inheritance is not None and request.inheritance.path == "handoff"
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["chats", "prompts"])

@@ -10,6 +10,7 @@ from baton.radix.lease import Lease
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.family import MAX_CHILDREN, MAX_GENERATIONS, ancestors
 from baton.scheduler.jobs.job import Job
+from baton.scheduler.jobs.job_table import MAX_IDLE_S
 from baton.scheduler.policies.job_policies import MAX_PIN_S
 from baton.scheduler.policies.registry import PINNING
 from tests.doubles.kv_echo import expected_output
@@ -259,6 +260,48 @@ def test_ended_and_unknown_jobs_are_no_parents() -> None:
     assert described[0]["age_s"] > scene.scheduler.describe_jobs("", "parent", scene.now)[0]["age_s"]
 
 
+@pytest.mark.parametrize("how", ["last step", "ended", "silent"])
+@pytest.mark.parametrize("idle", [False, True], ids=["active", "idle"])
+def test_parent_that_has_begun_anew_is_held_for_its_children(how: str, idle: bool) -> None:
+    """Also for those of them that it needed no more when it was looked at last."""
+    scene = harness()
+    turn(scene, "plan", prompt(1), "parent", calls=TASK)
+    turn(scene, "step", prompt(2), "child", parent_job_id="parent")
+    if idle:
+        wait(scene, 10.0)
+        turn(scene, "goes on", prompt(3), "parent", calls=TASK)
+        assert not job(scene, "parent").children
+    first = job(scene, "parent")
+    if how == "last step":
+        turn(scene, "last", prompt(4), "parent", is_last_step=True)
+    elif how == "ended":
+        scene.scheduler.end_job("", "parent", scene.now)
+    else:
+        wait(scene, MAX_IDLE_S + 1)
+    turn(scene, "anew", prompt(5), "parent", calls=TASK)
+    assert job(scene, "parent") is not first and job(scene, "child").parent is None, "nothing keeps the old one"
+    scene.add("works", prompt(6), 100, job_id="child", parent_job_id="parent")
+    scene.turn_s = 2.0
+    for _ in range(20):
+        scene.step()
+    assert scene.outcomes["works", 0].finish is None and job(scene, "child").parent is job(scene, "parent")
+    assert pin(scene, "anew") is not None, "its own would have expired after two seconds"
+
+
+def test_child_of_a_job_that_is_over_may_get_another_parent() -> None:
+    scene = harness()
+    turn(scene, "plan", prompt(1), "one", calls=TASK)
+    turn(scene, "step", prompt(2), "child", parent_job_id="one")
+    turn(scene, "other plan", prompt(3), "two", calls=TASK)
+    turn(scene, "step 2", prompt(2), "child", parent_job_id="two")
+    assert job(scene, "child").parent is job(scene, "one"), "which is not over"
+    turn(scene, "last", prompt(4), "one", is_last_step=True)
+    turn(scene, "step 3", prompt(2), "child", parent_job_id="two")
+    child = job(scene, "child")
+    assert child.parent is job(scene, "two") and child in job(scene, "two").children
+    assert not job(scene, "one").children and not job(scene, "one").adopted
+
+
 def test_jobs_that_are_forgotten_are_not_kept_by_their_family() -> None:
     scene = harness(max_jobs=4, check=False)
     for number in range(30):
@@ -267,7 +310,8 @@ def test_jobs_that_are_forgotten_are_not_kept_by_their_family() -> None:
     known, step = 0, newest
     while step.parent is not None:
         known, step = known + 1, step.parent
-    assert known < 4 and step.children.keys() <= {job(scene, f"job {number}") for number in range(26, 30)}
+    assert known < 4 and step.adopted.keys() >= step.children.keys()
+    assert step.adopted.keys() <= {job(scene, f"job {number}") for number in range(26, 30)}
 
 
 def test_parent_of_many_children_watches_the_last_active_ones() -> None:

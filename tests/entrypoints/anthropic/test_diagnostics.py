@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.entrypoints.anthropic.diagnostics import Diagnostics, diagnose, read_diagnostics
+from baton.entrypoints.chat.chats import Comparison
 from baton.entrypoints.chat.divergence import Divergence
 from baton.entrypoints.fields.ignored import Ignored
 from baton.scheduler.outcome import RequestRefused
@@ -49,14 +50,14 @@ def test_unreadable_diagnostics_are_refused(given: Any) -> None:
     ],
 )
 def test_changes_have_a_type_and_the_tokens_that_they_cost(kind: Any, type_: str) -> None:
-    told = diagnose(Diagnostics("r1"), replace(EDITED, kind=kind), None, is_known=True)
+    told = diagnose(Diagnostics("r1"), Comparison(False, replace(EDITED, kind=kind)))
     assert told == {"cache_miss_reason": {"type": type_, "cache_missed_input_tokens": 25}}
 
 
 def test_first_messages_and_continued_ones_have_no_diagnosis() -> None:
-    assert diagnose(Diagnostics(None), EDITED, None, is_known=True) is None
-    assert diagnose(Diagnostics("r1"), None, None, is_known=True) is None
-    assert diagnose(Diagnostics("r1"), replace(EDITED, since="r5"), "r1", is_known=True) is None
+    assert diagnose(Diagnostics(None), Comparison(False, EDITED)) is None
+    assert diagnose(Diagnostics(None), None) is None
+    assert diagnose(Diagnostics("r1"), Comparison(True, None)) is None
 
 
 def test_unknown_messages_and_unexplained_changes() -> None:
@@ -64,7 +65,8 @@ def test_unknown_messages_and_unexplained_changes() -> None:
         assert told is not None
         return told["cache_miss_reason"]["type"]
 
-    assert type_of(diagnose(Diagnostics("r9"), None, None, is_known=False)) == "previous_message_not_found"
-    assert type_of(diagnose(Diagnostics("r9"), EDITED, None, is_known=True)) == "unavailable"
-    assert type_of(diagnose(Diagnostics("r1"), replace(EDITED, kind="template"), None, is_known=True)) == "unavailable"
-    assert type_of(diagnose(Diagnostics("r1"), replace(EDITED, kind="settings"), None, is_known=True)) == "unavailable"
+    assert type_of(diagnose(Diagnostics("r9"), None)) == "previous_message_not_found"
+    assert type_of(diagnose(Diagnostics("r1"), Comparison(False, None))) == "unavailable"
+    for kind in ("template", "settings"):
+        compared = Comparison(False, replace(EDITED, kind=kind))
+        assert type_of(diagnose(Diagnostics("r1"), compared)) == "unavailable"

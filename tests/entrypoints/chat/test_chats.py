@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from baton.entrypoints.chat import conversations
-from baton.entrypoints.chat.chats import ChatAnswer, Chats, ChatUpdate
+from baton.entrypoints.chat.chats import ChatAnswer, Chats, ChatUpdate, Comparison
 from baton.entrypoints.chat.conversations import Turn
 from baton.entrypoints.chat.divergence import Divergence
 from baton.entrypoints.chat.setup import ChatSetup
@@ -80,6 +80,8 @@ class Scene:
         settings: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"} | config
         self.divergence: Divergence | None = None
         """Of the latest chat."""
+        self.compared: dict[str, Comparison | None] = {}
+        """The latest chat with the turns of these rids."""
         self.chats: Chats = ChatSetup(ChatConfig(**settings), tokenizer).chats(cast(Any, self.manager))
 
     def chat(self, *messages: dict, says: str = "Ho", stream: bool = False, **fields: Any) -> list[ChatUpdate]:
@@ -93,6 +95,8 @@ class Scene:
                 SOLE_CLIENT, parse_chat({"messages": list(messages)} | fields, names=read_names(fields, {})).call
             )
             self.divergence = answer.divergence
+            for rid in self.compared:
+                self.compared[rid] = await self.chats.compare(SOLE_CLIENT, answer, rid)
             updates = [update async for update in answer.updates()] if stream else await answer.outputs()
             await asyncio.gather(*self.chats._preparing)
             return updates
@@ -180,6 +184,39 @@ def test_short_answer_or_other_messages_do_not_make_a_chat_of_the_same_job(scene
     )
     other = {"role": "user", "content": "Well"}
     assert job_of(scene, other, said("So"), other, said("Oh"), HI, said(ANSWER), HI) != long
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt_cache_key": "k"}], ids=["unnamed", "shared name"])
+def test_edited_chat_stays_in_its_job_beside_one_that_began_alike(scene: Scene, fields: dict[str, Any]) -> None:
+    """Both continue turns with the same words, so an edited chat does, too. What it has more tells whose it is."""
+    begun = [HI, said("Ho")]
+    jobs = {job_of(scene, HI, rid="one", **fields), job_of(scene, HI, rid="two", **fields)}
+    first = job_of(scene, *begun, user("alpha"), says="Aha", **fields)
+    second = job_of(scene, *begun, user("beta"), says="So", **fields)
+    assert first != second and {first, second} == jobs
+    for words, says, job in (("alpha", "Aha", first), ("beta", "So", second), ("alpha", "Aha", first)):
+        edited = [*begun, user(f"edited {words}"), said(says), user("go")]
+        assert job_of(scene, *edited, says=f"{words} done", **fields) == job
+        assert scene.divergence is not None and words[1:] in scene.divergence.was
+
+
+def test_chats_that_say_the_same_for_long_keep_their_jobs(scene: Scene) -> None:
+    """Agents with the same task get the same results. Each continues a turn that none has continued."""
+    begun, results = [HI, said("Ho")], [user("1"), user("2"), user("go")]
+    jobs = {job_of(scene, HI), job_of(scene, HI)}
+    assert {job_of(scene, *begun, *results), job_of(scene, *begun, *results)} == jobs
+    later = [*begun, *results, said("Ho"), user("on")]
+    assert {job_of(scene, *later), job_of(scene, *later)} == jobs
+
+
+def test_chat_with_another_first_line_stays_in_its_job_beside_one_with_the_same_results(scene: Scene) -> None:
+    """Even where it continues a turn for the second time: its own conversation alone began with that line."""
+    rest = [HI, said("Ho"), user("1"), user("2"), user("go")]
+    one, two = ({"role": "system", "content": words} for words in ("Be brief.", "Be kind."))
+    first, second = job_of(scene, one, HI, says="Ho"), job_of(scene, two, HI, says="Ho")
+    assert job_of(scene, one, *rest) == first and job_of(scene, two, *rest[:-1]) == second != first
+    assert job_of(scene, one, *rest) == first
+    assert job_of(scene, two, *rest) == second
 
 
 EXAMPLES = (
@@ -738,6 +775,34 @@ def test_branches_of_a_conversation_are_compared_with_the_latest(tokenizer: Toke
     assert found is not None and (found.kind, found.message, found.char, found.message_token) == ("messages", 2, 0, 0)
     scene.chat(HI, said("Ho"), ask, said("Ho"), HI)
     assert scene.divergence is None, "back to the first branch"
+
+
+def test_chat_is_compared_with_any_turn_of_its_client(tokenizer: Tokenizer) -> None:
+    """Whether or not the chat's conversation is that turn's, and which turn of that the chat continues, if any."""
+    scene = Scene(tokenizer)
+    scene.compared = dict.fromkeys(["one", "two", "nobody's"])
+
+    def kinds(*messages: dict, **fields: Any) -> list[str | None]:
+        scene.chat(*messages, **fields)
+        told = [scene.compared[rid] for rid in ("one", "two")]
+        assert scene.compared["nobody's"] is None
+        found: list[str | None] = []
+        for each in told:
+            kind = each.divergence.kind if each is not None and each.divergence is not None else None
+            found.append(kind if each is None or kind is not None else str(each.continues))
+        return found
+
+    first = [HI, said("Ho"), user("And?")]
+    assert kinds(HI, rid="one") == [None, None]
+    assert kinds(*first, rid="two") == ["True", None]
+    assert kinds(*first, said("Ho"), user("third"), rid="three") == ["True", "True"]
+    assert kinds(user("completely other words")) == ["messages", "history"]
+    assert kinds(user("Edited"), *first[1:], said("Ho"), user("third")) == ["messages", "messages"]
+    assert kinds(HI, said("Ho"), user("But?"), said("Ho"), user("third")) == ["True", "messages"]
+    assert kinds(*first) == ["True", "regenerated"]
+    assert kinds(system("Be brief."), *first) == ["system", "system"]
+    assert kinds(user("other"), user="somebody else") == ["False", "False"], "their texts are not compared"
+    assert kinds(*first, user="somebody else") == ["True", "False"]
 
 
 def test_forgotten_turns_are_not_compared(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

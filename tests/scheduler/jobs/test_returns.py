@@ -27,6 +27,24 @@ def test_share_is_learned_by_client_and_kind(kind: TurnKind) -> None:
     assert all(others), "one kind says nothing about another"
 
 
+@KINDS
+def test_other_clients_only_raise_the_share_that_is_shown(kind: TurnKind) -> None:
+    returns = Returns()
+    learn(returns, kind, "floods", 0, 200)
+    assert returns.share_continued("new", kind) < 0.1 and returns.share_shown("new", kind) == PRIOR_SHARE[kind]
+    assert returns.share_shown("floods", kind) == returns.share_continued("floods", kind) < 0.1
+    learn(returns, kind, "others", 200, 200)
+    assert returns.share_shown("new", kind) >= returns.share_continued("new", kind) > 0.4
+
+
+@KINDS
+def test_sole_client_shows_what_is_continued(kind: TurnKind) -> None:
+    returns = Returns()
+    for number in range(60):
+        assert returns.share_shown("a", kind) == pytest.approx(returns.share_continued("a", kind))
+        learn(returns, kind, "a", number % 3 == 0, 1)
+
+
 def test_few_turns_say_little() -> None:
     returns = Returns()
     learn(returns, TurnKind.OPENING, "other", 0, 100)
