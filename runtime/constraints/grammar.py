@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -206,6 +207,7 @@ class GrammarVocabulary:
         tasks = [(matcher, start, list(draft)) for matcher, start, (_, draft) in zip(matchers, starts, wanted)]
         address, size = masks.ctypes.data, masks[0].nbytes
         if len(masks) < self.min_shared:
+            matcher: Any  # its types lack this method
             for matcher, start, draft in tasks:
                 matcher.unsafe_compute_mask_ptr_with_draft_token(address + start * size, size, draft)
         else:
