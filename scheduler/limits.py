@@ -7,6 +7,7 @@ from collections.abc import Collection
 from ..memory_pool.allocator import Allocator
 from ..radix.lease_budget import LeaseBudget
 from .config import SchedulerConfig
+from .constraints.constraint import Constraint
 from .outcome import ContextOverflow, RequestRefused, context_exceeded
 from .request import Request
 from .request_spec import LogprobOptions, RequestSpec
@@ -25,12 +26,8 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
     if prompt_len + (wanted != 0) > context:
         raise context_exceeded(ContextOverflow(context, prompt_len), "input_ids")
     if constraint is not None:
-        if wanted is not None and wanted < constraint.min_tokens:
-            raise RequestRefused(
-                f"max_new_tokens is {wanted}, but the shortest {constraint.output_name} has "
-                f"{constraint.min_tokens} tokens",
-                param="max_new_tokens",
-            )
+        if (refusal := output_too_short(constraint, wanted)) is not None:
+            raise refusal
         if (longest := constraint.max_tokens) is not None:
             wanted = longest if wanted is None else min(wanted, longest)
     if wanted is not None and request.spec.clamps_output:
@@ -47,6 +44,17 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
             param="max_new_tokens",
         )
     return most if wanted is None else wanted
+
+
+def output_too_short(constraint: Constraint, max_new_tokens: int | None) -> RequestRefused | None:
+    """The refusal of a request that may not generate even the shortest output of its constraint."""
+    if max_new_tokens is None or max_new_tokens >= constraint.min_tokens:
+        return None
+    return RequestRefused(
+        f"max_new_tokens is {max_new_tokens}, but the shortest {constraint.output_name} has {constraint.min_tokens} "
+        "tokens",
+        param="max_new_tokens",
+    )
 
 
 def _room(request: Request, prompt_len: int, allocator: Allocator) -> int:

@@ -48,6 +48,7 @@ from .limits import (
     kv_load_failed,
     lease_budget,
     logits_not_finite,
+    output_too_short,
     stop_check_failed,
     timed_out,
     token_not_allowed,
@@ -460,9 +461,11 @@ class Scheduler:
         self._compiling = [request for request in self._compiling if request not in ready]
         for request in ready:
             request.awaits_constraint = False
-            refusal = request.constraint.failure() if request.constraint is not None else None
-            if refusal is not None:
-                self._refuse([request], refusal, now)
+            if request.finish is None and request.constraint is not None:
+                refusal = request.constraint.failure()
+                refusal = refusal or output_too_short(request.constraint, request.sampling.max_new_tokens)
+                if refusal is not None:
+                    self._refuse([request], refusal, now)
 
     def _form_preparation(self, now: float) -> PlannedStep | None:
         step = self._preparations.form_step(self._counters.steps, now)

@@ -24,6 +24,7 @@ import logging
 import os
 import re
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -68,6 +69,9 @@ MAX_SEARCHED = 800
 MAX_CHECKED_DRAFT = 8
 """Tokens of a draft where masks may have to be read ahead for: each takes up to tens of milliseconds."""
 
+MAX_FORCED_BYTES = 1024
+"""Of the text that all outputs begin with: so many are divided into tokens, to learn how short an output may be."""
+
 MAX_LEFT = 256
 """References to dead next positions that a position may hold before it drops them."""
 
@@ -93,6 +97,9 @@ class GrammarVocabulary:
         """Text -> id of the tokens that no other spelling stands for."""
         marks = re.compile("|".join(map(re.escape, sorted(self.special, key=len, reverse=True))) or r"(?!)")
         self.readable = Tokens(tokens)
+        self._spellings = sorted({token for token_id, token in enumerate(tokens) if token and token_id not in special})
+        self._known_spellings = frozenset(self._spellings)
+        self._longest = max(map(len, self._spellings), default=1)
         self.first_slot = -(-vocab_size // BITS) * BITS
         """Id of the first slot's token; the slots have a word of a mask to themselves."""
         if has_slots:
@@ -125,7 +132,26 @@ class GrammarVocabulary:
             raise
         if matcher.is_stopped() and not matcher.is_accepting():
             raise GrammarError("no output fulfils it")
+        root.min_tokens = self.fewest_tokens(matcher.compute_ff_bytes()[:MAX_FORCED_BYTES])
         return root
+
+    def fewest_tokens(self, text: bytes) -> int:
+        """The fewest tokens of an output that begins with this text; the last one may go beyond it."""
+        fewest = [0] + [len(text)] * len(text)  # a byte at least each
+        for end in range(1, len(text) + 1):
+            starts = range(max(0, end - self._longest), end)
+            known = (fewest[start] + 1 for start in starts if text[start:end] in self._known_spellings)
+            fewest[end] = min(known, default=fewest[end - 1] + 1)
+        beyond = (
+            fewest[start] + 1
+            for start in range(max(0, len(text) - self._longest), len(text))
+            if self._begins_a_token(text[start:])
+        )
+        return min(fewest[-1], *beyond, len(text))
+
+    def _begins_a_token(self, text: bytes) -> bool:
+        place = bisect_left(self._spellings, text)
+        return place < len(self._spellings) and self._spellings[place].startswith(text)
 
     def fill(self, positions: Sequence[Position]) -> np.ndarray | None:
         """Compute the masks of these positions, in one call. Raises GrammarError for a matcher that ran into a limit,
@@ -318,13 +344,15 @@ class _Line:
 class Position:
     """A place in a line, behind ``length`` tokens."""
 
-    __slots__ = ("__weakref__", "_forced", "_line", "_next", "is_end", "length", "mask", "reader")
+    __slots__ = ("__weakref__", "_forced", "_line", "_next", "is_end", "length", "mask", "min_tokens", "reader")
 
     def __init__(self, line: _Line, length: int, reader: Reader | None = None) -> None:
         self._line, self.length = line, length
         self.reader = reader
         self.mask: np.ndarray | None = None
         """uint32 [words], once computed."""
+        self.min_tokens = 0
+        """Of a root: every output has so many tokens at least, by the text that all of them begin with."""
         self.is_end = line.matcher.is_stopped()
         """Nothing may follow."""
         self._next: dict[int, ref[Position]] = {}
@@ -395,9 +423,7 @@ class GrammarConstraint:
     eos_ends = True
     must_complete = True
     is_uniform = False
-    min_tokens = 0
     max_tokens: int | None = None
-    output_name = "output"
 
     def __init__(
         self,
@@ -408,7 +434,7 @@ class GrammarConstraint:
     ) -> None:
         """root: raises GrammarError if the grammar cannot be compiled. name: for messages, e.g. "json_schema".
         interest: what keeps the grammar from being dropped before it is compiled."""
-        self.name = name
+        self.name, self.output_name = name, f"output of {name}"
         self._vocabulary, self._root, self._interest = vocabulary, root, interest
 
     @property
@@ -423,6 +449,11 @@ class GrammarConstraint:
             logger.error("a grammar could not be compiled; its requests end with an error", exc_info=error)
             error = GrammarError(f"it could not be compiled ({type(error).__name__})")
         return self.refuse(error)
+
+    @property
+    def min_tokens(self) -> int:
+        """0 as long as it is compiling, or if it cannot be compiled."""
+        return self.root.min_tokens if self.is_ready and self._root.exception(timeout=0) is None else 0
 
     @property
     def root(self) -> Position:

@@ -42,14 +42,16 @@ class GrammarWithItems:
     eos_ends = True
     must_complete = True
     is_uniform = False
-    min_tokens = 0
     max_tokens: int | None = None
-    output_name = "output"
 
     def __init__(self, grammar: GrammarConstraint, tries: Sequence[ItemTrie]) -> None:
         """grammar: of a vocabulary with slots. tries: the one of each slot that the grammar names."""
         self.grammar, self.tries = grammar, tuple(tries)
-        self.name, self.matched = grammar.name, grammar.matched
+        self.name, self.output_name, self.matched = grammar.name, grammar.output_name, grammar.matched
+
+    @property
+    def min_tokens(self) -> int:
+        return self.grammar.min_tokens
 
     @property
     def is_ready(self) -> bool:

@@ -294,9 +294,13 @@ class Constraint(Protocol):
     """An output that is cut off by its length does not count: a beam search drops it."""
     is_uniform: bool
     """All outputs are of one length."""
-    min_tokens: int
     max_tokens: int | None
     """None for no limit."""
+
+    @property
+    def min_tokens(self) -> int:
+        """Every output has so many at least, as far as it is known; 0 while the constraint is being made."""
+        ...
 
     @property
     def is_ready(self) -> bool:

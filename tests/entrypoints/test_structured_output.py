@@ -157,6 +157,17 @@ def test_output_that_is_cut_off_says_so(server: ServerUnderTest) -> None:
     assert found["meta_info"]["finish_reason"]["type"] == "length"
 
 
+def test_form_that_is_too_long_is_refused_at_once(server: ServerUnderTest) -> None:
+    """As far as all outputs begin alike: when the grammar is compiled, and when it is known."""
+    form = {"choice": ["a text of which every output has more than three tokens"]}
+    for _ in range(2):
+        answer = server.generate(text="A", sampling_params={**form, "max_new_tokens": 3})
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"] == "max_new_tokens", answer.text
+        assert re.search("max_new_tokens is 3, but the shortest output of .*choice has [0-9]+ tokens", error["message"])
+    assert generate(server, **form)["text"] == form["choice"][0]
+
+
 def test_logprobs_are_those_of_the_model(server: ServerUnderTest) -> None:
     body = {"text": "A town: ", "sampling_params": {**SAMPLING, "regex": "[0-9]{3}"}, "return_logprob": True}
     meta = server.generate(**body).json()["meta_info"]

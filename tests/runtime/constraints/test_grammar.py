@@ -255,6 +255,32 @@ def test_spelling_of_a_special_token_is_text(vocabulary: GrammarVocabulary, toke
     assert not set(output) & tokenizer.special_ids and tokenizer.decode(output) == text
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        grammar_from("choice", json.dumps(["one text that all outputs are"])),
+        grammar_from("regex", "the same beginning, then a|the same beginning, then (bb)+"),
+        grammar_from("choice", json.dumps(["ab", "b"])),
+        grammar_from("lark", 'start: "(" start ")" | "x"'),
+    ],
+)
+def test_fewest_tokens_are_those_of_a_search(vocabulary: GrammarVocabulary, source: str) -> None:
+    """By all outputs, breadth first, as far as they have the same text."""
+    root = vocabulary.compile(source)
+    same, fewest, layer = LLMatcher(vocabulary.tokenizer, source).compute_ff_bytes(), 0, {b""}
+    pieces = {token for token in vocabulary._spellings if token}
+    while layer and not any(len(text) >= len(same) for text in layer):
+        fewest += 1
+        layer = {
+            text + token
+            for text in layer
+            for token in pieces
+            if same[len(text) :].startswith(token) or token.startswith(same[len(text) :])
+        }
+    assert root.min_tokens == fewest
+    assert fewest > 3 or len(same) < 3
+
+
 def test_positions_left_are_forgotten_and_those_in_use_are_found(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
