@@ -67,11 +67,13 @@ class AnswerGrammar:
         if self._tools is None:
             specs = ()
         checks: JSONChecks | None = None
+        tries: tuple[str, ...] = ()
         if forced:
             body = self._rest_of_calls(specs, choice)
         elif form is not None:
             source, checks = unwrap(form.source)
             if structural_tags.is_structural(source):
+                tries = structural_tags.item_tries(source)
                 source = structural_tags.build(source, self._special)
             body = f"{self._answer_start} {self._part('format', source)}"
             if specs and choice.kind != "none":
@@ -82,7 +84,7 @@ class AnswerGrammar:
             return None
         thought = "" if forced else self._thought(inside)
         lark = "\n".join([f"start: {thought} {body}", *self._rules])
-        source = joined_parts(lark, self._parts)
+        source = structural_tags.with_items(joined_parts(lark, self._parts), tries)
         if checks is not None:
             source = wrap(source, checks._replace(beginning=self._beginning(inside)))
         return Grammar(form.name if form is not None else NAME, source)

@@ -315,7 +315,7 @@ class Interpreter:
         assert step.reasoning is not None
         splitter = ThoughtSplitter(step.reasoning, self.text.text[self._role_text :])
         answers: list[dict] = []
-        for answers in self._answers(step, keeps_special_tokens=splitter.keeps_special_tokens):
+        for answers in self._answers(step, splitter):
             self._append_apart(splitter.split_next(answers[0]["text"]), variable, thought, answers[0]["meta_info"])
         self._append_apart(splitter.split_rest(), variable, thought, answers[0]["meta_info"])
         first = (variable.stream.text, thought.stream.text)
@@ -325,10 +325,12 @@ class Interpreter:
         self._finish(variable, answers, [said for said, _ in apart])
         self._finish(thought, answers, [thoughts for _, thoughts in apart])
 
-    def _answers(self, step: Gen, *, keeps_special_tokens: bool = False) -> Iterator[list[dict]]:
+    def _answers(self, step: Gen, splitter: ThoughtSplitter | None = None) -> Iterator[list[dict]]:
         sampling = {**self.options.sampling, **step.sampling}
-        if keeps_special_tokens:
-            sampling["skip_special_tokens"] = False
+        if splitter is not None:
+            sampling = splitter.after_thoughts(sampling)
+            if splitter.keeps_special_tokens:
+                sampling["skip_special_tokens"] = False
         return self._chain.generate_step(sampling, {**self.options.details, **step.options}, stream=self.options.stream)
 
     def _append_output(self, variable: Variable, piece: str, meta: Any = None) -> None:

@@ -182,9 +182,7 @@ class Grammars:
     def _compile(self, compilation: _Compilation) -> Position:
         """Raises GrammarError, and NotWanted if no request waits for it any more."""
         vocabulary = self._vocabulary(compilation.has_slots)
-        source = compilation.source
-        if structural_tags.is_structural(source):
-            source = structural_tags.build(source, vocabulary.special, vocabulary.first_slot)
+        source = structural_tags.to_llguidance(compilation.source, vocabulary.special, vocabulary.first_slot)
         source, checks = unwrap(source)
         while True:
             try:

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Sequence_
 from typing import Any
 
 import msgspec
@@ -108,6 +110,11 @@ KEY = "structural_tag"
 MAX_SLOTS = 32
 """Item tries that one grammar may name."""
 
+ITEMS_KEY = "item_tries"
+"""Begins the source of a grammar with slots that the HTTP process has built."""
+
+_WITH_ITEMS = f'{{"{ITEMS_KEY}":'
+
 _BEGINNING = f'{{"{KEY}":'
 
 
@@ -121,18 +128,35 @@ def is_structural(source: str) -> bool:
     return source.startswith(_BEGINNING)
 
 
+def build(source: str, special: Mapping[str, int]) -> str:
+    """What `to_source` wrote, in llguidance's own form, with a mark for each slot (`to_llguidance`). special: text ->
+    id of the tokens that no other spelling stands for."""
+    slots = {name: number for number, name in enumerate(item_tries(source))}
+    return _Builder(special, slots).build(_read(source))
+
+
 def item_tries(source: str) -> tuple[str, ...]:
     """The tries that a grammar names, each once. That with the number n has slot n (item_slots.py)."""
+    if source.startswith(_WITH_ITEMS):
+        return tuple(json.loads(source)[ITEMS_KEY])
     if not is_structural(source) or '"type": "item"' not in source:
         return ()
     return tuple(dict.fromkeys(_names_of(_read(source))))
 
 
-def build(source: str, special: Mapping[str, int], first_slot: int = 0) -> str:
-    """What `to_source` wrote, in llguidance's own form. special: text -> id of the tokens that no other spelling stands
-    for. first_slot: id of the token of slot 0."""
-    slots = {name: first_slot + number for number, name in enumerate(item_tries(source))}
-    return _Builder(special, slots).build(_read(source))
+def with_items(source: str, tries: Sequence_[str]) -> str:
+    """A grammar that `build` wrote, or made a part of, in the form in which a request carries it to the worker. tries:
+    those of its slots."""
+    return json.dumps({ITEMS_KEY: [*tries], "source": source}) if tries else source
+
+
+def to_llguidance(source: str, special: Mapping[str, int], first_slot: int) -> str:
+    """A grammar as it comes from a request, in llguidance's own form. first_slot: id of the token of slot 0."""
+    if is_structural(source):
+        source = build(source, special)
+    elif source.startswith(_WITH_ITEMS):
+        source = json.loads(source)["source"]
+    return re.sub(r"<\[slot (\d+)\]>", lambda mark: f"<[{first_slot + int(mark[1])}]>", source)
 
 
 def _read(source: str) -> Format:
@@ -171,7 +195,7 @@ class _Builder:
     """Lexemes and parts of one grammar."""
 
     def __init__(self, special: Mapping[str, int], slots: Mapping[str, int]) -> None:
-        """slots: name of a trie -> id of its slot's token."""
+        """slots: name of a trie -> number of its slot."""
         self._terms, self._slots = Terms(special), slots
         self._lexemes: dict[str, str] = {}
         """What stands behind the name of a rule -> the name."""
@@ -209,7 +233,7 @@ class _Builder:
             case Regex(pattern):
                 return self._lexeme(_between_slashes(pattern))
             case Item(trie):
-                return f"<[{self._slots[trie]}]>"
+                return f"<[slot {self._slots[trie]}]>"
             case Sequence(parts):
                 return " ".join(map(self._open, parts)) or '""'
             case Either(parts):

@@ -63,7 +63,7 @@ def matcher_of(grammar: Grammar | None) -> LLMatcher:
     assert grammar is not None
     source = grammar.source
     if structural_tags.is_structural(source):
-        source = structural_tags.build(source, IDS)
+        source = structural_tags.to_llguidance(source, IDS, 0)
     matcher = LLMatcher(TOKENIZER, unwrap(source)[0], log_level=0)
     assert not matcher.is_error(), matcher.get_error().split("<state>")[0]
     return matcher

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from baton.entrypoints.fields.grammars import take_grammar
 from baton.entrypoints.lang import (
     BackendError,
     ProgramError,
@@ -15,6 +18,7 @@ from baton.entrypoints.lang import (
     separate_reasoning,
     user,
 )
+from tests.doubles.byte_matcher import takes
 from tests.doubles.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.timeout(30)
@@ -55,6 +59,36 @@ def test_answer_and_reasoning_are_streamed_separately() -> None:
     assert "".join(thought) == "hm, 2" and "".join(answer) == "Two."
     state.sync()
     assert not backend.leases
+
+
+FORMS = [
+    ({"regex": "[a-z]+!"}, "two!", "Two!"),
+    ({"json_schema": {"enum": ["one", "two"]}}, '"two"', '"three"'),
+    ({"ebnf": 'root ::= "(" [0-9] ")"'}, "(2)", "2"),
+    ({"dtype": bool}, "True", "true"),
+]
+
+
+@pytest.mark.parametrize(("form", "right", "wrong"), FORMS)
+@pytest.mark.parametrize("opens", [False, True])
+def test_form_is_that_of_the_answer(form: dict[str, Any], right: str, wrong: str, opens: bool) -> None:
+    """Behind the thought, whoever opened it; or without one, if the template opened none."""
+    backend = answers("x")
+    if opens:
+        backend.template = THINKS
+
+    @function
+    def ask(s: ProgramState) -> None:
+        s += user("why?")
+        s += assistant(separate_reasoning(gen("x", max_tokens=40, **form), model_type="qwen3"))
+
+    ask.run(backend=backend)
+    sampling = dict(backend.calls[0]["sampling_params"])
+    assert sampling.keys() & {"regex", "json_schema", "ebnf", "choice"} == set()
+    grammar = take_grammar(sampling, "")
+    thought = "hm, </b> 2\n</think>\n\n" if opens else "<think>\nhm, </b> 2\n</think>\n\n"
+    assert takes(grammar, thought + right) and not takes(grammar, thought + wrong)
+    assert takes(grammar, right) == (not opens) and not takes(grammar, wrong)
 
 
 def test_answer_without_reasoning_is_continued() -> None:

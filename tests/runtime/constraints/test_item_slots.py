@@ -90,7 +90,7 @@ def grammar_constraint(vocabulary: GrammarVocabulary, lark: str) -> GrammarConst
 def with_twin(
     vocabulary: GrammarVocabulary, source: str, items: dict[str, list[list[int]]]
 ) -> tuple[StatesWithItems, GrammarStates]:
-    lark = structural_tags.build(source, vocabulary.special, vocabulary.first_slot)
+    lark = structural_tags.to_llguidance(source, vocabulary.special, vocabulary.first_slot)
     names = structural_tags.item_tries(source)
     spelled = json.loads(lark)
     for slot, name in enumerate(names):
@@ -196,7 +196,7 @@ def test_text_that_spells_an_item_may_begin_one(vocabulary: GrammarVocabulary, t
     """Where text and an item may follow, a token that begins an item does."""
     source = source_of({"type": "or", "elements": [ITEM, {"type": "regex", "pattern": "[a-z]+"}]})
     a, b, other, alone = tokenizer.encode("a")[-1], tokenizer.encode("b")[-1], *range(vocabulary.first_slot)[-2:]
-    lark = structural_tags.build(source, vocabulary.special, vocabulary.first_slot)
+    lark = structural_tags.to_llguidance(source, vocabulary.special, vocabulary.first_slot)
     start = GrammarWithItems(grammar_constraint(vocabulary, lark), [trie_of([[a, other], [alone]])]).start()
     assert {a, b, alone} <= set(tokens_of(start)[0])
     begun = start.advance(np.array([a]))
@@ -228,6 +228,18 @@ def test_tries_are_those_loaded_when_the_request_came(tokenizer: Tokenizer) -> N
             resolve_constraint(sampling, tries, grammars)
     finally:
         grammars.close()
+
+
+def test_grammar_around_items_names_them() -> None:
+    """As the HTTP process builds it for a chat."""
+    source = source_of({"type": "or", "elements": [FILM, ITEM, {"type": "sequence", "elements": [FILM, FILM]}]})
+    built = structural_tags.build(source, {})
+    carried = structural_tags.with_items(built, structural_tags.item_tries(source))
+    assert structural_tags.item_tries(carried) == ("films", "books")
+    placed = structural_tags.to_llguidance(carried, {}, 320)
+    assert placed == structural_tags.to_llguidance(source, {}, 320)
+    assert (placed.count("<[320]>"), placed.count("<[321]>")) == (3, 1)
+    assert structural_tags.with_items(built, ()) == built
 
 
 def test_more_tries_than_slots_are_refused() -> None:
