@@ -59,6 +59,14 @@ def reader_of(grammar: Grammar | None) -> Reader | None:
     return Reader.start(Tokens(Bytes.tokens), checks) if checks is not None else None
 
 
+def matcher_fails(grammar: Grammar) -> bool:
+    """True if the grammar cannot be compiled, or no output fulfils it."""
+    matcher = LLMatcher(TOKENIZER, unwrap(structural_tags.to_llguidance(grammar.source, IDS, 0))[0], log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher.is_error()
+
+
 def matcher_of(grammar: Grammar | None) -> LLMatcher:
     assert grammar is not None
     source = grammar.source

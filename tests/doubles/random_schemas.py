@@ -27,24 +27,44 @@ class Case(NamedTuple):
     schema: Any
 
 
+class Example(NamedTuple):
+    value: Any
+    is_valid: bool
+
+
+class Group(NamedTuple):
+    """A schema of the test suite. keyword: what it is about."""
+
+    keyword: str
+    description: str
+    schema: Any
+    examples: list[Example]
+
+
 def suite(folder: Path) -> list[Case]:
     """The schemas of the required tests of draft 2020-12. folder: keeps the downloaded archive."""
+    return [Case(f"{group.keyword}: {group.description}", group.schema) for group in suite_groups(folder)]
+
+
+def suite_groups(folder: Path) -> list[Group]:
+    """The same with their examples."""
     archive = next(folder.glob("jsonschema-*.tar.gz"), None)
     if archive is None:
         folder.mkdir(parents=True, exist_ok=True)
         options = ["--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
         subprocess.run([sys.executable, "-m", "pip", "download", "-q", *options, SUITE_PACKAGE], check=True)
         archive = next(folder.glob("jsonschema-*.tar.gz"))
-    cases = []
+    found = []
     with tarfile.open(archive) as files:
         for member in sorted(files.getmembers(), key=lambda member: member.name):
             place = Path(member.name)
             if place.parts[-3:-1] == ("tests", "draft2020-12") and place.suffix == ".json":
                 content = files.extractfile(member)
                 assert content is not None
-                groups = json.load(content)
-                cases += [Case(f"{place.stem}: {group['description']}", group["schema"]) for group in groups]
-    return cases
+                for group in json.load(content):
+                    examples = [Example(test["data"], test["valid"]) for test in group["tests"]]
+                    found.append(Group(place.stem, group["description"], group["schema"], examples))
+    return found
 
 
 def drawn(number: int, seed: int) -> list[Case]:
