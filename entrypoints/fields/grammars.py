@@ -84,11 +84,17 @@ TEXT_FORMAT = either(
 
 
 JSON_OPTIONS: Any = {
+    # Every option of llguidance is set: a schema may hold options of its own, under x-guidance.
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": True,
     # Without a bound, small models write spaces until they are cut off. This one is llama.cpp's.
     "whitespace_pattern": r"[ ]|\n{1,2}[ \t]{0,20}",
-    # A schema may hold options of its own, under x-guidance; these would let it ignore keywords.
     "lenient": False,
     "coerce_one_of": False,
+    # No \u: "\u0061" would be another spelling of the name "a", which is then held to the schema of other names.
+    "json_allowed_escapes": 'nrbtf\\"',
+    "json_allow_general_unicode_escapes": False,
 }
 
 _ONE_SPELLING: Any = {
@@ -140,8 +146,8 @@ def _read_schema(value: Any, name: str, *, reads: bool = True) -> str:
         value = json.loads(text)
         schema, checked = rewrite_for_reader(value) if reads else Rewritten(rewrite_schema(value), False)
         options: Any = JSON_OPTIONS | (_ONE_SPELLING if checked else {})
-        if isinstance(schema, dict) and schema.get("x-guidance") == _COMPACT:
-            options = {key: option for key, option in JSON_OPTIONS.items() if key != "whitespace_pattern"}
+        if value.get("x-guidance") == _COMPACT:
+            options = JSON_OPTIONS | {"whitespace_pattern": None, **_COMPACT}
         source = LLMatcher.grammar_from_json_schema(_text(json.dumps(schema), name), overrides=options)
         return wrap(source, JSONChecks(schema, Beginning())) if isinstance(schema, dict) and checked else source
     except (ValueError, RecursionError) as error:
