@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 
 from ...scheduler.outcome import RequestRefused
 from ..fields.grammars import JSON_OPTIONS
+from ..fields.schema_rewriting import rewrite_schema
 from ..tool_parsers.pieces import ToolSpec
 from ..tool_parsers.qwen3_coder import parameter_types
 
@@ -107,7 +108,13 @@ class WrittenArguments:
         shared = {key: self._spec.parameters[key] for key in ("$defs", "definitions") if key in self._spec.parameters}
         options = JSON_OPTIONS | ({} if self._spec.strict else {"lenient": True, "coerce_one_of": True})
         name = f"{self._prefix}_v{number}"
-        self.parts[name] = LLMatcher.grammar_from_json_schema(json.dumps({**shared, **whole}), overrides=options)
+        found: Any = {**shared, **whole}
+        try:
+            found = rewrite_schema(found)
+        except (ValueError, RecursionError) as error:
+            if self._spec.strict:
+                raise RequestRefused(f"tools: {error}", code="invalid_grammar", param="tools") from None
+        self.parts[name] = LLMatcher.grammar_from_json_schema(json.dumps(found), overrides=options)
         return f"@{name}"
 
     def _refuse(self, name: str, why: str) -> RequestRefused:

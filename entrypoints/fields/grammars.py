@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, grammar_from
@@ -27,7 +28,7 @@ from ...scheduler.sampling_params import Grammar
 from ..description.json_schema import Properties, either, enum, list_of, open_object, opened, string, taken
 from .ignored import Ignored
 from .reading import shown
-from .schema_rewriting import Rewritten, rewrite_for_reader, rewrite_schema
+from .schema_rewriting import Rewritten, Work, rewrite_for_reader, rewrite_schema
 from .structural_tags import read_structural_tag
 
 MAX_GRAMMAR_CHARS = 300_000
@@ -123,12 +124,9 @@ def take_grammar(values: dict[str, Any], where: str) -> Grammar | None:
     return Grammar(f"{where}{name}", _SOURCES[name](value, f"{where}{name}"))
 
 
-def _schema_source(value: Any, name: str) -> str:
-    return _read_schema(value, name, reads=False)
-
-
-def _read_schema(value: Any, name: str, *, reads: bool = True) -> str:
-    """reads: the output is read beside the grammar, for keywords that compare values."""
+def _read_schema(value: Any, name: str, *, reads: bool = True, work: Work | None = None) -> str:
+    """reads: the output is read beside the grammar, for keywords that compare values. work: if several schemas of a
+    request share it."""
     if isinstance(value, str):
         text = _text(value, name)
         try:
@@ -144,7 +142,7 @@ def _read_schema(value: Any, name: str, *, reads: bool = True) -> str:
     text = _text(_dumped(value, name), name)
     try:
         value = json.loads(text)
-        schema, checked = rewrite_for_reader(value) if reads else Rewritten(rewrite_schema(value), False)
+        schema, checked = rewrite_for_reader(value, work) if reads else Rewritten(rewrite_schema(value, work), False)
         options: Any = JSON_OPTIONS | (_ONE_SPELLING if checked else {})
         if value.get("x-guidance") == _COMPACT:
             options = JSON_OPTIONS | {"whitespace_pattern": None, **_COMPACT}
@@ -181,7 +179,8 @@ def _choice_source(value: Any, name: str) -> str:
 
 def _tag_source(value: Any, name: str) -> str:
     _text(value if isinstance(value, str) else _dumped(value, name), name)
-    return _text(to_source(read_structural_tag(value, name, _schema_source, _ebnf_source)), name)
+    read_schema = partial(_read_schema, reads=False, work=Work())
+    return _text(to_source(read_structural_tag(value, name, read_schema, _ebnf_source)), name)
 
 
 def _dumped(value: Any, name: str) -> str:

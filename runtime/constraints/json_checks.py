@@ -411,7 +411,7 @@ class _Scan:
         top = self.frames[-1] if self.frames else None
         if top is None or top.index < 0 or not top.place.unique:
             return True
-        value = _comparable(_parsed(self.text[top.start : stop]))
+        value = comparable(_parsed(self.text[top.start : stop]))
         if value in top.seen:
             return False
         self.frames[-1] = replace(top, seen=top.seen | {value})
@@ -432,13 +432,13 @@ def _whole(digits: str) -> int | Decimal:
     return int(digits) if len(digits) <= _MAX_DIGITS else Decimal(digits)
 
 
-def _comparable(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     """Equal for values that JSON Schema calls equal: 1 is 1.0, and not true."""
     match value:
         case bool():
             return ("bool", value)
         case list():
-            return ("list", tuple(map(_comparable, value)))
+            return ("list", tuple(map(comparable, value)))
         case dict():
-            return ("object", frozenset((name, _comparable(each)) for name, each in value.items()))
+            return ("object", frozenset((name, comparable(each)) for name, each in value.items()))
     return value
