@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 _SPACES = r"\t\n\x0b\x0c\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
 _SETS: Mapping[str, str] = {
@@ -218,11 +219,30 @@ _LABEL = "[0-9A-Za-z](?:[0-9A-Za-z]|[0-9A-Za-z-][0-9A-Za-z](?:[0-9A-Za-z-]{0,59}
 """At most 63 characters, and no -- where an encoded label has it."""
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
 
-FORMATS: Mapping[str, tuple[str, int | None]] = {
-    "date": (f"^{_DATE}$", None),
-    "time": (f"^{_TIME}$", None),
-    "date-time": (f"^{_DATE}T{_TIME}$", None),
-    "hostname": (f"^{_HOST}$", 253),
+_ATOM = "[0-9A-Za-z!#$%&'*+/=?^_`{|}~-]"
+_LOCAL = (
+    rf"(?:{_ATOM}{{1,64}}|{_ATOM}{{1,31}}\.{_ATOM}{{1,31}}|{_ATOM}{{1,20}}(?:\.{_ATOM}{{1,20}}){{2}}"
+    rf"|{_ATOM}{{1,15}}(?:\.{_ATOM}{{1,15}}){{3}})"
+)
+"""At most 64 characters. Together with a pattern of its own for the length, llguidance could not tell whether there is
+any such string."""
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_MAIL = rf"{_LOCAL}@(?:{_HOST}|\[{_BYTE}(?:\.{_BYTE}){{3}}\])"
+
+
+class Format(NamedTuple):
+    """longest: maxLength, if there is one."""
+
+    pattern: str
+    longest: int | None = None
+
+
+FORMATS: Mapping[str, Format] = {
+    "date": Format(f"^{_DATE}$"),
+    "time": Format(f"^{_TIME}$"),
+    "date-time": Format(f"^{_DATE}T{_TIME}$"),
+    "hostname": Format(f"^{_HOST}$", 253),
+    "email": Format(f"^{_MAIL}$", 254),
 }
-"""Pattern, and maxLength if there is one, of formats for which llguidance takes too much: 30 February, hosts of any
-length. Leap seconds are left out: they depend on the date and the time zone."""
+"""Formats for which llguidance takes too much: 30 February, hosts of any length. Leap seconds are left out: they depend
+on the date and the time zone."""

@@ -7,7 +7,7 @@
     propertyNames                           patternProperties, or properties
     unevaluatedProperties, …Items           additionalProperties, items, where nothing beside them evaluates any
     contains                                prefixItems: the items that it asks for come first, behind given ones
-    format of dates, times and hosts        pattern
+    format of dates, times, hosts, e-mail    pattern
     pattern                                 the same expression as Rust has it (schema_patterns.py)
     limits of numbers                       those that a double holds (schema_numbers.py)
 
@@ -49,7 +49,7 @@ MAX_WORK = 8000
 MAX_WRITTEN = 300_000
 """Characters of a rewritten schema."""
 
-_FORMATS = frozenset({"duration", "email", "ipv4", "ipv6", "uuid", "uri"})
+_FORMATS = frozenset({"duration", "ipv4", "ipv6", "uuid", "uri"})
 """That llguidance enforces."""
 
 _NOT_A_CLIENTS = frozenset({UNIQUE, LEAST, "x-guidance", "contentSchema"})

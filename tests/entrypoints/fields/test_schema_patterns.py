@@ -106,6 +106,9 @@ def test_dates_are_those_of_the_calendar() -> None:
          ["2023-02-29T12:00:00Z", "0000-01-01T00:00:00Z", "2024-01-01T12:00:60Z"]),
         ("hostname", ["a", "a-b.example", "1a.2", "ab-c", "a" * 63, ".".join(["a" * 49] * 5)],
          ["", "-a", "a-", "a..b", "a_b", "xn--a", "a" * 64, ".".join(["a" * 63] * 4), ".".join(["a" * 62] * 5)]),
+        ("email", ["a@b", "a.b+c@d-e.example", "a@[127.0.0.1]", "a" * 64 + "@b.c", "a.bc.d.e@" + "b" * 63],
+         ["", "a", "@b", "a@", ".a@b", "a.@b", "a..b@c", "a@-b", "a@b..c", "a@[1.2.3]", "a" * 65 + "@b.c",
+          "a.b" * 22 + "@c", "a@" + "b" * 64, "a@" + ".".join(["b" * 63] * 4)]),
     ],
 )  # fmt: skip
 def test_formats_take_what_is_one(name: str, taken: list[str], refused: list[str]) -> None:
@@ -117,13 +120,20 @@ def test_formats_take_what_is_one(name: str, taken: list[str], refused: list[str
 
 @pytest.mark.parametrize(
     "beside",
-    [{"pattern": "^2024"}, {"maxLength": 5}, {"minLength": 60, "maxLength": 300}, {"type": ["string", "null"]}],
+    [
+        {"pattern": "^2024"},
+        {"maxLength": 5},
+        {"minLength": 30, "maxLength": 300},
+        {"pattern": "b.c$"},
+        {"type": ["string", "null"]},
+    ],
 )
-@pytest.mark.parametrize("name", ["date", "hostname"])
+@pytest.mark.parametrize("name", ["date", "hostname", "email"])
 def test_formats_hold_beside_other_keywords(name: str, beside: dict[str, Any]) -> None:
     schema = {"type": "string", "format": name, **beside}
     validator = jsonschema_rs.validator_for(schema, validate_formats=True)
-    texts = ["2024-02-29", "2023-02-28", "a.b", "2024-", ".".join(["a" * 49] * 5), ".".join(["a" * 59] * 5)]
+    texts = ["2024-02-29", "2023-02-28", "a.b", "2024-", ".".join(["a" * 49] * 5), ".".join(["a" * 59] * 5), "a@b.c",
+             "2024@" + "b" * 60]  # fmt: skip
     if not any(map(validator.is_valid, texts)):
         return
     grammar = take_grammar({"json_schema": schema}, "")
