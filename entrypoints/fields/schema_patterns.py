@@ -4,7 +4,8 @@ r"""Regular expressions of JSON schemas, which are ECMAScript's, as Rust's, whic
     .            no \u2028 and \u2029, either                          [a&&b]    no intersection
     \cA \u0041   characters by number                                  \A \z     no anchors, but no letters, either
 
-What has another meaning in other dialects, or none, is refused.
+What has another meaning in other dialects, or none, is refused. (?P<name>…) and (?i), which ECMAScript does not have,
+mean the same wherever there are any.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _BY_NUMBER = re.compile(
     r"x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|u([0-9a-fA-F]{4})(?:\\u([dD][c-fC-F][0-9a-fA-F]{2}))?"
 )
 _SIMPLE = re.compile(r"""[\w /,:;@%'"<>=!#&~^$|()-]*""")
-_GROUP = re.compile(r"\?(:|<[A-Za-z_]\w*>)")
+_GROUP = re.compile(r"\?(:|i:|P?<[A-Za-z_]\w*>)")
+_ANY_CASE = "(?i)"
 
 
 def translate_pattern(pattern: str) -> str:
@@ -49,6 +51,9 @@ class _Translation:
         self._found: list[str] = []
 
     def run(self) -> str:
+        if self._pattern.startswith(_ANY_CASE):
+            self._at = len(_ANY_CASE)
+            self._found.append(_ANY_CASE)
         may_repeat = False
         while self._at < len(self._pattern):
             may_repeat = self._term(may_repeat)
@@ -98,7 +103,7 @@ class _Translation:
             kind = self._pattern[self._at - 1 : self._at + 3]
             what = "a look-around" if kind[2:3] in ("=", "!", "<") else "a group of another dialect"
             raise ValueError(f"{kind!r} begins {what}")
-        return "?:"
+        return "?i:" if found[1] == "i:" else "?:"
 
     def _quantifier(self, character: str, may_repeat: bool) -> bool:
         if character == "{":

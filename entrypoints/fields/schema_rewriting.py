@@ -213,7 +213,7 @@ class _Rewriter:
             found = resolve(self._root, "#" + unquote(pointer))
         except LookupError:
             found = None  # llguidance refuses it
-        if base or (isinstance(found, dict) and id(found) not in self._read):
+        if base not in ("", self._root.get("$id")) or (isinstance(found, dict) and id(found) not in self._read):
             raise UnenforceableError(f"$ref to {shown(reference)} cannot be followed; refer to $defs instead")
 
     def rewrite(self, schema: Schema, place: tuple[str, ...]) -> Schema:

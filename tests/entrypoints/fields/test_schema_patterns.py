@@ -38,6 +38,8 @@ from tests.doubles.byte_matcher import takes
         (r"^a{2}b{1,}c{0,1}?(?:d|e)*(?<n>f)$", ["aabcddf"], ["abf"]),
         (r"^a{x}]}$", ["a{x}]}"], ["a"]),
         (r"x|^$", ["", "axb"], ["a"]),
+        (r"(?i)^[a-c]x$", ["Ax", "bX"], ["dx"]),
+        (r"^a(?i:b)(?P<n>c)$", ["aBc", "abc"], ["abC", "Abc"]),
         (r"^\^\$\(\[$", ["^$(["], ["("]),
     ],
 )
@@ -54,7 +56,7 @@ def test_pattern_is_read_as_ecmascripts(pattern: str, taken: list[str], refused:
     ("pattern", "words"),
     [
         (r"\Aa", r"\A is no escape"), (r"a\z", r"\z is no escape"), (r"\Qa", "is no escape"),
-        ("(?i)a", "another dialect"), ("(?x) a", "another dialect"), ("(?P<n>a)", "another dialect"),
+        ("a(?i)b", "another dialect"), ("(?x) a", "another dialect"), ("(?s).", "another dialect"),
         ("(?#a)", "another dialect"), ("a(?=b)", "look-around"), ("(?<!b)a", "look-around"), (r"\bword", "look around"),
         (r"(a)\1", "refers back"), (r"(?<n>a)\k<n>", "refers back"), ("a{,3}", "write {0,n}"),
         ("a*+", "repeats nothing"), ("*a", "repeats nothing"),

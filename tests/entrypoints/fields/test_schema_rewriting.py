@@ -248,6 +248,11 @@ def test_references_into_moved_schemas_are_refused() -> None:
     assert rewrite_schema(moved) == moved
 
 
+def test_references_may_name_the_schema_itself() -> None:
+    schema = {"$id": "http://x/y", "$defs": {"a": {"type": "string"}}, "items": {"$ref": "http://x/y#/$defs/a"}}
+    assert rewrite_schema(schema) == schema
+
+
 def test_values_that_look_like_schemas_stay() -> None:
     schema = {"enum": [{"not": 5}], "const": {"uniqueItems": True}, "default": {"if": 1}, "examples": [{"oneOf": 3}]}
     assert rewrite_schema(schema) == schema
