@@ -17,7 +17,9 @@ from llguidance import LLMatcher
 
 from ...scheduler.outcome import RequestRefused
 from ..fields.grammars import JSON_OPTIONS
+from ..fields.reading import shown
 from ..fields.schema_rewriting import rewrite_schema
+from ..fields.schema_shapes import shape_missed
 from ..tool_parsers.pieces import ToolSpec
 from ..tool_parsers.qwen3_coder import parameter_types
 
@@ -49,7 +51,11 @@ class WrittenArguments:
         return self
 
     def _in_order(self, separator: str, value: Callable[[int, str, Any], str]) -> None:
-        properties, required = self._spec.properties, self._spec.parameters.get("required") or ()
+        properties, required = self._spec.properties, self._spec.parameters.get("required", [])
+        if shape_missed("required", required) is not None:
+            if self._spec.strict:
+                raise self._refuse("required", f"it is {shown(required)}, and takes a list of names")
+            required = []
         more = f"{separator} " if separator else ""
         for number, (name, schema) in enumerate(properties.items()):
             written, after = value(number, name, schema), f"{self._prefix}_c{number + 1}"
@@ -114,7 +120,12 @@ class WrittenArguments:
         except (ValueError, RecursionError) as error:
             if self._spec.strict:
                 raise RequestRefused(f"tools: {error}", code="invalid_grammar", param="tools") from None
-        self.parts[name] = LLMatcher.grammar_from_json_schema(json.dumps(found), overrides=options)
+        try:
+            self.parts[name] = LLMatcher.grammar_from_json_schema(json.dumps(found), overrides=options)
+        except ValueError as error:  # numbers beyond doubles, or nested too deeply for its reader
+            if self._spec.strict:
+                raise RequestRefused(f"tools: {error}", code="invalid_grammar", param="tools") from None
+            self.parts[name] = LLMatcher.grammar_from_json_schema("{}", overrides=JSON_OPTIONS)
         return f"@{name}"
 
     def _refuse(self, name: str, why: str) -> RequestRefused:

@@ -124,6 +124,15 @@ def test_no_name_has_a_second_spelling(schema: dict[str, Any], wrong: str) -> No
     assert takes(grammar, r'{"größe": "x", "\"quoted\"": 1, "back\\slash": 2}')
 
 
+def test_schemas_of_a_structural_tag_share_their_work() -> None:
+    schema: Any = {"type": "null"}
+    for _ in range(7):
+        schema = {"if": schema, "then": {"type": ["null", "string"]}, "else": {"type": ["object", "array"]}}
+    tags = [{"begin": f"<a{number}>", "schema": schema, "end": "</a>"} for number in range(100)]
+    with pytest.raises(RequestRefused, match=r"structures\.\d+\.schema: it takes more than 8000 steps to read"):
+        take_grammar({"structural_tag": {"structures": tags, "triggers": ["<a"]}}, "")
+
+
 def test_whitespace_is_bounded() -> None:
     assert grammars.JSON_OPTIONS["whitespace_pattern"] == r"[ ]|\n{1,2}[ \t]{0,20}"
 
