@@ -498,7 +498,7 @@ class _Rewriter:
     def _other_values(self, values: list, beside: Mapping[str, Any], place: tuple[str, ...]) -> Schema:
         if "const" in beside or "enum" in beside:
             known = beside.get("enum", [beside.get("const")])
-            self._work.take(self.written.get(id(known), 0) // 30)
+            self._work.take(sum(self.written.get(id(beside.get(key)), 0) for key in ("const", "enum")) // 30)
             excluded = set(map(comparable, values))
             left = [each for each in known if comparable(each) not in excluded]
             return {"enum": left} if left else False
@@ -526,7 +526,7 @@ class _Rewriter:
     def _are_all_apart(self, schemas: Sequence[Schema]) -> bool:
         """True if it is certain that no value fulfils two. The usual ways to tell many apart take no comparison of each
         with each."""
-        self._work.take(len(schemas))
+        self._work.take(len(schemas) // 2)
         by_kind: dict[str, list[Schema]] = defaultdict(list)
         for schema in map(self._followed, schemas):
             kinds = _types_of(schema) if isinstance(schema, dict) else TYPES if schema else ()

@@ -209,10 +209,11 @@ def nested(levels: int, wrap: Callable[[Any], Any], innermost: Any) -> Any:
                      "additionalProperties": False} for number in range(1000)]}, "steps to read"),
         ({"dependentRequired": {f"p{number}": ["a"] for number in range(15_000)}}, "steps to read"),
         ({"pattern": "." * 50_000}, "steps to read"),
+        ({"const": [[]] * 70_000, "not": {"const": 1}}, "steps to read"),
         ({"oneOf": [{"$ref": "#/$defs/0"}] * 500, "$defs": {str(number): {"$ref": f"#/$defs/{number + 1}"}
                                                             for number in range(120)}}, "steps to read"),
     ],
-    ids=range(9),
+    ids=range(10),
 )  # fmt: skip
 def test_short_schemas_do_not_take_long(schema: Any, words: str) -> None:
     def refused() -> None:
