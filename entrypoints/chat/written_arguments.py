@@ -17,6 +17,9 @@ from llguidance import LLMatcher
 
 from ...scheduler.outcome import RequestRefused
 from ..fields.grammars import JSON_OPTIONS
+from ..fields.reading import shown
+from ..fields.schema_rewriting import rewrite_schema
+from ..fields.schema_shapes import shape_missed
 from ..tool_parsers.pieces import ToolSpec
 from ..tool_parsers.qwen3_coder import parameter_types
 
@@ -48,7 +51,11 @@ class WrittenArguments:
         return self
 
     def _in_order(self, separator: str, value: Callable[[int, str, Any], str]) -> None:
-        properties, required = self._spec.properties, self._spec.parameters.get("required") or ()
+        properties, required = self._spec.properties, self._spec.parameters.get("required", [])
+        if shape_missed("required", required) is not None:
+            if self._spec.strict:
+                raise self._refuse("required", f"it is {shown(required)}, and takes a list of names")
+            required = []
         more = f"{separator} " if separator else ""
         for number, (name, schema) in enumerate(properties.items()):
             written, after = value(number, name, schema), f"{self._prefix}_c{number + 1}"
@@ -107,7 +114,18 @@ class WrittenArguments:
         shared = {key: self._spec.parameters[key] for key in ("$defs", "definitions") if key in self._spec.parameters}
         options = JSON_OPTIONS | ({} if self._spec.strict else {"lenient": True, "coerce_one_of": True})
         name = f"{self._prefix}_v{number}"
-        self.parts[name] = LLMatcher.grammar_from_json_schema(json.dumps({**shared, **whole}), overrides=options)
+        found: Any = {**shared, **whole}
+        try:
+            found = rewrite_schema(found)
+        except (ValueError, RecursionError) as error:
+            if self._spec.strict:
+                raise RequestRefused(f"tools: {error}", code="invalid_grammar", param="tools") from None
+        try:
+            self.parts[name] = LLMatcher.grammar_from_json_schema(json.dumps(found), overrides=options)
+        except ValueError as error:  # numbers beyond doubles, or nested too deeply for its reader
+            if self._spec.strict:
+                raise RequestRefused(f"tools: {error}", code="invalid_grammar", param="tools") from None
+            self.parts[name] = LLMatcher.grammar_from_json_schema("{}", overrides=JSON_OPTIONS)
         return f"@{name}"
 
     def _refuse(self, name: str, why: str) -> RequestRefused:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, grammar_from
@@ -27,7 +28,7 @@ from ...scheduler.sampling_params import Grammar
 from ..description.json_schema import Properties, either, enum, list_of, open_object, opened, string, taken
 from .ignored import Ignored
 from .reading import shown
-from .schema_rewriting import Rewritten, rewrite_for_reader, rewrite_schema
+from .schema_rewriting import Rewritten, Work, rewrite_for_reader, rewrite_schema
 from .structural_tags import read_structural_tag
 
 MAX_GRAMMAR_CHARS = 300_000
@@ -84,11 +85,17 @@ TEXT_FORMAT = either(
 
 
 JSON_OPTIONS: Any = {
+    # Every option of llguidance is set: a schema may hold options of its own, under x-guidance.
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": True,
     # Without a bound, small models write spaces until they are cut off. This one is llama.cpp's.
     "whitespace_pattern": r"[ ]|\n{1,2}[ \t]{0,20}",
-    # A schema may hold options of its own, under x-guidance; these would let it ignore keywords.
     "lenient": False,
     "coerce_one_of": False,
+    # No \u: "\u0061" would be another spelling of the name "a", which is then held to the schema of other names.
+    "json_allowed_escapes": 'nrbtf\\"',
+    "json_allow_general_unicode_escapes": False,
 }
 
 _ONE_SPELLING: Any = {
@@ -117,12 +124,9 @@ def take_grammar(values: dict[str, Any], where: str) -> Grammar | None:
     return Grammar(f"{where}{name}", _SOURCES[name](value, f"{where}{name}"))
 
 
-def _schema_source(value: Any, name: str) -> str:
-    return _read_schema(value, name, reads=False)
-
-
-def _read_schema(value: Any, name: str, *, reads: bool = True) -> str:
-    """reads: the output is read beside the grammar, for keywords that compare values."""
+def _read_schema(value: Any, name: str, *, reads: bool = True, work: Work | None = None) -> str:
+    """reads: the output is read beside the grammar, for keywords that compare values. work: if several schemas of a
+    request share it."""
     if isinstance(value, str):
         text = _text(value, name)
         try:
@@ -138,10 +142,10 @@ def _read_schema(value: Any, name: str, *, reads: bool = True) -> str:
     text = _text(_dumped(value, name), name)
     try:
         value = json.loads(text)
-        schema, checked = rewrite_for_reader(value) if reads else Rewritten(rewrite_schema(value), False)
+        schema, checked = rewrite_for_reader(value, work) if reads else Rewritten(rewrite_schema(value, work), False)
         options: Any = JSON_OPTIONS | (_ONE_SPELLING if checked else {})
-        if isinstance(schema, dict) and schema.get("x-guidance") == _COMPACT:
-            options = {key: option for key, option in JSON_OPTIONS.items() if key != "whitespace_pattern"}
+        if value.get("x-guidance") == _COMPACT:
+            options = JSON_OPTIONS | {"whitespace_pattern": None, **_COMPACT}
         source = LLMatcher.grammar_from_json_schema(_text(json.dumps(schema), name), overrides=options)
         return wrap(source, JSONChecks(schema, Beginning())) if isinstance(schema, dict) and checked else source
     except (ValueError, RecursionError) as error:
@@ -180,7 +184,8 @@ def _choice_source(value: Any, name: str) -> str:
 
 def _tag_source(value: Any, name: str) -> str:
     _text(value if isinstance(value, str) else _dumped(value, name), name)
-    return _text(to_source(read_structural_tag(value, name, _schema_source, _ebnf_source)), name)
+    read_schema = partial(_read_schema, reads=False, work=Work())
+    return _text(to_source(read_structural_tag(value, name, read_schema, _ebnf_source)), name)
 
 
 def _dumped(value: Any, name: str) -> str:

@@ -7,10 +7,16 @@
     propertyNames                           patternProperties, or properties
     unevaluatedProperties, …Items           additionalProperties, items, where nothing beside them evaluates any
     contains                                prefixItems: the items that it asks for come first, behind given ones
+    format of dates, times, hosts, e-mail    pattern
+    pattern                                 the same expression as Rust has it (schema_patterns.py)
+    limits of numbers                       those that a double holds (schema_numbers.py)
 
 Keywords that compare values are left to a reader of the output (`json_checks`), where there is one. What has no such
 form is refused by keyword and place, and never passed over: nothing is enforced in part. An unknown ``format`` is an
 annotation, as JSON Schema has it, and is dropped.
+
+Schemas are read on the server's loop, and a short one can become very long: so the work is counted (`Work`), and so are
+the characters of what comes out.
 """
 
 from __future__ import annotations
@@ -18,11 +24,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
-from ...runtime.constraints.json_checks import LEAST, UNIQUE, resolve
+from ...runtime.constraints.json_checks import LEAST, UNIQUE, comparable, resolve
 from .reading import shown
+from .schema_numbers import EXACT, Multiples, exact_limits, inexact_value
+from .schema_patterns import FORMATS, is_simple, translate_pattern
+from .schema_shapes import COUNTS, LIMITS, TYPES, shape_missed
 
 Schema = bool | dict[str, Any]
 
@@ -32,14 +43,24 @@ MAX_DEPTH = 120
 MAX_LISTED = 64
 """Items that contains may ask for, and names of minProperties; each is written out."""
 
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties",
-           "minContains", "maxContains")  # fmt: skip
-"""Whole numbers, also where they are written as 2.0."""
+MAX_WORK = 8000
+"""Schemas that are looked at for one that is read, each as often as it is; some 5 us each."""
 
-_TYPES = ("null", "boolean", "number", "string", "array", "object")
+MAX_WRITTEN = 300_000
+"""Characters of a rewritten schema."""
 
-_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+_FORMATS = frozenset({"duration", "ipv4", "ipv6", "uuid", "uri"})
 """That llguidance enforces."""
+
+_NOT_A_CLIENTS = frozenset({UNIQUE, LEAST, "x-guidance", "contentSchema"})
+"""Keywords that are left out: they would be taken for this server's own. The last one is an annotation, but it is
+a schema, in which references could end."""
+
+_UNUSUAL = re.compile(r"\\u00(?:[01]|7f)|\d{16}|\de")
+"""In JSON: control characters, long numbers, and some that only look so."""
+
+_CONTROL = re.compile(r"[\0-\x07\x0b\x0e-\x1f\x7f]")
+"""Characters that JSON has no short escape for."""
 
 _DEFINITION = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 
@@ -48,6 +69,8 @@ _ONE = ("additionalProperties", "items", "additionalItems", "not", "if", "then",
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords with a schema, a list of schemas, and schemas by name."""
+
+_INSIDE = frozenset({*_ONE, *_LISTS, *_NAMED, "dependencies"})
 
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies")
 """Keywords that may evaluate properties or items of the same value."""
@@ -64,14 +87,31 @@ class Rewritten(NamedTuple):
     checked: bool
 
 
-def rewrite_schema(schema: Any) -> Schema:
-    """The same schema for llguidance. Raises UnenforceableError; ValueError for what is no schema."""
-    return _rewrite(_Rewriter(schema, reads=False), schema)
+class Work:
+    """What may still be looked at for a request; several of its schemas may share it."""
+
+    def __init__(self, left: int = MAX_WORK) -> None:
+        self._left = left
+
+    def take(self, amount: int = 1) -> None:
+        """Raises ValueError if there is too little left."""
+        self._left -= amount
+        if self._left < 0:
+            raise ValueError(
+                f"it takes more than {MAX_WORK} steps to read; use fewer schemas, and fewer of oneOf, not, if and "
+                "contains inside of each other"
+            )
 
 
-def rewrite_for_reader(schema: Any) -> Rewritten:
+def rewrite_schema(schema: Any, work: Work | None = None) -> Schema:
+    """The same schema for llguidance. Raises UnenforceableError; ValueError for what is no schema, or takes too long to
+    read."""
+    return _rewrite(_Rewriter(schema, reads=False, work=work or Work()), schema)
+
+
+def rewrite_for_reader(schema: Any, work: Work | None = None) -> Rewritten:
     """As `rewrite_schema`, with keywords for a reader of the output."""
-    rewriter = _Rewriter(schema, reads=True)
+    rewriter = _Rewriter(schema, reads=True, work=work or Work())
     found = _rewrite(rewriter, schema)
     if not rewriter.checked:
         return Rewritten(found, False)
@@ -86,18 +126,51 @@ def rewrite_for_reader(schema: Any) -> Rewritten:
 
 
 def _rewrite(rewriter: _Rewriter, schema: Any) -> Schema:
-    found = rewriter.rewrite(schema, (), 0)
+    rewriter.survey()
+    found = rewriter.rewrite(schema, ())
     if rewriter.moved and rewriter.deep_references:
         raise UnenforceableError(
             f"$ref to {rewriter.deep_references[0]} cannot be kept beside {rewriter.moved}; refer to $defs instead"
         )
+    is_shared = bool(rewriter.references) or rewriter.is_replaced
+    if rewriter.multiples.overflow(is_shared):
+        raise UnenforceableError(
+            "multipleOf cannot be enforced: the numbers that are multiples of several of them are too large; use "
+            "smaller ones, or fewer"
+        )
+    if rewriter.is_replaced and _written_chars(found, rewriter.written) > MAX_WRITTEN:
+        raise ValueError(
+            f"it has more than {MAX_WRITTEN} characters once contains, if, not and oneOf are written out; use fewer of "
+            "them inside of each other"
+        )
     return found
 
 
+def _written_chars(value: Any, known: dict[int, int]) -> int:
+    """At least so many characters has a value as JSON. Parts that it has several times are counted as often, and looked
+    at once."""
+    if isinstance(value, str):
+        return len(value) + 2
+    if not isinstance(value, list | dict):
+        return 1
+    if id(value) not in known:
+        inside = value.values() if isinstance(value, dict) else value
+        names = sum(map(len, value)) + 3 * len(value) if isinstance(value, dict) else 0
+        known[id(value)] = 2 + names + len(value) + sum([_written_chars(each, known) for each in inside])
+    return known[id(value)]
+
+
 class _Rewriter:
-    def __init__(self, root: Any, *, reads: bool) -> None:
+    def __init__(self, root: Any, *, reads: bool, work: Work) -> None:
         """reads: a reader of the output holds keywords that compare values."""
-        self._root, self._reads = root, reads
+        self._root, self._reads, self._work = root, reads, work
+        self._read: set[int] = set()
+        """id of every schema that was read."""
+        self.is_replaced = False
+        """A keyword was replaced; so schemas may be written several times."""
+        self.written: dict[int, int] = {}
+        """id of values that are no schemas -> their characters as JSON."""
+        self.multiples = Multiples()
         self.checked = ""
         """A keyword that is left to the reader, and its place."""
         self.references: list[str] = []
@@ -108,18 +181,56 @@ class _Rewriter:
 
     # -- one schema ----------------------------------------------------------------------------------------------------
 
-    def rewrite(self, schema: Any, place: tuple[str, ...], depth: int) -> Schema:
+    def survey(self) -> None:
+        """Refuse what is no schema, and references to what is none."""
+        left: list[tuple[Any, tuple[str, ...], int]] = [(self._root, (), 0)]
+        while left:
+            schema, place, depth = left.pop()
+            if isinstance(schema, bool):
+                continue
+            if not isinstance(schema, dict):
+                raise ValueError(f"{_at(place)} is {shown(schema)}; a schema is an object, true or false")
+            if depth > MAX_DEPTH:
+                raise ValueError(f"schemas are nested more than {MAX_DEPTH} deep")
+            self._read.add(id(schema))
+            for key, value in schema.items():
+                if (expected := shape_missed(key, value)) is not None:
+                    raise ValueError(f"{key} at {_at(place)} is {shown(value)}; it takes {expected}")
+                if key == "$ref":
+                    self.references.append(value)
+                elif key in _INSIDE:
+                    self._work.take(1 if key in _ONE else len(value))
+                    left += [(each, (*place, key, *name), depth + 1) for name, each in _parts(key, value)]
+        for reference in self.references:
+            self._check_reference(reference)
+
+    def _check_reference(self, reference: str) -> None:
+        """Refuse a reference to what only looks like a schema: nobody reads it."""
+        base, _, pointer = reference.partition("#")
+        if not pointer.startswith("/"):
+            return
+        try:
+            found = resolve(self._root, "#" + unquote(pointer))
+        except LookupError:
+            found = None  # llguidance refuses it
+        if base not in ("", self._root.get("$id")) or (isinstance(found, dict) and id(found) not in self._read):
+            raise UnenforceableError(f"$ref to {shown(reference)} cannot be followed; refer to $defs instead")
+
+    def rewrite(self, schema: Schema, place: tuple[str, ...]) -> Schema:
         if isinstance(schema, bool):
             return schema
-        if not isinstance(schema, dict):
-            raise ValueError(f"{_at(place)} is {json.dumps(schema)[:60]}; a schema is an object, true or false")
-        if depth > MAX_DEPTH:
-            raise ValueError(f"schemas are nested more than {MAX_DEPTH} deep")
         inner: dict[str, Any] = {}
         for key, value in schema.items():
-            if key in _COUNTS and isinstance(value, float) and value.is_integer():
+            if key in _NOT_A_CLIENTS:
+                continue
+            if key in COUNTS and isinstance(value, float):
                 value = int(value)
-            inner[key] = self._inside(key, value, (*place, key), depth + 1)
+            inner[key] = self._inside(key, value, (*place, key))
+        if not inner.keys().isdisjoint(LIMITS):
+            _hold_limits(inner, place)
+        if inner.keys().isdisjoint(_REPLACED):
+            return inner
+        self.is_replaced = True
         more: list[Schema] = []
         for key, replace in _REPLACED.items():
             if key in inner:
@@ -131,31 +242,57 @@ class _Rewriter:
         shared = {key: inner.pop(key) for key in ("$defs", "definitions", "$id", "$schema", "$anchor") if key in inner}
         return {**shared, "allOf": [inner, *more]} if inner else {**shared, "allOf": more}
 
-    def _inside(self, key: str, value: Any, place: tuple[str, ...], depth: int) -> Any:
-        if key in _ONE and not (key == "items" and isinstance(value, list)):
-            return self.rewrite(value, place, depth)
+    def _inside(self, key: str, value: Any, place: tuple[str, ...]) -> Any:
+        if key in _ONE and not _is_list(value):  # as items of draft 7 may be
+            return self.rewrite(value, place)
         if key in _LISTS or key == "items":
-            if not isinstance(value, list):
-                raise ValueError(f"{_at(place)} takes a list of schemas")
-            return [self.rewrite(each, (*place, str(number)), depth) for number, each in enumerate(value)]
+            return [self.rewrite(each, (*place, str(number))) for number, each in enumerate(value)]
+        if key == "patternProperties":
+            return self._by_pattern(value, place)
         if key in _NAMED:
-            if not isinstance(value, dict):
-                raise ValueError(f"{_at(place)} takes an object of schemas")
-            return {name: self.rewrite(each, (*place, name), depth) for name, each in value.items()}
-        if key == "$ref" and isinstance(value, str):
-            self.references.append(value)
-            if not _DEFINITION.fullmatch(value):
-                self.deep_references.append(value)
-        if key == "dependencies" and isinstance(value, dict):  # of draft 7
+            return {name: self.rewrite(each, (*place, name)) for name, each in value.items()}
+        if key == "$ref" and not _DEFINITION.fullmatch(value):
+            self.deep_references.append(value)
+        if key == "dependencies":  # of draft 7
             return {
-                name: each if isinstance(each, list) else self.rewrite(each, (*place, name), depth)
+                name: each if isinstance(each, list) else self.rewrite(each, (*place, name))
                 for name, each in value.items()
             }
+        if key == "pattern":
+            return self._translated(key, value, place[:-1])
+        if key == "multipleOf":
+            try:
+                self.multiples.add(value)
+            except ValueError as error:
+                raise _refused(key, place[:-1], str(error)) from None
+        if isinstance(value, list | dict):
+            text = json.dumps(value)
+            self.written[id(value)] = len(text)
+            if key in ("const", "enum") and _UNUSUAL.search(text):
+                _check_values(key, value, place[:-1])
+        elif key == "const":
+            _check_values(key, value, place[:-1])
         return value
+
+    def _by_pattern(self, schemas: dict[str, Any], place: tuple[str, ...]) -> dict[str, Schema]:
+        found: dict[str, Schema] = {}
+        for name, each in schemas.items():
+            pattern = self._translated("patternProperties", name, place[:-1])
+            inner = self.rewrite(each, (*place, name))
+            found[pattern] = _both(found[pattern], inner) if pattern in found else inner
+        return found
+
+    def _translated(self, keyword: str, pattern: str, place: tuple[str, ...]) -> str:
+        self._work.take(0 if is_simple(pattern) else len(pattern) // 5)
+        try:
+            return translate_pattern(pattern)
+        except ValueError as error:
+            raise _refused(keyword, place, f"in {shown(pattern)} {error}") from None
 
     # -- keywords: each takes its own out of ``inner`` and returns what holds beside it --------------------------------
 
     def _dependent_required(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        self._work.take(2 * len(inner["dependentRequired"]))
         return _all(_depends(name, {"required": names}) for name, names in inner.pop("dependentRequired").items())
 
     def _dependent_schemas(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
@@ -163,6 +300,7 @@ class _Rewriter:
 
     def _dependencies(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
         found = inner.pop("dependencies")
+        self._work.take(2 * len(found))
         return _all(
             _depends(name, {"required": each} if isinstance(each, list) else each) for name, each in found.items()
         )
@@ -184,7 +322,7 @@ class _Rewriter:
 
     def _one_of(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
         every = inner.pop("oneOf")
-        if all(self._are_apart(one, other) for at, one in enumerate(every) for other in every[:at]):
+        if self._are_all_apart(every):
             return {"anyOf": every}
         alone = []
         for at, one in enumerate(every):
@@ -207,7 +345,8 @@ class _Rewriter:
             known = inner.pop("properties", {})
             inner["properties"] = {name: known.get(name, free) for name in allowed if isinstance(name, str)}
             inner["additionalProperties"] = False
-            return _all({"properties": {name: False}} for name in known if name not in allowed)
+            listed = {name for name in allowed if isinstance(name, str)}
+            return _all({"properties": {name: False}} for name in known if name not in listed)
         if keys <= {"pattern"} and "properties" not in inner:
             if keys:
                 inner["patternProperties"], inner["additionalProperties"] = {names["pattern"]: free}, False
@@ -257,6 +396,7 @@ class _Rewriter:
         skipped = 0 if rest is False or len(first) + least > _most(inner.get("maxItems")) else len(first)
         asked, last = skipped + least, skipped + (least if most is None else most)
         first += [rest] * (last - len(first))
+        self._work.take(len(first))
         first[skipped:asked] = [_both(each, test) for each in first[skipped:asked]]
         if most is not None:
             against = self._negated(test, {}, (*place, "contains"))
@@ -271,9 +411,20 @@ class _Rewriter:
         inner.pop("minContains", None)
         inner.pop("maxContains", None)
 
-    def _format(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
-        if inner["format"] not in _FORMATS:
-            del inner["format"]
+    def _format(self, inner: dict, place: tuple[str, ...], _: dict) -> Schema | None:
+        name = inner["format"]
+        if name in _FORMATS:
+            return None
+        del inner["format"]
+        if name not in FORMATS:
+            return None
+        pattern, longest = FORMATS[name]
+        if longest is not None:
+            inner["maxLength"] = min(longest, inner.get("maxLength", longest))
+        if "pattern" in inner:
+            return {"pattern": pattern}
+        inner["pattern"] = pattern
+        return None
 
     def _min_properties(self, inner: dict, place: tuple[str, ...], _: dict) -> None:
         """A name may be written twice where names are free, and then counts once."""
@@ -306,7 +457,10 @@ class _Rewriter:
         self, key: str, schema: dict[str, Any], beside: Mapping[str, Any], place: tuple[str, ...]
     ) -> Schema | None:
         """Values that this keyword of a schema excludes."""
+        self._work.take()
         value = schema[key]
+        if key in _OPPOSITE and abs(value) >= EXACT:
+            raise _refused("not", place, f"the values that {key} excludes begin beyond 2**53")
         match key:
             case "type":
                 return _other_types(value, place)
@@ -344,16 +498,20 @@ class _Rewriter:
     def _other_values(self, values: list, beside: Mapping[str, Any], place: tuple[str, ...]) -> Schema:
         if "const" in beside or "enum" in beside:
             known = beside.get("enum", [beside.get("const")])
-            left = [each for each in known if not any(_equal(each, value) for value in values)]
+            self._work.take(sum(self.written.get(id(beside.get(key)), 0) for key in ("const", "enum")) // 30)
+            excluded = set(map(comparable, values))
+            left = [each for each in known if comparable(each) not in excluded]
             return {"enum": left} if left else False
         numbers = sorted({value for value in values if type(value) in (int, float)})
-        kinds = beside.get("type", list(_TYPES))
+        if any(abs(number) >= EXACT for number in numbers):
+            raise _refused("not", place, "numbers beyond 2**53 cannot be excluded")
+        kinds = beside.get("type", list(TYPES))
         kinds = _widened([kinds] if isinstance(kinds, str) else kinds)
         if any(_type_of(value) in kinds for value in values if isinstance(value, str | list | dict)):
             raise _refused("not", place, "only some of the values that there are can be excluded, by enum or const")
         apart = {"boolean", "null", *(["number"] if numbers else ())}
-        left: list[Schema] = [{"type": [kind for kind in _TYPES if kind not in apart]}]
-        left += [{"const": value} for value in (None, True, False) if not any(_equal(value, each) for each in values)]
+        left: list[Schema] = [{"type": [kind for kind in TYPES if kind not in apart]}]
+        left += [{"const": value} for value in (None, True, False) if all(each is not value for each in values)]
         if numbers:
             left += [{"type": "number", "exclusiveMaximum": numbers[0]}]
             left += [
@@ -365,9 +523,35 @@ class _Rewriter:
 
     # -- alternatives --------------------------------------------------------------------------------------------------
 
+    def _are_all_apart(self, schemas: Sequence[Schema]) -> bool:
+        """True if it is certain that no value fulfils two. The usual ways to tell many apart take no comparison of each
+        with each."""
+        self._work.take(len(schemas) // 2)
+        by_kind: dict[str, list[Schema]] = defaultdict(list)
+        for schema in map(self._followed, schemas):
+            kinds = _types_of(schema) if isinstance(schema, dict) else TYPES if schema else ()
+            for kind in kinds:
+                by_kind[kind].append(schema)
+        return all(self._are_apart_in(kind, group) for kind, group in by_kind.items())
+
+    def _are_apart_in(self, kind: str, schemas: Sequence[Schema]) -> bool:
+        """`_are_all_apart` for values of one type."""
+        found = [schema for schema in schemas if isinstance(schema, dict)]
+        if len(schemas) < 2 or (len(found) == len(schemas) and _lists_apart(found)):
+            return True
+        if kind == "object" and len(found) == len(schemas):
+            names = set.intersection(*(set(each.get("required", ())) for each in found))
+            for name in sorted(names):
+                self._work.take(len(found))
+                inner = [self._followed(each.get("properties", {}).get(name, True)) for each in found]
+                if _lists_apart(inner):
+                    return True
+        return all(self._are_apart(one, other) for at, one in enumerate(schemas) for other in schemas[:at])
+
     def _are_apart(self, one: Schema, other: Schema) -> bool:
         """True if it is certain that no value fulfils both."""
         one, other = self._followed(one), self._followed(other)
+        self._work.take(1 + (_count_names(one) + _count_names(other)) // 8)
         if one is False or other is False:
             return True
         if not isinstance(one, dict) or not isinstance(other, dict):
@@ -375,9 +559,8 @@ class _Rewriter:
         kinds, others = _types_of(one), _types_of(other)
         if not kinds & others:
             return True
-        values, other_values = _values_of(one), _values_of(other)
-        if values is not None and other_values is not None:
-            return not any(_equal(value, each) for value in values for each in other_values)
+        if _values_of(one) is not None and _values_of(other) is not None:
+            return _lists_apart([one, other])
         if kinds & others != {"object"}:
             return False
         shared = set(one.get("required", ())) & set(other.get("required", ()))
@@ -393,6 +576,7 @@ class _Rewriter:
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
+            self._work.take()
             found: Any = self._root
             steps = schema["$ref"][1:].strip("/").split("/") if schema["$ref"].startswith("#") else []
             for step in steps:
@@ -457,14 +641,14 @@ def _all(schemas: Iterable[Schema]) -> Schema:
 
 def _without_array(least: int) -> Schema:
     """No item fulfils false: arrays with so many that do are there only for 0."""
-    return True if least == 0 else {"type": [kind for kind in _TYPES if kind != "array"]}
+    return True if least == 0 else {"type": [kind for kind in TYPES if kind != "array"]}
 
 
 def _other_types(given: Any, place: tuple[str, ...]) -> Schema:
     kinds = [given] if isinstance(given, str) else given
     if "integer" in kinds and "number" not in kinds:
         raise _refused("not", place, "numbers that are no integers cannot be described")
-    left = [kind for kind in _TYPES if kind not in kinds]
+    left = [kind for kind in TYPES if kind not in kinds]
     return {"type": left} if left else False
 
 
@@ -482,7 +666,7 @@ def _types_of(schema: dict[str, Any]) -> set[str]:
     if values is not None:
         return {_type_of(value) for value in values}
     given = schema.get("type")
-    return _widened([given] if isinstance(given, str) else given) if given is not None else set(_TYPES)
+    return _widened([given] if isinstance(given, str) else given) if given is not None else set(TYPES)
 
 
 def _widened(kinds: Iterable[str]) -> set[str]:
@@ -504,15 +688,65 @@ def _type_of(value: Any) -> str:
     return "object"
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """As JSON Schema compares values: 1 is 1.0, and not true."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    return (type(one) in (int, float) and type(other) in (int, float) and one == other) or one == other
+def _count_names(schema: Schema) -> int:
+    return len(schema.get("required", ())) if isinstance(schema, dict) else 0
+
+
+def _lists_apart(schemas: Sequence[Schema]) -> bool:
+    """Do they all list their values, and none of them one of another?"""
+    seen: set[Any] = set()
+    for schema in schemas:
+        values = _values_of(schema) if isinstance(schema, dict) else None
+        if values is None:
+            return False
+        found = set(map(comparable, values))
+        if not seen.isdisjoint(found):
+            return False
+        seen |= found
+    return True
+
+
+def _hold_limits(inner: dict[str, Any], place: tuple[str, ...]) -> None:
+    try:
+        exact_limits(inner)
+    except ValueError as error:
+        keyword, _, why = str(error).partition(": ")
+        raise _refused(keyword, place, why) from None
+
+
+def _check_values(keyword: str, value: Any, place: tuple[str, ...]) -> None:
+    """Of const or enum."""
+    if (number := inexact_value([value])) is not None:
+        raise _refused(keyword, place, f"{number} has too many digits for a double; use strings")
+    if (text := _text_with_controls(value)) is not None:
+        raise _refused(keyword, place, f"{shown(text)} has a control character that JSON writes as a number")
+
+
+def _text_with_controls(value: Any) -> str | None:
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            if _CONTROL.search(value):
+                return value
+        elif isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += value
+    return None
+
+
+def _parts(key: str, value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """The schemas in the value of a keyword, and their places in it."""
+    if isinstance(value, list):
+        return [((str(number),), each) for number, each in enumerate(value)]
+    if key in _ONE:
+        return [((), value)]
+    return [((name,), each) for name, each in value.items() if not isinstance(each, list)]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 def _is_count(value: Any) -> bool:

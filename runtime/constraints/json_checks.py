@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -32,6 +33,13 @@ _IN_PLACE = ("if", "then", "else")
 
 _ENDLESS = frozenset({"type", "title", "description", "default", "examples", "minLength", UNIQUE, LEAST})
 _FEW = frozenset({"boolean", "null"})
+
+MAX_NESTED = 200
+"""Arrays and objects inside of each other, from the first one whose items are compared. Python parses only some
+hundreds."""
+
+_MAX_DIGITS = 4000
+"""Python's int refuses more than 4,300."""
 
 _SPACE = b" \t\n\r"
 _LITERALS = (b"true", b"false", b"null")
@@ -136,12 +144,13 @@ class Tokens:
         """uint32 [words]: inside of a string only these can."""
         self.closing = _mask_of(tokens, b'"]},' + _SPACE + b"el")
         """uint32 [words], outside of strings: a number ends where something follows it, a word with its last letter."""
+        self.opening = self.closing | _mask_of(tokens, b"[{")
         self._ids = {token: number for number, token in enumerate(tokens) if token}
-        self._longest = max(map(len, tokens), default=0)
+        self.longest = max(map(len, tokens), default=0)
 
     def beginnings_of(self, text: bytes) -> list[int]:
         """The tokens that a text may begin with."""
-        found = (self._ids.get(text[:size]) for size in range(1, min(len(text), self._longest) + 1))
+        found = (self._ids.get(text[:size]) for size in range(1, min(len(text), self.longest) + 1))
         return [token_id for token_id in found if token_id is not None]
 
 
@@ -239,7 +248,7 @@ class Reader:
         scan = _Scan(self.root, self.mode, bytearray(self.text), [*self.frames])
         try:
             fits = all(map(scan.read, added))
-        except (ValueError, RecursionError):  # a call of a tool, or whatever else the grammar lets stand here
+        except ValueError:  # a call of a tool, or whatever else the grammar lets stand here
             return replace(self, mode=_OVER, text=b"", frames=())
         return replace(self, mode=scan.mode, text=bytes(scan.text), frames=tuple(scan.frames)) if fits else None
 
@@ -260,10 +269,17 @@ class Reader:
             return mask
         if self.frames and self.frames[-1].place.is_free and not any(frame.is_checked for frame in self.frames):
             return mask
-        closing = self.tokens.quoting if self.mode in (_STRING, _ESCAPE) else self.tokens.closing
+        if self._nested + self.tokens.longest > MAX_NESTED:
+            closing = self.tokens.opening
+        else:
+            closing = self.tokens.quoting if self.mode in (_STRING, _ESCAPE) else self.tokens.closing
         known = min(len(mask), len(closing))
         wrong = [i for i in ids_of(mask[:known] & closing[:known]).tolist() if self.advance(i) is None]
         return without(mask, wrong) if wrong else mask
+
+    @property
+    def _nested(self) -> int:
+        return _nested(self.frames)
 
     @property
     def _may_begin(self) -> bool:
@@ -369,6 +385,8 @@ class _Scan:
         if byte == ord('"'):
             self.mode = _STRING
         elif byte in b"[{":
+            if _nested(self.frames) >= MAX_NESTED:
+                return False
             self.frames.append(_Frame(self._place(top), 0 if byte == ord("[") else -1))
         else:
             self.mode = _SCALAR
@@ -383,7 +401,7 @@ class _Scan:
     def _end_string(self) -> bool:
         top = self.frames[-1] if self.frames else None
         if top is not None and top.index < 0 and top.name is None:
-            name = json.loads(self.text[top.start :])
+            name = _parsed(self.text[top.start :])
             self.frames[-1] = replace(top, name=name, seen=top.seen | {name})
             return True
         return self._complete(len(self.text))
@@ -393,20 +411,34 @@ class _Scan:
         top = self.frames[-1] if self.frames else None
         if top is None or top.index < 0 or not top.place.unique:
             return True
-        value = _comparable(json.loads(self.text[top.start : stop]))
+        value = comparable(_parsed(self.text[top.start : stop]))
         if value in top.seen:
             return False
         self.frames[-1] = replace(top, seen=top.seen | {value})
         return True
 
 
-def _comparable(value: Any) -> Any:
+def _nested(frames: Sequence[_Frame]) -> int:
+    """Arrays and objects that are open from the first one whose items are compared."""
+    return next((len(frames) - at for at, frame in enumerate(frames) if frame.index >= 0 and frame.place.unique), 0)
+
+
+def _parsed(text: bytearray) -> Any:
+    """Raises ValueError for what is no JSON."""
+    return json.loads(text, parse_int=_whole)
+
+
+def _whole(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) <= _MAX_DIGITS else Decimal(digits)
+
+
+def comparable(value: Any) -> Any:
     """Equal for values that JSON Schema calls equal: 1 is 1.0, and not true."""
     match value:
         case bool():
             return ("bool", value)
         case list():
-            return ("list", tuple(map(_comparable, value)))
+            return ("list", tuple(map(comparable, value)))
         case dict():
-            return ("object", frozenset((name, _comparable(each)) for name, each in value.items()))
+            return ("object", frozenset((name, comparable(each)) for name, each in value.items()))
     return value

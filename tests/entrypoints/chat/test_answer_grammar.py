@@ -318,3 +318,23 @@ def test_strict_that_cannot_be_kept_is_refused_by_name(parser: str, schema: dict
         built(parser, None, specs=(tool(a=schema),))
     assert (refused.value.code, refused.value.param) == ("invalid_grammar", "tools")
     assert built(parser, None, specs=(tool(False, a=schema),), choice=Choice("any"), forced="x") is not None
+
+
+@pytest.mark.parametrize("parser", ["hermes", "pythonic", "qwen3_coder"])
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"properties": {"a": {"type": "integer", "enum": [1733333333333333333]}}}, "too many digits"),
+        ({"properties": {"a": {"type": "array", "items": {"type": "string", "pattern": r"\Ab"}}}}, "no escape"),
+        ({"properties": {"a": {"type": "integer"}}, "required": 5}, "a list of names"),
+        ({"properties": {"a": {"type": "integer", "maxLength": -1}}}, "a whole number from 0"),
+    ],
+    ids=str,
+)
+def test_schemas_of_arguments_are_read_as_others(parser: str, parameters: dict[str, Any], words: str) -> None:
+    parameters = {"type": "object", "additionalProperties": False, **parameters}
+    with pytest.raises(RequestRefused, match=words) as refused:
+        built(parser, None, specs=(ToolSpec("f", parameters, strict=True),))
+    assert refused.value.code == "invalid_grammar"
+    loose = (ToolSpec("f", {**parameters, "properties": {"b": {"const": 10**400}}}),)
+    assert built(parser, None, specs=loose, choice=Choice("any"), forced="x") is not None

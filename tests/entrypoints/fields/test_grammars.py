@@ -93,10 +93,44 @@ def test_what_can_be_no_grammar_is_refused(form: dict[str, Any], words: str) -> 
     assert words in refused.value.message and len(refused.value.message) < 400
 
 
-def test_options_in_a_schema_cannot_make_it_lenient() -> None:
-    grammar = take_grammar({"json_schema": {"colour": "red", "x-guidance": {"lenient": True}}}, "")
+def test_options_in_a_schema_have_no_effect() -> None:
+    options = {"lenient": True, "key_separator": "=>", "item_separator": ";", "json_allowed_escapes": "u"}
+    grammar = take_grammar({"json_schema": {"colour": "red", "x-guidance": options}}, "")
+    assert takes(grammar, '{"a": [1, 2]}') and not takes(grammar, '{"a"=>[1, 2]}')
     assert grammar is not None
-    assert json.loads(grammar.source)["grammars"][0]["json_schema"]["x-guidance"]["lenient"] is False
+    used = json.loads(grammar.source)["grammars"][0]["json_schema"]["x-guidance"]
+    assert used == grammars.JSON_OPTIONS, "llguidance has an option that this server does not set"
+
+
+A = {"properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "wrong"),
+    [
+        (A, r'{"\u0061": "x"}'),
+        (A, r'{"a": 1, "\u0061": "x"}'),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, r'{"\u0061b": "x"}'),
+        ({"properties": {"\n": {"type": "integer"}}}, r'{"\u000a": "x"}'),
+        ({"not": {"required": ["a"]}}, r'{"\u0061": 1}'),
+        ({"dependentRequired": {"a": ["b"]}}, r'{"\u0061": 1}'),
+        ({**A, "if": {"required": ["a"]}, "then": {"required": ["b"]}}, r'{"\u0061": 1}'),
+    ],
+    ids=str,
+)
+def test_no_name_has_a_second_spelling(schema: dict[str, Any], wrong: str) -> None:
+    grammar = take_grammar({"json_schema": {"type": "object", **schema}}, "")
+    assert not takes(grammar, wrong)
+    assert takes(grammar, r'{"größe": "x", "\"quoted\"": 1, "back\\slash": 2}')
+
+
+def test_schemas_of_a_structural_tag_share_their_work() -> None:
+    schema: Any = {"type": "null"}
+    for _ in range(7):
+        schema = {"if": schema, "then": {"type": ["null", "string"]}, "else": {"type": ["object", "array"]}}
+    tags = [{"begin": f"<a{number}>", "schema": schema, "end": "</a>"} for number in range(100)]
+    with pytest.raises(RequestRefused, match=r"structures\.\d+\.schema: it takes more than 8000 steps to read"):
+        take_grammar({"structural_tag": {"structures": tags, "triggers": ["<a"]}}, "")
 
 
 def test_whitespace_is_bounded() -> None:

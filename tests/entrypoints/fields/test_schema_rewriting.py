@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from baton.entrypoints.fields import schema_rewriting
 from baton.entrypoints.fields.schema_rewriting import UnenforceableError, rewrite_for_reader, rewrite_schema
 from baton.runtime.constraints.json_checks import LEAST, UNIQUE
+from tests.doubles.counted_lines import lines_run
 
 
 class Bytes:
@@ -187,6 +190,49 @@ def test_what_is_no_schema_is_refused(schema: Any) -> None:
         rewrite_schema(schema)
 
 
+def nested(levels: int, wrap: Callable[[Any], Any], innermost: Any) -> Any:
+    for _ in range(levels):
+        innermost = wrap(innermost)
+    return innermost
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (nested(4, lambda inner: {"contains": inner, "minContains": 60}, {"type": "null"}), "300000 characters once"),
+        (nested(100, lambda inner: {"contains": inner, "minContains": 60}, True), "300000 characters once"),
+        (nested(30, lambda inner: {"if": inner, "then": {"type": ["null", "string"]},
+                                   "else": {"type": ["object", "array"]}}, {"type": "null"}), "steps to read"),
+        ({"allOf": [{}] * 70_000}, "steps to read"),
+        ({"oneOf": [{"required": [f"r{number}" for number in range(150)]}] * 150}, "steps to read"),
+        ({"oneOf": [{"type": "object", "properties": {f"p{number}": True}, "required": [f"p{number}"],
+                     "additionalProperties": False} for number in range(1000)]}, "steps to read"),
+        ({"dependentRequired": {f"p{number}": ["a"] for number in range(15_000)}}, "steps to read"),
+        ({"pattern": "." * 50_000}, "steps to read"),
+        ({"const": [[]] * 70_000, "not": {"const": 1}}, "steps to read"),
+        ({"oneOf": [{"$ref": "#/$defs/0"}] * 500, "$defs": {str(number): {"$ref": f"#/$defs/{number + 1}"}
+                                                            for number in range(120)}}, "steps to read"),
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_short_schemas_do_not_take_long(schema: Any, words: str) -> None:
+    def refused() -> None:
+        with pytest.raises(ValueError, match=words):
+            rewrite_schema(schema)
+
+    assert lines_run(refused, schema_rewriting) < 500_000
+
+
+def test_alternatives_that_are_told_apart_by_a_value_are_not_compared_with_each_other() -> None:
+    kinds = [{"type": "object", "properties": {"kind": {"const": f"k{number}"}, "v": {"type": "integer"}},
+              "required": ["kind", "v"]} for number in range(1000)]  # fmt: skip
+    texts: list[Any] = [{"enum": [f"t{number}", f"u{number}"]} for number in range(500)]
+    every = [*kinds, *texts, {"type": "null"}]
+    assert rewrite_schema({"oneOf": every}) == {"allOf": [{"anyOf": every}]}
+    with pytest.raises(ValueError, match="not at #/oneOf"):
+        rewrite_schema({"oneOf": [*texts[:20], {"enum": ["t3"]}]})
+
+
 def test_nesting_is_bounded() -> None:
     schema: Any = True
     for _ in range(200):
@@ -201,6 +247,11 @@ def test_references_into_moved_schemas_are_refused() -> None:
         rewrite_schema(moved)
     del moved["dependentRequired"]
     assert rewrite_schema(moved) == moved
+
+
+def test_references_may_name_the_schema_itself() -> None:
+    schema = {"$id": "http://x/y", "$defs": {"a": {"type": "string"}}, "items": {"$ref": "http://x/y#/$defs/a"}}
+    assert rewrite_schema(schema) == schema
 
 
 def test_values_that_look_like_schemas_stay() -> None:

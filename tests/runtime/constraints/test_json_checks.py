@@ -23,7 +23,18 @@ from baton.runtime.constraints.grammar import (
     GrammarVocabulary,
     Position,
 )
-from baton.runtime.constraints.json_checks import LEAST, UNIQUE, Beginning, JSONChecks, Reader, Tokens, unwrap, wrap
+from baton.runtime.constraints.json_checks import (
+    LEAST,
+    MAX_NESTED,
+    UNIQUE,
+    Beginning,
+    JSONChecks,
+    Reader,
+    Tokens,
+    ids_of,
+    unwrap,
+    wrap,
+)
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import RequestRefused
 from tests.doubles.trained_tokenizers import CONFIG, byte_level, write_folder
@@ -53,6 +64,11 @@ TWO = {"type": "object", LEAST: 2}
         ({"$defs": {"a/b": SET}, "items": {"$ref": "#/$defs/a~1b"}}, "[[1],[1,1|]]"),
         ({"$defs": {"t": {"properties": {"u": SET, "t": {"$ref": "#/$defs/t"}}}}, "$ref": "#/$defs/t"},
          '{"t":{"t":{"u":[1,1|]}}}'),
+        (SET, "[" * MAX_NESTED + "|["), (SET, "[" * MAX_NESTED + "]" * MAX_NESTED),
+        (SET, f"[{'[' * 199}{']' * 199},1,1|]"),
+        (SET, f"[{'1' * 5000},{'1' * 5000}|]"), (SET, f"[{'1' * 5000},{'1' * 4999}2,1,1|]"),
+        ({"properties": {"s": SET}, LEAST: 2}, f'{{"s":[{"7" * 5000},{{}}]|}}'),
+        ({"properties": {"s": SET}, LEAST: 2}, f'{{"d":{"[" * 2000}{"]" * 2000}|}}'),
         ({"if": {"type": "array"}, "then": SET}, "[1,1|]"), ({"dependentSchemas": {"a": {"properties": {"b": SET}}}},
          '{"b":[2,2|]}'), ({"allOf": [{"oneOf": [SET]}]}, "[1,1|]"),
     ],
@@ -68,6 +84,15 @@ def test_reader_refuses_the_byte_that_completes_what_is_excluded(schema: Any, te
         assert reader.read(rest[:1].encode()) is None
     whole = Reader.start(BYTES, JSONChecks(schema, Beginning())).read((text + rest).encode())
     assert (whole is None) == bool(bar), "also if all of it is one token"
+
+
+@pytest.mark.parametrize(("is_open", "is_allowed"), [(MAX_NESTED - 3, True), (MAX_NESTED - 2, False)])
+def test_tokens_that_open_too_many_arrays_are_withheld(is_open: int, is_allowed: bool) -> None:
+    tokens = Tokens([b"[", b"[[[", b'"', b"x"])
+    reader = Reader.start(tokens, JSONChecks(SET, Beginning())).read(b"[" * is_open)
+    assert reader is not None
+    found = ids_of(reader.withhold(np.full(1, 15, dtype=np.uint32))).tolist()
+    assert found == ([0, 1, 2, 3] if is_allowed else [0, 2, 3])
 
 
 @pytest.mark.parametrize(
