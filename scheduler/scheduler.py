@@ -461,6 +461,7 @@ class Scheduler:
         self._compiling = [request for request in self._compiling if request not in ready]
         for request in ready:
             request.awaits_constraint = False
+        for request in ready:
             if request.finish is None and request.constraint is not None:
                 refusal = request.constraint.failure()
                 refusal = refusal or output_too_short(request.constraint, request.sampling.max_new_tokens)

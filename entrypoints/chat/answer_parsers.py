@@ -71,7 +71,9 @@ class AnswerParsers:
         form = call.prompt.sampling.grammar
         if form is None and not forced and not any(spec.strict for spec in specs):
             return None
-        inside = self._reasoning is not None and self._reasoning.begins_inside(opening)
+        inside = False
+        if self._reasoning is not None:  # as its parser takes it: some models begin inside whatever the prompt says
+            inside = self._reasoning(begins_inside=self._reasoning.begins_inside(opening) or None).is_inside
         grammar = AnswerGrammar(self._tools if call.may_call else None, self._reasoning, special)
         return grammar.build(form, specs, call.choice, forced, inside=inside)
 

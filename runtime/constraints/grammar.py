@@ -40,11 +40,9 @@ from ...scheduler.outcome import RequestRefused
 from ..text.tokenizer import Tokenizer
 from .json_checks import JSONChecks, Reader, Tokens, ids_of, without
 from .structural_tags import MAX_SLOTS
+from .trial import NO_WAY_ON
 
 logger = logging.getLogger(__name__)
-
-_NO_WAY_ON = "NoExtension"
-"""Begins the reason of a matcher that stops where nothing may follow."""
 
 MAX_THREADS, MIN_THREADS = 8, 4
 """That fill masks. One takes 5 to 10 µs, so more of them are of no use; shared among threads, twice that, so fewer than
@@ -79,6 +77,10 @@ MAX_LEFT = 256
 class GrammarError(ValueError):
     """A grammar that cannot be compiled, or that no output fulfils, or a matcher that ran into a limit; the message
     says why."""
+
+
+class CompilerBroken(Exception):
+    """A grammar could not be compiled for a reason that says nothing of it."""
 
 
 class GrammarVocabulary:
@@ -127,7 +129,7 @@ class GrammarVocabulary:
         try:
             self.fill([root])
         except GrammarError as error:
-            if str(error).startswith(_NO_WAY_ON):
+            if str(error).startswith(NO_WAY_ON):
                 raise GrammarError("no output fulfils it") from None
             raise
         if matcher.is_stopped() and not matcher.is_accepting():
@@ -445,6 +447,8 @@ class GrammarConstraint:
         error = self._root.exception(timeout=0)
         if error is None:
             return None
+        if isinstance(error, CompilerBroken):
+            return RequestRefused(f"{self.name} could not be compiled ({error}); try again", code="request_failed")
         if not isinstance(error, GrammarError):
             logger.error("a grammar could not be compiled; its requests end with an error", exc_info=error)
             error = GrammarError(f"it could not be compiled ({type(error).__name__})")

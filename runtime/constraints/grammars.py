@@ -3,15 +3,18 @@
 A request gets its constraint at once and waits for it in the scheduler; meanwhile the event loop serves the others. The
 thread has a lower priority than they have, and releases the interpreter's lock while it compiles. Clients take turns,
 and a grammar that no request waits for any more is not compiled, so no client delays another for longer than one
-grammar may take on trial (trial.py).
+grammar may take, on trial (trial.py) and then in the thread.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,16 +27,21 @@ from ...scheduler.outcome import RequestRefused
 from ...scheduler.sampling_params import Grammar
 from ..text.tokenizer import Tokenizer
 from . import structural_tags
-from .grammar import GrammarConstraint, GrammarError, GrammarVocabulary, Interest, Position
+from .grammar import CompilerBroken, GrammarConstraint, GrammarError, GrammarVocabulary, Interest, Position
 from .item_slots import GrammarWithItems
 from .json_checks import unwrap
-from .trial import LIMITS, WORKER_STACK_BYTES, NotWanted, Trial, TrialFailed
+from .trial import LIMITS, WORKER_STACK_BYTES, NotWanted, Trial, TrialBroken, TrialFailed
+
+logger = logging.getLogger(__name__)
 
 MAX_GRAMMARS = 128
 """That are kept compiled, besides those in use."""
 
 MAX_BYTES = 512 * 2**20
-"""Memory of those that are kept, as it was found on trial."""
+"""Memory of those that are kept, as it was found on trial. Their lexers grow when they are used."""
+
+MAX_TURNS = 1024
+"""Clients with turns on record."""
 
 _NICENESS = 5
 
@@ -73,8 +81,10 @@ class Grammars:
         self._thread: threading.Thread | None = None
         self._news = threading.Condition()
         """Guards all that the thread shares."""
-        self._waiting: OrderedDict[str, deque[_Compilation]] = OrderedDict()
-        """By client; the one that comes first has its turn."""
+        self._waiting: dict[str, deque[_Compilation]] = {}
+        """By client."""
+        self._turns: OrderedDict[str, None] = OrderedDict()
+        """Clients, the one that had its turn last at the end; a client that is not among them has the next one."""
         self._is_closed = False
         self._vocabularies: dict[bool, Future[GrammarVocabulary]] = {}
         """By whether it has slots for items."""
@@ -101,10 +111,7 @@ class Grammars:
             self._drop_oldest()
             vocabulary = self._vocabularies.setdefault(has_slots, Future())
             if self._thread is None:
-                threading.stack_size(WORKER_STACK_BYTES)
-                self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
-                self._thread.start()
-                threading.stack_size(0)
+                self._thread = self._started_thread()
             self._news.notify()
         return GrammarConstraint(vocabulary, known.root, grammar.name, interest)
 
@@ -122,6 +129,15 @@ class Grammars:
             self._news.notify()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
+
+    def _started_thread(self) -> threading.Thread:
+        threading.stack_size(WORKER_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+            thread.start()
+            return thread
+        finally:
+            threading.stack_size(0)
 
     def _refuse_ends(self, where: str, name: str, trie: ItemTrie) -> None:
         ends = self._ends_within.get(trie)
@@ -150,6 +166,10 @@ class Grammars:
                 position = self._compile(compilation)
             except NotWanted:
                 continue
+            except CompilerBroken as error:  # the next request tries again
+                with self._news:
+                    self._forget(compilation)
+                compilation.root.set_exception(error)
             except BaseException as error:  # a panic of Rust's is no Exception
                 compilation.root.set_exception(error if isinstance(error, Exception) else GrammarError(str(error)))
             else:
@@ -165,14 +185,23 @@ class Grammars:
                 self._news.wait_for(lambda: self._waiting or self._is_closed)
                 if self._is_closed:
                     return None
-                client, own = next(iter(self._waiting.items()))
-                compilation = own.popleft()
-                self._waiting.move_to_end(client)
-                if not own:
+                client = self._client_in_turn()
+                compilation = self._waiting[client].popleft()
+                if not self._waiting[client]:
                     del self._waiting[client]
                 if compilation.is_wanted():
                     return compilation
                 self._forget(compilation)
+
+    def _client_in_turn(self) -> str:
+        """Of the clients that wait, the one with the longest time since its last turn."""
+        waits_longest = {client: place for place, client in enumerate(self._turns)}
+        client = min(self._waiting, key=lambda client: waits_longest.get(client, -1))
+        self._turns[client] = None
+        self._turns.move_to_end(client)
+        while len(self._turns) > MAX_TURNS:
+            self._turns.popitem(last=False)
+        return client
 
     def _forget(self, compilation: _Compilation) -> None:
         """Forget a grammar that no request waits for."""
@@ -184,20 +213,34 @@ class Grammars:
         vocabulary = self._vocabulary(compilation.has_slots)
         source = structural_tags.to_llguidance(compilation.source, vocabulary.special, vocabulary.first_slot)
         source, checks = unwrap(source)
+        refuse_ordinary_ids(source, vocabulary.special_texts)
+        if not self._passes_trial(compilation, source):
+            raise NotWanted
+        return vocabulary.compile(source, LIMITS, checks)
+
+    def _passes_trial(self, compilation: _Compilation, source: str) -> bool:
+        """False if no request waits for the grammar any more, which is forgotten then. Raises GrammarError, and
+        CompilerBroken where two processes have ended for another reason."""
+        broken = 0
         while True:
             try:
-                compilation.num_bytes = self._trials[compilation.has_slots].try_grammar(
+                trial = self._trials[compilation.has_slots]
+                compilation.num_bytes = trial.try_grammar(
                     source, lambda: compilation.is_wanted() and not self._is_closed
                 )
-                break
+                return True
             except TrialFailed as error:
                 raise GrammarError(str(error)) from None
+            except TrialBroken as error:
+                broken += 1
+                if broken == 2:
+                    logger.error("grammars cannot be compiled on trial: %s", error)
+                    raise CompilerBroken(str(error)) from None
             except NotWanted:
                 with self._news:
                     if not compilation.is_wanted() or self._is_closed:  # else a request came meanwhile
                         self._forget(compilation)
-                        raise
-        return vocabulary.compile(source, LIMITS, checks)
+                        return False
 
     def _vocabulary(self, has_slots: bool) -> GrammarVocabulary:
         future = self._vocabularies[has_slots]
@@ -208,6 +251,25 @@ class Grammars:
             self._trials[has_slots] = Trial(found.num_tokens, found.special_texts, self._eos_token_ids)
             future.set_result(found)
         return future.result()
+
+
+def refuse_ordinary_ids(source: str, special: Collection[int]) -> None:
+    """Raises GrammarError for a grammar in Lark that names a token by its id which is not a special one: llguidance
+    cannot take such a token back. special: the ids that may be named."""
+    parts = json.loads(source)["grammars"] if source.lstrip().startswith("{") else [{"lark_grammar": source}]
+    for part in parts:
+        for mark in _IDS.finditer(_QUOTED.sub("", part.get("lark_grammar") or "")):
+            ids = mark[1].split(",")
+            if not all(each.strip().isdigit() and int(each) in special for each in ids):
+                raise GrammarError(
+                    f"{mark[0]} stands for tokens that are not special; write their text, or name special tokens"
+                )
+
+
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*')
+"""Strings, expressions and comments of Lark."""
+
+_IDS = re.compile(r"<\[([^\]]*)\]>")
 
 
 def _lower_priority() -> None:

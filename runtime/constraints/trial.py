@@ -12,7 +12,6 @@ The vocabulary of a trial has every byte and the model's special tokens, which i
 from __future__ import annotations
 
 import json
-import logging
 import os
 import resource
 import selectors
@@ -29,9 +28,7 @@ from typing import IO, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-logger = logging.getLogger(__name__)
-
-MAX_CPU_S = 3.0
+MAX_CPU_S = 2.0
 """Seconds of one processor for one grammar. Schemas of tools take milliseconds."""
 
 MAX_BYTES = 512 * 2**20
@@ -51,11 +48,18 @@ POLL_S = 0.05
 LIMITS = LLParserLimits(max_lexer_states=60_000, verbose_errors=False)
 """States of one grammar's lexer, some 2 kB each; the rest as llguidance has it: a mask takes at most some 15 ms."""
 
+NO_WAY_ON = "NoExtension"
+"""Begins the reason of a matcher that stops where nothing may follow."""
+
 _TOO_DEEP = "it is nested too deeply to compile; shorten its chains of rules or references"
 
 
 class TrialFailed(ValueError):
     """A grammar that cannot be compiled; the message says why."""
+
+
+class TrialBroken(Exception):
+    """The process could not be started, or ended, for a reason that says nothing of the grammar."""
 
 
 class NotWanted(Exception):
@@ -83,29 +87,17 @@ class Trial:
         }
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start the process, unless it runs; does not wait for it. Raises OSError."""
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "baton.runtime.constraints.trial"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            self._send(self._setup)
-
     def try_grammar(self, source: str, is_wanted: Callable[[], bool] = lambda: True) -> int:
-        """Compile a grammar in llguidance's form. Returns the bytes that it takes, about. Raises TrialFailed, and
-        NotWanted once ``is_wanted`` returns False."""
+        """Compile a grammar in llguidance's form. Returns the bytes that it takes, about. Raises TrialFailed,
+        TrialBroken, and NotWanted once ``is_wanted`` returns False."""
         try:
-            self.start()
-            self._send({"source": source})
+            process, messages = self._start(), [{"source": source}]
+            if process is not self._process:
+                self._process, messages = process, [self._setup, *messages]
+            answer = self._exchange(process, b"".join(map(_packed, messages)), is_wanted)
         except OSError as error:
             self.close()
-            logger.error("no process can be started to compile grammars on trial: %s", error)
-            raise TrialFailed(f"it could not be compiled ({type(error).__name__})") from None
-        answer = self._wait(is_wanted)
+            raise TrialBroken(f"{type(error).__name__}: {error}") from None
         if answer["error"] is not None:
             raise TrialFailed(answer["error"])
         return int(answer["bytes"])
@@ -121,50 +113,77 @@ class Trial:
                     with suppress(OSError):
                         pipe.close()
 
-    def _send(self, message: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        _write(self._process.stdin, message)
+    def _start(self) -> subprocess.Popen[bytes]:
+        """The process, which is new unless it runs. Raises OSError."""
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "baton.runtime.constraints.trial"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        return process
 
-    def _wait(self, is_wanted: Callable[[], bool]) -> dict[str, Any]:
-        process = self._process
-        assert process is not None and process.stdout is not None
+    def _exchange(self, process: subprocess.Popen[bytes], data: bytes, is_wanted: Callable[[], bool]) -> dict[str, Any]:
+        """Write a request and read the answer, without being blocked by a process that does neither. Raises as
+        `try_grammar`, and OSError."""
+        assert process.stdin is not None and process.stdout is not None
+        requests, answers, found = process.stdin.fileno(), process.stdout.fileno(), b""
         deadline = time.monotonic() + MAX_WALL_S
         with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while not selector.select(POLL_S):
+            selector.register(answers, selectors.EVENT_READ)
+            selector.register(requests, selectors.EVENT_WRITE)
+            while True:
+                ready = {key.fd for key, _ in selector.select(POLL_S)}
                 if not is_wanted():
                     self.close()
                     raise NotWanted
                 if time.monotonic() > deadline:
                     self.close()
-                    raise TrialFailed(f"it takes more than {MAX_WALL_S:g} s to compile; make it simpler")
-        answer = _read(process.stdout)
-        if answer is None:
-            ended = process.wait()
-            self.close()
-            raise TrialFailed(self._reason(ended))
-        return answer
+                    raise TrialBroken(f"no answer in {MAX_WALL_S:g} s")
+                if requests in ready:
+                    data = data[os.write(requests, data[:_PIPE_BYTES]) :]
+                    if not data:
+                        selector.unregister(requests)
+                if answers in ready:
+                    part = os.read(answers, _PIPE_BYTES)
+                    if not part:
+                        ended = process.wait()
+                        self.close()
+                        raise self._ended(ended)
+                    found += part
+                    if len(found) >= _LENGTH.size and len(found) == _LENGTH.size + _LENGTH.unpack(found[:4])[0]:
+                        return json.loads(found[_LENGTH.size :])
 
-    def _reason(self, returncode: int) -> str:
+    def _ended(self, returncode: int) -> Exception:
         match -returncode:
             case signal.SIGPROF:
-                return f"it takes more than {self._setup['max_cpu_s']:g} s to compile; make it simpler"
+                return TrialFailed(f"it takes more than {self._setup['max_cpu_s']:g} s to compile; make it simpler")
             case signal.SIGSEGV | signal.SIGBUS:
-                return _TOO_DEEP
+                return TrialFailed(_TOO_DEEP)
             case signal.SIGABRT:  # what Rust does where it gets no memory
-                return f"it takes more than {self._setup['max_bytes'] >> 20} MB to compile; make it simpler"
-        return f"it ended the compiler (return code {returncode})"
+                return TrialFailed(
+                    f"it takes more than {self._setup['max_bytes'] >> 20} MB to compile; make it simpler"
+                )
+        return TrialBroken(f"the process ended with return code {returncode}")
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 _LENGTH = struct.Struct("<I")
 
+_PIPE_BYTES = 65_536
 
-def _write(pipe: IO[bytes], message: dict[str, Any]) -> None:
+
+def _packed(message: dict[str, Any]) -> bytes:
     data = json.dumps(message).encode()
-    pipe.write(_LENGTH.pack(len(data)) + data)
-    pipe.flush()
+    return _LENGTH.pack(len(data)) + data
 
 
 def _read(pipe: IO[bytes]) -> dict[str, Any] | None:
@@ -201,12 +220,19 @@ def _compile(tokenizer: LLTokenizer, source: str, answer: dict[str, Any]) -> Non
     try:
         before = _resident_bytes()
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
-        error = matcher.get_error().split("\n<")[0] if matcher.is_error() else None
+        error = _error_of(matcher)
         if error is None:
-            matcher.compute_bitmask()  # if it fails, the worker's will, too
+            matcher.compute_bitmask()
+            error = _error_of(matcher)
+            if error is not None and error.startswith(NO_WAY_ON):
+                error = None  # the worker says so in its own words
         answer.update(error=error, bytes=max(0, _resident_bytes() - before))
     except BaseException as error:  # a panic of Rust's is no Exception
         answer.update(error=f"{type(error).__name__}: {error}"[:300], bytes=0)
+
+
+def _error_of(matcher: LLMatcher) -> str | None:
+    return matcher.get_error().split("\n<")[0] if matcher.is_error() else None
 
 
 def _resident_bytes() -> int:
@@ -245,7 +271,8 @@ def main() -> None:
         thread.start()
         thread.join()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        _write(answers, answer)
+        answers.write(_packed(answer))
+        answers.flush()
 
 
 if __name__ == "__main__":

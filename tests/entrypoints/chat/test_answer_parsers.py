@@ -11,6 +11,7 @@ from baton.entrypoints.chat.answer_parsers import AnswerParsers, first_call_only
 from baton.entrypoints.openai.chat import parse_chat
 from baton.entrypoints.tool_parsers.pieces import CallArguments, CallBegins, Piece, Reasoning, Text
 from baton.scheduler.outcome import RequestRefused
+from tests.doubles.byte_matcher import takes
 from tests.doubles.byte_tokenizer import CHAT_TEMPLATE
 
 LS = {"type": "function", "function": {"name": "ls"}}
@@ -60,6 +61,27 @@ def test_reasoning_is_separated_from_text() -> None:
     assert parse(parsers, "Yes", "<think>\n\n</think>\n\n") == [Text("Yes")]
     usually = AnswerParsers("none", "deepseek-r1", "")
     assert parse(usually, "Hm.</think>Yes") == [Reasoning("Hm."), Text("Yes")], "R1 begins inside of a thought"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-r1", "qwen3-thinking"])
+@pytest.mark.parametrize("opening", ["", "<think>\n", "<think>\n\n</think>\n\n"])
+def test_form_is_that_of_the_text_which_the_parser_finds(name: str, opening: str) -> None:
+    """Where a parser takes all up to an end tag for thought, the grammar asks for that tag."""
+    parsers = AnswerParsers("none", name, "")
+    body = {"messages": [{"role": "user", "content": "Hi"}], "response_format": {"type": "json_object"}}
+    grammar = parsers.answer_grammar(parse_chat(body).call, opening, "", {})
+    found = []
+    for answer in (
+        '{"a": 1}',
+        'Hm.\n</think>\n\n{"a": 1}',
+        '<think>\nHm.\n</think>\n\n{"a": 1}',
+        "Hm.\n</think>\n\nYes",
+    ):
+        if takes(grammar, answer):
+            text = [piece.text for piece in parse(parsers, answer, opening) if isinstance(piece, Text)]
+            assert "".join(text).strip() == '{"a": 1}', answer
+            found.append(answer)
+    assert found
 
 
 def test_call_ids_are_unique_and_well_formed() -> None:

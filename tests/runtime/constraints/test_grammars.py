@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from llguidance import grammar_from
 
 from baton.runtime.constraints import grammars
 from baton.runtime.constraints.grammars import Grammars
-from baton.runtime.constraints.trial import NotWanted, Trial, TrialFailed
+from baton.runtime.constraints.trial import NotWanted, Trial, TrialBroken, TrialFailed
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.sampling_params import Grammar
 from tests.doubles.trained_tokenizers import CONFIG, byte_level, write_folder
@@ -104,8 +105,62 @@ def test_clients_take_turns(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatc
     other = table.constraint(Grammar("regex", grammar_from("regex", "b")), "other")
     may_go.set()
     wait_until(lambda: other.is_ready and all(each.is_ready for each in flood))
-    assert tried.index(grammar_from("regex", "b")) <= 2
+    assert tried.index(grammar_from("regex", "b")) == 1, "after the one that was under way"
     table.close()
+
+
+def test_grammar_that_could_not_be_tried_is_tried_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for its request, and for each that comes later."""
+    left = [TrialBroken("no process")] * 3
+
+    def try_grammar(trial: Trial, source: str, is_wanted: Callable[[], bool]) -> int:
+        if left:
+            raise left.pop()
+        return 0
+
+    monkeypatch.setattr(Trial, "try_grammar", try_grammar)
+    table = Grammars(lambda: tokenizer, tokenizer.vocab_size, (2,))
+    first = table.constraint(Grammar("regex", REGEX))
+    wait_until(lambda: first.is_ready)
+    refusal = first.failure()
+    assert refusal is not None and (refusal.code, len(left)) == ("request_failed", 1)
+    later = table.constraint(Grammar("regex", REGEX))
+    wait_until(lambda: later.is_ready)
+    assert later.failure() is None and not left
+    table.close()
+
+
+def test_thread_that_does_not_start_is_started_later(table: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            table.constraint(Grammar("regex", REGEX))
+    assert threading.stack_size() == 0
+    constraint = table.constraint(Grammar("regex", REGEX))
+    wait_until(lambda: constraint.is_ready)
+    assert constraint.failure() is None
+
+
+@pytest.mark.parametrize(
+    ("lark", "is_taken"),
+    [
+        ('start: "a" <[SPECIAL]> "<[7]>" /<[^x]>/ // <[7]>', True),
+        ('start: "a" <[7]>', False),
+        ("start: <[*]>", False),
+        ("start: <[1-3,SPECIAL]>", False),
+        ("start: <[^SPECIAL]>", False),
+    ],
+)
+def test_only_special_tokens_are_named_by_id(table: Grammars, tokenizer: Tokenizer, lark: str, is_taken: bool) -> None:
+    source = lark.replace("SPECIAL", str(max(tokenizer.special_ids)))
+    constraint = table.constraint(Grammar("ebnf", grammar_from("lark", source)))
+    wait_until(lambda: constraint.is_ready)
+    refusal = constraint.failure()
+    assert (refusal is None) == is_taken, refusal
+    assert refusal is None or "tokens that are not special" in refusal.message
 
 
 def test_grammar_without_a_request_is_not_compiled(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,13 +239,33 @@ def test_time_of_a_processor_is_limited() -> None:
     trial.close()
 
 
-def test_trial_that_nobody_waits_for_ends(trial: Trial) -> None:
-    trial.start()
+@pytest.mark.parametrize("stopped", [False, True])
+def test_trial_without_a_request_ends(trial: Trial, stopped: bool) -> None:
+    """Also where the process reads nothing, and the grammar is longer than a pipe holds."""
+    trial.try_grammar(REGEX)
+    process, source = trial._process, patterns(60)
+    assert process is not None
+    if stopped:
+        process.send_signal(signal.SIGSTOP)
+        source = grammar_from("choice", json.dumps([f"{number:06}" for number in range(20_000)]))
+    with pytest.raises(NotWanted):
+        trial.try_grammar(source, lambda: False)
+    assert process.poll() is not None
+    assert trial.try_grammar(REGEX) >= 0
+
+
+def test_process_that_is_killed_says_nothing_of_the_grammar(trial: Trial) -> None:
+    trial.try_grammar(REGEX)
     process = trial._process
     assert process is not None
-    with pytest.raises(NotWanted):
-        trial.try_grammar(patterns(60), lambda: False)
-    assert process.poll() is not None
+    checks = iter([process.kill])
+
+    def is_wanted() -> bool:
+        next(checks, lambda: None)()
+        return True
+
+    with pytest.raises(TrialBroken, match="return code -9"):
+        trial.try_grammar(patterns(60), is_wanted)
     assert trial.try_grammar(REGEX) >= 0
 
 
