@@ -19,13 +19,11 @@ logger = logging.getLogger(__name__)
 SIGNATURE = "void(int64)"
 
 
-_AS_CALL = partial(cfunc, SIGNATURE)
-
-
-def compiled(function: Callable[..., None], decorate: Callable[..., Any] = _AS_CALL) -> Any:
+def compiled(function: Callable[..., None], decorate: Callable[..., Any] | None = None) -> Any:
     """A Numba cfunc ``void(address of its arguments)`` that needs no GIL, or what ``decorate`` compiles. The first time
     takes a second or two; where Numba finds a folder to write to, later processes take a tenth. A cache that cannot be
     read is rebuilt."""
+    decorate = decorate or partial(cfunc, SIGNATURE)
     try:
         return decorate(cache=True)(function)
     except RuntimeError:  # Numba finds no folder that it may write to

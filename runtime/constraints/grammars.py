@@ -168,7 +168,7 @@ class Grammars:
                 continue
             except CompilerBroken as error:  # the next request tries again
                 with self._news:
-                    self._forget(compilation)
+                    self._forget_compilation(compilation)
                 compilation.root.set_exception(error)
             except BaseException as error:  # a panic of Rust's is no Exception
                 compilation.root.set_exception(error if isinstance(error, Exception) else GrammarError(str(error)))
@@ -191,7 +191,7 @@ class Grammars:
                     del self._waiting[client]
                 if compilation.is_wanted():
                     return compilation
-                self._forget(compilation)
+                self._forget_compilation(compilation)
 
     def _client_in_turn(self) -> str:
         """Of the clients that wait, the one with the longest time since its last turn."""
@@ -203,7 +203,7 @@ class Grammars:
             self._turns.popitem(last=False)
         return client
 
-    def _forget(self, compilation: _Compilation) -> None:
+    def _forget_compilation(self, compilation: _Compilation) -> None:
         """Forget a grammar that no request waits for."""
         if self._known.get(compilation.source) is compilation:
             del self._known[compilation.source]
@@ -239,7 +239,7 @@ class Grammars:
             except NotWanted:
                 with self._news:
                     if not compilation.is_wanted() or self._is_closed:  # else a request came meanwhile
-                        self._forget(compilation)
+                        self._forget_compilation(compilation)
                         return False
 
     def _vocabulary(self, has_slots: bool) -> GrammarVocabulary:
