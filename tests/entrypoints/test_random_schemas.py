@@ -122,7 +122,14 @@ def test_outputs_of_the_official_test_suite_are_valid(server: ServerUnderTest) -
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_outputs_of_a_real_model_are_valid(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "modes"),
+    [(FLAGS + SPECULATES, [MODES[1], MODES[2]]), (FLAGS, [MODES[0], MODES[3]])],
+    ids=["speculating", "plain"],
+)
+def test_outputs_of_a_real_model_are_valid(
+    tmp_path: Path, flags: tuple[str, ...], modes: list[tuple[dict[str, Any], bool]]
+) -> None:
     cases = drawn(NUMBER, SEED) + suite(ROOT / "build" / "schema_suite")
-    with ServerUnderTest(REAL, tmp_path, *FLAGS, *SPECULATES, behaviour=None) as running:
-        check(running.wait_ready(), cases, [MODES[1], MODES[2]], tokens=100)
+    with ServerUnderTest(REAL, tmp_path, *flags, behaviour=None) as running:
+        check(running.wait_ready(), cases, modes, tokens=100)

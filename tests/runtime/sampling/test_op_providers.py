@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from baton.runtime.sampling import numba_masks
 from baton.runtime.sampling import ops as torch_ops
-from baton.runtime.sampling.op_providers import PROVIDERS, Provider, probe, select_sampling_ops
+from baton.runtime.sampling.op_providers import NUMBA_VOCABULARY, PROVIDERS, Provider, probe, select_sampling_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, Filters, SamplingOps
 from tests.doubles import fake_top_p
 from tests.doubles.draw_cases import random_case
@@ -160,3 +161,17 @@ def test_gpu_has_kernels_for_all_sampling_ops(caplog, vocab_size):
         "apply_masks by triton"
     )
     assert caplog.messages[1:] == [expected]
+
+
+def test_numba_applies_masks_of_large_vocabularies(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it cannot, numpy does, and one line says so."""
+    assert select_sampling_ops(CPU, NUMBA_VOCABULARY - 1) is TORCH_OPS
+    assert select_sampling_ops(CPU, NUMBA_VOCABULARY).apply_masks is numba_masks.apply_masks
+    assert not caplog.records
+    monkeypatch.setattr(numba_masks, "apply_masks", lambda logits, masks, finite: None)  # a kernel that does nothing
+    assert select_sampling_ops(CPU, NUMBA_VOCABULARY) is TORCH_OPS
+    assert [record.message for record in caplog.records] == [
+        "numpy applies masks, which takes about twice as long: WrongAnswer: masked logits differ from torch's"
+    ]
