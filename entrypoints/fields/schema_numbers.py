@@ -21,7 +21,7 @@ _LEAST = -(2**63) + 1024
 """llguidance has no -2 ** 63; this is the next double."""
 
 _LONGEST = 10**18
-"""Of limits without one on the other side: those up to the next power of ten must be int64, too."""
+"""Limits without one on the other side: those up to the next power of ten must be int64, too."""
 
 _MOST_MULTIPLE = 2**32
 """Divisors, and what is computed of several, are uint32."""

@@ -131,7 +131,7 @@ class _Translation:
         return self._escaped()
 
     def _escaped(self) -> str:
-        """What stands behind a backslash, as a set or a character."""
+        """The set or the character that a backslash escapes."""
         if (by_number := self._take(_BY_NUMBER)) is not None:
             return _quoted(self._character(by_number))
         if (names := self._take(_PROPERTY)) is not None:

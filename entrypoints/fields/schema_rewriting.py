@@ -88,7 +88,7 @@ class Rewritten(NamedTuple):
 
 
 class Work:
-    """What may still be looked at for a request; several of its schemas may share it."""
+    """Work that is left for the schemas of a request, which may share it."""
 
     def __init__(self, left: int = MAX_WORK) -> None:
         self._left = left
@@ -205,7 +205,7 @@ class _Rewriter:
             self._check_reference(reference)
 
     def _check_reference(self, reference: str) -> None:
-        """Refuse a reference to what only looks like a schema: nobody reads it."""
+        """Refuse a reference to a value that only looks like a schema; such a value is not checked."""
         base, _, pointer = reference.partition("#")
         if not pointer.startswith("/"):
             return
