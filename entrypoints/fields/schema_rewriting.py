@@ -715,7 +715,7 @@ def _hold_limits(inner: dict[str, Any], place: tuple[str, ...]) -> None:
 
 
 def _check_values(keyword: str, value: Any, place: tuple[str, ...]) -> None:
-    """Of const or enum."""
+    """A value of const or enum."""
     if (number := inexact_value([value])) is not None:
         raise _refused(keyword, place, f"{number} has too many digits for a double; use strings")
     if (text := _text_with_controls(value)) is not None:

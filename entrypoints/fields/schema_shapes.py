@@ -23,7 +23,7 @@ class _Shape(NamedTuple):
 
 
 def shape_missed(keyword: str, value: Any) -> str | None:
-    """What a keyword takes, if this value is something else."""
+    """The shape that a keyword takes, if this value has another."""
     shape = _SHAPES.get(keyword)
     return None if shape is None or shape.fits(value) else shape.about
 

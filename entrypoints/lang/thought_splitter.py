@@ -22,7 +22,7 @@ class ThoughtSplitter:
         """True if the text must be decoded with special tokens."""
 
     def after_thoughts(self, sampling: dict[str, Any]) -> dict[str, Any]:
-        """The sampling_params of a request whose form is that of the answer, behind the thought."""
+        """The sampling_params with their form moved behind the thought, to the answer."""
         fields = [name for name in _FORMATS if sampling.get(name) is not None]
         if not fields:
             return sampling

@@ -68,7 +68,7 @@ MAX_CHECKED_DRAFT = 8
 """Tokens of a draft where masks may have to be read ahead for: each takes up to tens of milliseconds."""
 
 MAX_FORCED_BYTES = 1024
-"""Of the text that all outputs begin with: so many are divided into tokens, to learn how short an output may be."""
+"""Bytes of the text that all outputs begin with that are divided into tokens, to find the shortest output."""
 
 MAX_LEFT = 256
 """References to dead next positions that a position may hold before it drops them."""

@@ -104,9 +104,12 @@ class Grammars:
                 interest = Interest()
             if known is None:
                 known = self._known[grammar.source] = _Compilation(grammar.source, has_slots, ref(interest))
-                self._waiting.setdefault(client, deque()).append(known)
             else:
                 known.interest = ref(interest)
+            # A grammar that waits behind the flood of another client also waits in this one's turn.
+            own = self._waiting.get(client, ())
+            if not known.root.done() and not any(each is known for each in own):
+                self._waiting.setdefault(client, deque()).append(known)
             self._known.move_to_end(grammar.source)
             self._drop_oldest()
             vocabulary = self._vocabularies.setdefault(has_slots, Future())
@@ -189,6 +192,8 @@ class Grammars:
                 compilation = self._waiting[client].popleft()
                 if not self._waiting[client]:
                     del self._waiting[client]
+                if compilation.root.done():  # it had its turn with another client
+                    continue
                 if compilation.is_wanted():
                     return compilation
                 self._forget_compilation(compilation)

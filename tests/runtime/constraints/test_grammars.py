@@ -109,6 +109,30 @@ def test_clients_take_turns(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatc
     table.close()
 
 
+def test_grammar_of_a_flood_has_the_turn_of_another_client(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last grammar of a flood is compiled next if another client asks for it, and once."""
+    tried, may_go = list[str](), threading.Event()
+
+    def try_grammar(trial: Trial, source: str, is_wanted: Callable[[], bool]) -> int:
+        assert may_go.wait(DEADLINE_S)
+        tried.append(source)
+        return 0
+
+    monkeypatch.setattr(Trial, "try_grammar", try_grammar)
+    table = Grammars(lambda: tokenizer, tokenizer.vocab_size, (2,))
+    sources = [grammar_from("regex", f"a{{{n}}}") for n in range(1, 9)]
+    flood = [table.constraint(Grammar("regex", source), "one") for source in sources]
+    wait_until(lambda: len(table._waiting["one"]) < 8)
+    same = [table.constraint(Grammar("regex", sources[-1]), "other") for _ in range(2)]
+    may_go.set()
+    wait_until(lambda: all(each.is_ready for each in (*flood, *same)))
+    assert tried.index(sources[-1]) == 1 and sorted(tried) == sorted(sources)
+    wait_until(lambda: not table._waiting)
+    table.close()
+
+
 def test_grammar_that_could_not_be_tried_is_tried_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for its request, and for each that comes later."""
     left = [TrialBroken("no process")] * 3
