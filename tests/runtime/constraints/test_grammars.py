@@ -288,7 +288,7 @@ def test_process_that_is_killed_says_nothing_of_the_grammar(trial: Trial) -> Non
         next(checks, lambda: None)()
         return True
 
-    with pytest.raises(TrialBroken, match="return code -9|BrokenPipeError"):
+    with pytest.raises(TrialBroken, match=r"return code -9|BrokenPipeError"):
         trial.try_grammar(patterns(60), is_wanted)
     assert trial.try_grammar(REGEX) >= 0
 
