@@ -5,6 +5,7 @@ It follows FlashInfer's plan/run split, so that a GPU backend needs no device sy
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
@@ -12,17 +13,53 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from ..memory_pool.kv_pool import KVShape
+
 
 @dataclass(slots=True, frozen=True)
 class AttentionSpec:
-    """One attention layer. ``sliding_window``: how many tokens a query sees, including itself; None means all."""
+    """One attention layer: the shape of its heads, and how scores become weights.
+
+    score  = scale × q · k, then logit_cap × tanh(score / logit_cap) where there is a cap
+    weight = exp(score) / (Σ exp(scores) + exp(sink) where there are sinks)
+    """
 
     layer_id: int
+    """The pool's layer that is read; layers that share their K and V have the same."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Numbers of a head of q and k."""
     scale: float
     sliding_window: int | None = None
+    """How many tokens a query sees, including itself; None: all."""
+    value_dim: int = 0
+    """Numbers of a head of v and of the output; 0: head_dim."""
+    logit_cap: float | None = None
+    """Soft cap of the scores (Gemma 2); None: no cap."""
+    has_sinks: bool = False
+    """Each head has a learned score that takes a share of the weights and no value (gpt-oss); see `run`."""
+
+    @property
+    def value_size(self) -> int:
+        """Numbers of a head of v and of the output."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the layer has no cap and no sinks, and its values are as wide as its keys."""
+        return self.logit_cap is None and not self.has_sinks and self.value_size == self.head_dim
+
+
+def kv_shapes(specs: Sequence[AttentionSpec]) -> list[KVShape]:
+    """What each of the pool's layers keeps. specs: of all attention layers; those of one ``layer_id`` are alike."""
+    by_layer = {spec.layer_id: KVShape(spec.num_kv_heads, spec.head_dim, spec.value_size) for spec in specs}
+    return [by_layer[layer] for layer in range(len(by_layer))]
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,11 +104,11 @@ class AttentionBackend(Protocol):
         """Prepare everything that the layers of one forward share. Called once, before `run`."""
         ...
 
-    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+    def run(self, spec: AttentionSpec, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """Attend causally over prefix and new tokens; their K and V are in the pool already.
 
-        q: [tokens, num_heads, head_dim], heads and coordinates contiguous, rows possibly strided. Returns
-        [tokens, num_heads, head_dim], contiguous.
+        q: [tokens, num_heads, head_dim], heads and coordinates contiguous, rows possibly strided. sinks: float32
+        [num_heads], where the spec has them. Returns [tokens, num_heads, value_size], contiguous.
         """
         ...
 

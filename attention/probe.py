@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..memory_pool.kv_pool import MHAKVPool
-from .backend import AttentionBackend, AttentionBatch, AttentionSpec, SharedPrefix
+from ..memory_pool.kv_pool import KVPool, MHAKVPool
+from .backend import AttentionBackend, AttentionBatch, AttentionSpec, SharedPrefix, kv_shapes
+from .torch_native import capped, weights_of
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Absolute, for outputs of about 1."""
@@ -64,9 +65,7 @@ class ProbeScene:
         self.pool = MHAKVPool(
             num_tokens=num_pages * page_size,
             page_size=page_size,
-            num_layers=1,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
+            shapes=kv_shapes([spec]),
             dtype=dtype,
             device=device,
         )
@@ -84,6 +83,14 @@ class ProbeScene:
         tokens = sum(new for _, new in step.lengths)
         self.q = torch.empty(tokens, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
         self.q.normal_(generator=generator)
+        self.sinks = None
+        if spec.has_sinks:
+            self.sinks = torch.empty(spec.num_heads, device=device).normal_(generator=generator)
+
+    def run(self, backend: AttentionBackend) -> torch.Tensor:
+        """Plan and attend once."""
+        backend.plan(self.batch)
+        return backend.run(self.spec, self.q, self.sinks)
 
     def expected(self) -> torch.Tensor:
         """The right output, computed one sequence at a time in float32."""
@@ -93,18 +100,20 @@ class ProbeScene:
             slots = self.batch.req_to_token[row, : prefix + new].long()
             k, v = (pool[0][slots].float() for pool in (self.pool.k, self.pool.v))
             scores = torch.einsum("qhgd,khd->hgqk", q[first : first + new], k) * self.spec.scale
+            scores = capped(scores, self.spec.logit_cap)
             age = torch.arange(prefix, prefix + new, device=k.device)[:, None] - torch.arange(len(k), device=k.device)
             hidden = age < 0
             if self.spec.sliding_window is not None:
                 hidden |= age >= self.spec.sliding_window
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            of_rows = None if self.sinks is None else self.sinks.view(k.shape[1], -1, 1).expand(-1, -1, new)
+            weights = weights_of(scores.masked_fill(hidden, -torch.inf), of_rows)
             parts.append(torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2))
             first += new
         return torch.cat(parts).to(self.q.dtype)
 
 
 def probe_backend(
-    make: Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend],
+    make: Callable[[KVPool, Sequence[AttentionSpec]], AttentionBackend],
     specs: Sequence[AttentionSpec],
     steps: Sequence[ProbeStep],
     *,
@@ -113,13 +122,10 @@ def probe_backend(
     device: torch.device,
 ) -> None:
     """Raises AssertionError, which says what differs, or whatever a backend that cannot run raises."""
-    for window in dict.fromkeys(spec.sliding_window for spec in specs):
-        spec = dataclasses.replace(specs[0], layer_id=0, sliding_window=window)
+    for spec in dict.fromkeys(dataclasses.replace(spec, layer_id=0) for spec in specs):
         for step in steps:
             scene = ProbeScene(step, spec, page_size=page_size, dtype=dtype, device=device)
-            backend = make(scene.pool, [spec])
-            backend.plan(scene.batch)
-            found, tolerance, name = backend.run(spec, scene.q), TOLERANCE[dtype], step.name
+            found, tolerance, name = scene.run(make(scene.pool, [spec])), TOLERANCE[dtype], step.name
             torch.testing.assert_close(
                 found, scene.expected(), atol=tolerance, rtol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
             )

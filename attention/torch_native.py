@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..memory_pool.kv_pool import MHAKVPool
+from ..memory_pool.kv_pool import KVPool
 from .backend import AttentionBatch, AttentionSpec, SharedPrefix
 
 BLOCK_ROWS = 256
@@ -118,49 +118,52 @@ class _Rows:
 
 
 class TorchNativeBackend:
-    """AttentionBackend over an MHAKVPool, on any device that torch supports."""
+    """AttentionBackend over a KVPool, on any device that torch supports."""
 
     name: ClassVar[str] = "torch_native"
 
-    def __init__(self, kv_pool: MHAKVPool) -> None:
+    def __init__(self, kv_pool: KVPool) -> None:
         self._pool = kv_pool
         self._batch: AttentionBatch | None = None
         self._plans: dict[tuple[int | None, int], _Plan] = {}
         self._bands: dict[tuple[int | None, int], torch.Tensor] = {}
-        self._key_buffer = kv_pool.k[0].new_empty(0)
-        self._value_buffer = kv_pool.v[0].new_empty(0)
+        self._buffers = [kv_pool.k[0].new_empty(0) for _ in range(2)]
+        """Flat memory for gathered keys and values. Kept: fresh memory costs more than the gather."""
 
     def plan(self, batch: AttentionBatch) -> None:
         """Forget the last step. Tiles are made when the first layer with a given window needs them."""
         self._batch = batch
         self._plans.clear()
 
-    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+    def run(self, spec: AttentionSpec, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionBackend.run."""
         batch = self._batch
         if batch is None:
             raise RuntimeError("run before plan: call plan(batch) once per step")
-        group = spec.num_heads // spec.num_kv_heads
+        group = spec.group
         plan = self._plans.get((spec.sliding_window, group))
         if plan is None:
             plan = self._plans[spec.sliding_window, group] = self._make_plan(batch, spec.sliding_window, group)
-        pool_k, pool_v = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
-        self._reserve(plan.most_keys)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        pools = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
+        buffers = self._rooms(pools, plan.most_keys)
+        out = torch.empty(*q.shape[:-1], spec.value_size, dtype=q.dtype, device=q.device)
         for shared in plan.shared:
-            attend_shared(spec, shared, q, (pool_k, pool_v), (self._key_buffer, self._value_buffer), out)
+            attend_shared(spec, shared, q, pools, buffers, out, sinks)
         for tile in plan.tiles:
-            keys, values = _gather(pool_k, tile, self._key_buffer), _gather(pool_v, tile, self._value_buffer)
+            keys, values = (_gather(pool, tile, buffer) for pool, buffer in zip(pools, buffers))
             for block in tile.blocks:
-                _attend(spec, group, tile.sequences, block, q, keys, values, out)
+                _attend(spec, tile.sequences, block, q, keys, values, out, sinks)
         return out
 
-    def _reserve(self, keys: int) -> None:
-        """Make room to gather ``keys`` keys and values. Buffers are kept: fresh memory costs more than the gather."""
-        if len(self._key_buffer) < keys:
-            shape = (keys, *self._pool.k[0].shape[1:])
-            self._key_buffer = torch.empty(shape, dtype=self._pool.dtype, device=self._pool.device)
-            self._value_buffer = torch.empty_like(self._key_buffer)
+    def _rooms(self, pools: tuple[torch.Tensor, torch.Tensor], keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room to gather so many keys and values: [keys, kv_heads, size of a head] each."""
+        rooms = []
+        for number, pool in enumerate(pools):
+            size = keys * pool.shape[1] * pool.shape[2]
+            if self._buffers[number].numel() < size:
+                self._buffers[number] = torch.empty(size, dtype=pool.dtype, device=pool.device)
+            rooms.append(self._buffers[number][:size].view(keys, *pool.shape[1:]))
+        return rooms[0], rooms[1]
 
     def _make_plan(self, batch: AttentionBatch, window: int | None, group: int) -> _Plan:
         extend_lens = batch.extend_lens.astype(np.int64)
@@ -311,32 +314,49 @@ def _gather(pool: torch.Tensor, tile: _Tile, buffer: torch.Tensor) -> torch.Tens
 
 def _attend(
     spec: AttentionSpec,
-    group: int,
     sequences: int,
     block: _Block,
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     out: torch.Tensor,
+    sinks: torch.Tensor | None,
 ) -> None:
-    """Attend the block's queries and write them to out [tokens, num_heads, head_dim]."""
-    kv_heads, head_dim, length = spec.num_kv_heads, spec.head_dim, block.length
+    """Attend the block's queries and write them to out [tokens, num_heads, value_size]."""
+    kv_heads, group, length, value_size = spec.num_kv_heads, spec.group, block.length, spec.value_size
     rows = q[block.queries]
-    rows = rows.reshape(sequences, length, kv_heads, group, head_dim).transpose(1, 2)
-    found = F.scaled_dot_product_attention(
-        rows.reshape(sequences, kv_heads, length * group, head_dim),
-        keys[:, :, block.keys],
-        values[:, :, block.keys],
-        attn_mask=block.mask,
-        scale=spec.scale,
-    )
-    found = found.view(sequences, kv_heads, length, group, head_dim).transpose(1, 2)
+    rows = rows.reshape(sequences, length, kv_heads, group, spec.head_dim).transpose(1, 2)
+    rows = rows.reshape(sequences, kv_heads, length * group, spec.head_dim)
+    keys, values = keys[:, :, block.keys], values[:, :, block.keys]
+    if spec.logit_cap is None and not spec.has_sinks:
+        found = F.scaled_dot_product_attention(rows, keys, values, attn_mask=block.mask, scale=spec.scale)
+    else:
+        scores = capped(torch.matmul(rows.float() * spec.scale, keys.float().transpose(-1, -2)), spec.logit_cap)
+        if block.mask is not None:
+            scores = scores + block.mask
+        of_rows = None if sinks is None else sinks.view(kv_heads, 1, group).expand(-1, length, -1).reshape(kv_heads, -1)
+        found = torch.matmul(weights_of(scores, of_rows), values.float()).to(out.dtype)
+    found = found.view(sequences, kv_heads, length, group, value_size).transpose(1, 2)
     if block.real is None:
-        out[block.queries].view(sequences, length, kv_heads, group, head_dim).copy_(found)
+        out[block.queries].view(sequences, length, kv_heads, group, value_size).copy_(found)
     else:
         in_block, token = block.real
-        found = found.reshape(sequences * length, spec.num_heads, head_dim)
+        found = found.reshape(sequences * length, spec.num_heads, value_size)
         out.index_copy_(0, token, found.index_select(0, in_block))
+
+
+def capped(scores: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """cap × tanh(scores / cap), as in Gemma 2 (Riviere et al. 2024); the scores themselves without a cap."""
+    return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+def weights_of(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over the keys of float32 scores [..., rows, keys]. sinks [..., rows]: a further score of each row, which
+    takes its share and has no value ("attention sinks": Xiao et al. 2024; learned in gpt-oss)."""
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.unsqueeze(-1).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
 
 
 def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -407,19 +427,19 @@ def attend_shared(
     pools: tuple[torch.Tensor, torch.Tensor],
     buffers: tuple[torch.Tensor, torch.Tensor],
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attend the group's queries and write them to out. q, out: [tokens, num_heads, head_dim]; pools: keys and values,
-    [slots, kv_heads, head_dim]; buffers: for ``tile.keys`` of them."""
-    n, kv_heads, head_dim = tile.count, spec.num_kv_heads, spec.head_dim
-    group = spec.num_heads // kv_heads
+    """Attend the group's queries and write them to out. q, out: [tokens, num_heads, size of a head]; pools: keys and
+    values, [slots, kv_heads, size of a head]; buffers: for ``tile.keys`` of them; sinks: see AttentionBackend.run."""
+    n, kv_heads, head_dim, group = tile.count, spec.num_kv_heads, spec.head_dim, spec.group
     prefix, tails = [], []
     for pool, buffer in zip(pools, buffers):
         # Compute in float32: half precision would round the scores, which a fused kernel keeps in float32.
         prefix.append(gather(pool, tile.prefix, buffer).float().transpose(0, 1))
         own = gather(pool, tile.tails, buffer[tile.prefix_len :]).float()
-        tails.append(own.view(n, tile.tail_len, kv_heads, head_dim).transpose(1, 2))
+        tails.append(own.view(n, tile.tail_len, *pool.shape[1:]).transpose(1, 2))
     queries = (q[tile.queries].float() * spec.scale).view(n, kv_heads, group, head_dim)
-    results = out[tile.queries].view(n, kv_heads, group, head_dim)
+    results = out[tile.queries].view(n, kv_heads, group, spec.value_size)
     at_once = max(1, SCORES // (spec.num_heads * (tile.prefix_len + tile.tail_len)))
     for start in range(0, n, at_once):
         part = slice(start, start + at_once)
@@ -427,7 +447,9 @@ def attend_shared(
         rows = own.transpose(0, 1).reshape(kv_heads, -1, head_dim)
         tail_scores = torch.matmul(own, tails[0][part].transpose(-1, -2)).transpose(0, 1)
         scores = [torch.bmm(rows, prefix[0].transpose(1, 2)), tail_scores.reshape(kv_heads, -1, tile.tail_len)]
-        weights, tail_weights = torch.cat(scores, -1).softmax(-1).split([tile.prefix_len, tile.tail_len], dim=-1)
-        found = torch.bmm(weights, prefix[1]).view(kv_heads, -1, group, head_dim).transpose(0, 1)
+        of_rows = None if sinks is None else sinks.view(kv_heads, group).repeat(1, len(own))
+        weights = weights_of(capped(torch.cat(scores, -1), spec.logit_cap), of_rows)
+        weights, tail_weights = weights.split([tile.prefix_len, tile.tail_len], dim=-1)
+        found = torch.bmm(weights, prefix[1]).view(kv_heads, -1, group, spec.value_size).transpose(0, 1)
         tail_weights = tail_weights.reshape(kv_heads, -1, group, tile.tail_len).transpose(0, 1)
         results[part] = found + torch.matmul(tail_weights, tails[1][part])

@@ -1,6 +1,6 @@
 """The K and V of every token, per layer, indexed by slot.
 
-    k[layer], v[layer]: [num_slots, num_kv_heads, head_dim]
+    k[layer], v[layer]: [num_slots, num_kv_heads, size of a head]; layers may differ, and K from V
 
     page   0                1                2
     slot   0 … page_size-1  page_size …      …        page 0 is padding: never handed out, may be read under a mask
@@ -12,11 +12,31 @@ Only this file of memory_pool and the folder stores/ import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one layer keeps of a token: ``num_kv_heads`` heads of ``key_dim`` numbers in K and ``value_dim`` in V."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of one token."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+def uniform_shapes(num_layers: int, num_kv_heads: int, head_dim: int) -> list[KVShape]:
+    """Layers that keep the same, as in most models."""
+    return [KVShape(num_kv_heads, head_dim, head_dim)] * num_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +46,7 @@ class KVLayers:
     k: list[torch.Tensor]
     """Per layer [slots, kv_heads, head_dim], contiguous."""
     v: list[torch.Tensor]
+    """Likewise, or empty where V is part of K."""
     k_pointers: torch.Tensor
     """uint64 [layers], on the device: where each layer's tensor begins, for kernels that copy all layers at once."""
     v_pointers: torch.Tensor
@@ -39,6 +60,12 @@ class KVLayers:
         """Layers first to first + count."""
         layers = slice(first, first + count)
         return KVLayers(self.k[layers], self.v[layers], self.k_pointers[layers], self.v_pointers[layers])
+
+    @property
+    def is_uniform(self) -> bool:
+        """True if K and V of all layers have the same bytes per slot, as kernels that copy all layers at once need."""
+        sizes = {layer.stride(0) * layer.itemsize for layer in (*self.k, *self.v)}
+        return len(sizes) == 1 and len(self.k) == len(self.v)
 
 
 def _pointers(layers: list[torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -60,6 +87,38 @@ def copy_kv(source: KVLayers, target: KVLayers, source_slots: torch.Tensor, targ
         theirs.index_copy_(0, target_slots.to(theirs.device), rows.to(theirs.device))
 
 
+class KVPool(Protocol):
+    """KV of one model by slot. Tiers and copies know ``layers`` alone, attention the tensors of its kind of layer."""
+
+    num_tokens: int
+    """Usable tokens: a multiple of page_size; the padding page comes on top."""
+    page_size: int
+    num_slots: int
+    dtype: torch.dtype
+    device: torch.device
+    bytes_per_token: int
+    k: list[torch.Tensor]
+    """Per layer, [slots, kv_heads, key_dim]."""
+    v: list[torch.Tensor]
+    """Per layer, [slots, kv_heads, value_dim]; may be a view of k."""
+    layers: KVLayers
+    """All memory, each byte once."""
+
+    def describe(self) -> str:
+        """One line for the start-up log: tokens x bytes per token = size."""
+        ...
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, *, disjoint: bool = False) -> None:
+        """Copy slots source to slots target in all layers (int64 [n]; no target twice). All sources are read before any
+        target is written, so the two may overlap. disjoint: the caller knows that they do not, see `are_disjoint`."""
+        ...
+
+    def first_not_finite(self, slots: torch.Tensor, piece: int = 4096) -> int | None:
+        """The first of these slots (int [n], on the device) that holds a NaN or an infinity in any layer, as a position
+        among them; None if none does. Looks at ``piece`` slots at a time. Waits for the device."""
+        ...
+
+
 class MHAKVPool:
     """K/V tensors of multi-head and grouped-query attention, allocated once.
 
@@ -72,15 +131,14 @@ class MHAKVPool:
         *,
         num_tokens: int,
         page_size: int,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
+        shapes: Sequence[KVShape],
         dtype: torch.dtype,
         device: torch.device,
         copy_disjoint: CopyKV = copy_kv,
     ) -> None:
-        """num_tokens: usable tokens, a positive multiple of page_size; the padding page comes on top. copy_disjoint:
-        copies slots that do not overlap; a GPU has a kernel for it."""
+        """num_tokens: usable tokens, a positive multiple of page_size; the padding page comes on top. shapes: of each
+        layer. copy_disjoint: copies slots that do not overlap, of layers that are uniform; a GPU has a kernel for
+        it."""
         if num_tokens < page_size or num_tokens % page_size:
             raise ValueError(f"KV pool of {num_tokens} tokens: use a positive multiple of the page size ({page_size})")
         self.num_tokens = num_tokens
@@ -88,19 +146,20 @@ class MHAKVPool:
         self.num_slots = num_tokens + page_size
         self.dtype = dtype
         self.device = device
-        self.bytes_per_token = kv_bytes_per_token(
-            num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype
-        )
-        shape = (self.num_slots, num_kv_heads, head_dim)
+        self.bytes_per_token = kv_bytes_per_token(shapes, dtype)
+
+        def zeros(num_kv_heads: int, size: int) -> torch.Tensor:
+            return untouched_zeros((self.num_slots, num_kv_heads, size), dtype, device)
+
         try:
-            self.k = [untouched_zeros(shape, dtype, device) for _ in range(num_layers)]
-            self.v = [untouched_zeros(shape, dtype, device) for _ in range(num_layers)]
+            self.k = [zeros(shape.num_kv_heads, shape.key_dim) for shape in shapes]
+            self.v = [zeros(shape.num_kv_heads, shape.value_dim) for shape in shapes]
         except torch.OutOfMemoryError:  # on a GPU: the caller, which shares out its memory, knows what to change
             raise
         except (MemoryError, ValueError) as error:  # from the CPU allocator; ValueError: more than there are addresses
             raise MemoryError(f"cannot allocate the {self.describe()} on {device}; lower --max-total-tokens") from error
         self.layers = KVLayers.of(self.k, self.v, device)
-        self._copy_disjoint = copy_disjoint
+        self._copy_disjoint = copy_disjoint if self.layers.is_uniform else copy_kv
 
     def describe(self) -> str:
         """One line for the start-up log: tokens x bytes per token = size."""
@@ -108,17 +167,15 @@ class MHAKVPool:
         return f"KV pool: {self.num_tokens} tokens × {self.bytes_per_token} bytes = {size:.2f} GiB"
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, *, disjoint: bool = False) -> None:
-        """Copy slots source to slots target in all layers (int64 [n]; no target twice). All sources are read before any
-        target is written, so the two may overlap. disjoint: the caller knows that they do not, see `are_disjoint`."""
+        """See KVPool.copy."""
         (self._copy_disjoint if disjoint else copy_kv)(self.layers, self.layers, source, target)
 
     def first_not_finite(self, slots: torch.Tensor, piece: int = 4096) -> int | None:
-        """The first of these slots (int [n], on the device) that holds a NaN or an infinity in any layer, as a position
-        among them; None if none does. Looks at ``piece`` slots at a time. Waits for the device."""
+        """See KVPool.first_not_finite."""
         for start in range(0, len(slots), piece):
             part = slots[start : start + piece].long()
             bad = torch.zeros(len(part), dtype=torch.bool, device=self.device)
-            for layer in (*self.k, *self.v):
+            for layer in (*self.layers.k, *self.layers.v):
                 bad |= ~layer.index_select(0, part).flatten(1).isfinite().all(dim=1)
             if bad.any():
                 return start + int(bad.int().argmax())
@@ -141,6 +198,6 @@ def are_disjoint(source: np.ndarray, target: np.ndarray) -> bool:
     return not np.isin(target, source).any()
 
 
-def kv_bytes_per_token(*, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(shapes: Sequence[KVShape], dtype: torch.dtype) -> int:
     """Bytes that K and V of one token take over all layers."""
-    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+    return sum(shape.numbers for shape in shapes) * dtype.itemsize

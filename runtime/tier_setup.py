@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from ..memory_pool.kv_pool import MHAKVPool
+from ..memory_pool.kv_pool import KVPool
 from ..memory_pool.stores.block_store import BlockStore
 from ..memory_pool.stores.disk_pool import DiskPool
 from ..memory_pool.stores.host_pool import HostPool
@@ -101,7 +101,7 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.2f} MiB"
 
 
-def make_host_pool(config: TierConfig, device_pool: MHAKVPool, transfer: CopyKVOp) -> HostPool | None:
+def make_host_pool(config: TierConfig, device_pool: KVPool, transfer: CopyKVOp) -> HostPool | None:
     """The pool in host memory; None if the settings ask for none. Raises HostCacheError (a ModelLoadError) if the
     machine does not have the memory. transfer: the device's own copies to and from host memory."""
     # A KV pool on a CPU takes its memory only as it is used, so the available memory still contains all of it.
@@ -156,7 +156,7 @@ def open_stores(config: TierConfig, host_pool: HostPool, model: bytes) -> Stores
     model: `model_fingerprint`.
     """
     block_tokens = max(host_pool.page_size, LEAST_BLOCK_TOKENS)
-    layout = f"{host_pool.dtype} page {host_pool.page_size} block {block_tokens} layers {host_pool.num_layers}"
+    layout = f"{host_pool.dtype} page {host_pool.page_size} block {block_tokens} layers {host_pool.layout}"
     fingerprint, block_bytes = model + layout.encode(), block_tokens * host_pool.bytes_per_token
     stores: dict[str, BlockStore] = {}
     if config.disk_cache_path:

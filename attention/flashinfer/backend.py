@@ -23,7 +23,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
-from ...memory_pool.kv_pool import MHAKVPool
+from ...memory_pool.kv_pool import KVPool
 from .. import paging
 from ..backend import AttentionBatch, AttentionSpec, GraphKind, GraphShape
 from .kernel import Arena, FlashInferLibrary, Kernel
@@ -41,13 +41,13 @@ ROWS_PER_GROUP = 8
 
 
 class FlashInferBackend:
-    """GraphBackend over an MHAKVPool of float16 or bfloat16. All layers have the same heads; windows may differ."""
+    """GraphBackend over a KVPool of float16 or bfloat16. All layers have the same heads; windows may differ."""
 
     name: ClassVar[str] = "flashinfer"
 
     def __init__(
         self,
-        kv_pool: MHAKVPool,
+        kv_pool: KVPool,
         specs: Sequence[AttentionSpec],
         library: FlashInferLibrary,
         build_kv_indices: Callable[..., None],
@@ -70,7 +70,7 @@ class FlashInferBackend:
         self._planned = self._long if is_long else self._eager[kind]
         self._copied.plan_all(self._planned.values(), batch)
 
-    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+    def run(self, spec: AttentionSpec, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionBackend.run."""
         return self._planned[spec.sliding_window].run(q, spec.layer_id)
 
@@ -128,7 +128,7 @@ class FlashInferGraph:
         """See AttentionBackend.plan; the batch is padded to the shape."""
         self._copied.plan_all(self._parts.values(), batch)
 
-    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+    def run(self, spec: AttentionSpec, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionBackend.run."""
         return self._parts[spec.sliding_window].run(q, spec.layer_id)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...memory_pool.kv_pool import MHAKVPool
+from ...memory_pool.kv_pool import KVPool
 from ..backend import AttentionBatch, AttentionSpec
 from ..paging import PagedSequences
 
@@ -44,7 +44,7 @@ class Arena:
 
     def __init__(
         self,
-        pool: MHAKVPool,
+        pool: KVPool,
         spec: AttentionSpec,
         library: FlashInferLibrary,
         build_kv_indices: Callable[..., None],

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ...memory_pool.kv_pool import MHAKVPool
+from ...memory_pool.kv_pool import KVPool
 from ..backend import AttentionBackend, AttentionSpec
 from ..probe import BEAMS, DECODE, EXTEND, LONG, probe_backend
 from .backend import FlashInferBackend
@@ -32,7 +32,7 @@ MIN_CAPABILITY = (8, 0)
 LOG_LINES = 15
 """Lines to log of a failed compilation."""
 
-MakeAttention = Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend]
+MakeAttention = Callable[[KVPool, Sequence[AttentionSpec]], AttentionBackend]
 
 
 class FlashInferUnavailable(RuntimeError):
@@ -44,6 +44,11 @@ def load_attention(
 ) -> MakeAttention:
     """A backend factory, once its kernels have passed the probe on this device. Raises FlashInferUnavailable."""
     check_supported(specs[0], dtype, torch.cuda.get_device_capability(device))
+    if len({dataclasses.replace(spec, layer_id=0, sliding_window=None) for spec in specs}) > 1 or not specs[0].is_plain:
+        raise FlashInferUnavailable(
+            "layers with soft caps, sinks, values narrower than keys, or heads that differ between layers are not "
+            "planned for FlashInfer"
+        )
     library = import_library(has_fa3=torch.cuda.get_device_capability(device)[0] == 9)
     check_compiler()
     build_kv_indices = choose_kv_indices(device)

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ...memory_pool.kv_pool import MHAKVPool
+from ...memory_pool.kv_pool import KVPool
 from ..backend import AttentionBatch, AttentionSpec, GraphKind, GraphShape
 from ..torch_native import TorchNativeBackend
 from . import kernel as args
@@ -71,7 +71,7 @@ class _Calls:
         self._left = np.empty(0, dtype=np.int64)
         self.calls = [call.copied_to(row) for row in self._arguments]
 
-    def place(self, number: int, spec: AttentionSpec, pool: MHAKVPool, q: torch.Tensor, out: torch.Tensor) -> Call:
+    def place(self, number: int, spec: AttentionSpec, pool: KVPool, q: torch.Tensor, out: torch.Tensor) -> Call:
         """Set the addresses of one layer, and return its call. q and out: float32 [tokens, heads, head_dim]."""
         call = self.calls[number]
         a, k, v = call.arguments, pool.k[spec.layer_id], pool.v[spec.layer_id]
@@ -99,7 +99,7 @@ class _Calls:
 class _Planner:
     """Makes tasks, in memory of its own. One step at a time."""
 
-    def __init__(self, pool: MHAKVPool) -> None:
+    def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._partial = torch.empty(0)
@@ -131,7 +131,7 @@ class _Planner:
 class _Kernels:
     """The kernels of a model, and what brings their queries and results from its type to float32 and back."""
 
-    def __init__(self, pool: MHAKVPool, specs: Sequence[AttentionSpec], team: Team) -> None:
+    def __init__(self, pool: KVPool, specs: Sequence[AttentionSpec], team: Team) -> None:
         self._team, self._dtype = team, pool.dtype
         kind = str(pool.dtype).removeprefix("torch.")
         self._kernels = {
@@ -160,13 +160,13 @@ def _kind(spec: AttentionSpec) -> Kind:
 
 
 class NumbaPagedBackend:
-    """GraphBackend over an MHAKVPool on a CPU. One step at a time."""
+    """GraphBackend over a KVPool on a CPU. One step at a time."""
 
     name: ClassVar[str] = "numba"
 
     def __init__(
         self,
-        kv_pool: MHAKVPool,
+        kv_pool: KVPool,
         specs: Sequence[AttentionSpec],
         *,
         team: Team,
@@ -206,7 +206,7 @@ class NumbaPagedBackend:
                 )
             )
 
-    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+    def run(self, spec: AttentionSpec, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionBackend.run."""
         batch = self._batch
         if batch is None:
@@ -246,7 +246,7 @@ class RecordedAttention:
     name: ClassVar[str] = NumbaPagedBackend.name
 
     def __init__(
-        self, pool: MHAKVPool, specs: Sequence[AttentionSpec], kernels: _Kernels, planner: _Planner, team: Team
+        self, pool: KVPool, specs: Sequence[AttentionSpec], kernels: _Kernels, planner: _Planner, team: Team
     ) -> None:
         self._pool, self._kernels, self._planner, self._team = pool, kernels, planner, team
         self._of_kind: defaultdict[Kind, list[AttentionSpec]] = defaultdict(list)
@@ -266,7 +266,7 @@ class RecordedAttention:
             self._tasks.append(task)
             calls.start_task(task)
 
-    def run(self, spec: AttentionSpec, q: torch.Tensor) -> torch.Tensor:
+    def run(self, spec: AttentionSpec, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionBackend.run. Called once for each layer, while it is recorded."""
         wide, out = self._kernels.widened(q), self._team.empty(q.shape, torch.float32)
         number = self._of_kind[_kind(spec)].index(spec)

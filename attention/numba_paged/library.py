@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from ...memory_pool.kv_pool import MHAKVPool
+from ...memory_pool.kv_pool import KVPool
 from ..backend import AttentionBackend, AttentionSpec
 from ..probe import BEAMS, DECODE, EXTEND, LONG, ProbeScene, ProbeStep, probe_backend
 from ..torch_native import TorchNativeBackend
@@ -17,7 +17,7 @@ from .team import Team
 
 logger = logging.getLogger(__name__)
 
-MakeAttention = Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend]
+MakeAttention = Callable[[KVPool, Sequence[AttentionSpec]], AttentionBackend]
 
 
 PREFILL = ProbeStep("prefill", ((512, 512),))
@@ -38,6 +38,8 @@ def load_attention(
         from .backend import ANY_EXTEND, SHORT_EXTEND, NumbaPagedBackend
     except ImportError as error:  # not installed, or not for this numpy
         raise NumbaUnavailable(f"Numba cannot be imported ({error}); pip install -e '.[cpu]'") from error
+    if unknown := [spec for spec in specs if not spec.is_plain]:
+        raise NumbaUnavailable(f"there is no kernel for soft caps, sinks and values narrower than keys ({unknown[0]})")
     where = {"page_size": page_size, "dtype": dtype, "device": device}
     by_length = {
         longest: partial(NumbaPagedBackend, team=team, longest_extend=longest) for longest in (SHORT_EXTEND, ANY_EXTEND)
@@ -67,7 +69,6 @@ def _seconds(backend: AttentionBackend, scene: ProbeScene) -> float:
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        backend.plan(scene.batch)
-        backend.run(scene.spec, scene.q)
+        scene.run(backend)
         times.append(time.perf_counter() - began)
     return min(times)

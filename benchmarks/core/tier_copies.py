@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
 from baton.memory_pool.stores.host_copies import PagedLayers, copies_for, copy_pages_numpy, copy_pages_torch
 from baton.memory_pool.stores.host_pool import HostPool
 from benchmarks.common.measured import RESULTS, about_this_run
@@ -74,9 +74,7 @@ class Case:
         self.pool = MHAKVPool(
             num_tokens=pages * self.page_size,
             page_size=self.page_size,
-            num_layers=layers,
-            num_kv_heads=heads,
-            head_dim=size,
+            shapes=uniform_shapes(layers, heads, size),
             dtype=DTYPES[self.dtype],
             device=CPU,
         )

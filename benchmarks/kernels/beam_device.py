@@ -18,7 +18,7 @@ import torch
 
 from baton.attention.backend import AttentionBatch, AttentionSpec, SharedPrefix
 from baton.attention.torch_native import TorchNativeBackend
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
 from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.runtime.sampling.sequences import SequenceState
 from baton.scheduler.batch import BeamStep, SequenceInfo
@@ -87,9 +87,7 @@ def attention_times(searches: int, width: int, prefix: int, tail: int, repeat: i
     pool = MHAKVPool(
         num_tokens=count,
         page_size=1,
-        num_layers=1,
-        num_kv_heads=SPEC.num_kv_heads,
-        head_dim=SPEC.head_dim,
+        shapes=uniform_shapes(1, SPEC.num_kv_heads, SPEC.head_dim),
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

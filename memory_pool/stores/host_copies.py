@@ -1,7 +1,10 @@
 """Copies of whole pages between the device's KV pool and host memory.
 
     device   k[layer], v[layer]: [pages, page bytes]         a page is in 2 × layers places
-    host     block: [pages, 2, layers, page bytes]           a page is one piece
+    host     block: [pages, planes, plane bytes]             a page is one piece: K of layer 0, V of layer 0, K of …
+
+A *plane* is K or V of one layer. Where these differ in size, each is cut into planes of the largest size that divides
+all of them, so that every copy is of pieces of one size.
 
 Both sides are described by the same `PagedLayers`, so that one function copies either way. Pages stand in any order and
 need not be neighbours: every page of every layer is a piece of its own, of 512 bytes where pages are single tokens.
@@ -18,6 +21,7 @@ None of them starts threads: a copy runs beside the model, and the model needs t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +29,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ..kv_pool import KVLayers
 from .numba_copies import compile_copy
 
 LONG_RUN = 2**14
@@ -45,17 +50,23 @@ class PagedLayers:
     """K and V of some layers, in the form that page copies use."""
 
     planes: list[torch.Tensor]
-    """K of each layer, then V of each: uint8 [pages, page bytes]. Rows are contiguous and ``step`` bytes apart."""
+    """Layer after layer, K before V: uint8 [pages, plane bytes]. Rows are contiguous."""
     addresses: np.ndarray
     """int64 [planes]: where each begins, for kernels that copy all of them at once."""
-    step: int
+    steps: np.ndarray
+    """int64 [planes]: bytes from one page to the next."""
     block: torch.Tensor | None = None
-    """In host memory the same as one tensor, uint8 [pages, 2, layers, page bytes]; None on the device."""
+    """In host memory the same as one tensor, uint8 [pages, planes, plane bytes]; None on the device."""
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in one plane."""
         return self.planes[0].shape[1]
+
+    @classmethod
+    def of(cls, planes: list[torch.Tensor], block: torch.Tensor | None = None) -> PagedLayers:
+        addresses = np.array([plane.data_ptr() for plane in planes], dtype=np.int64)
+        return cls(planes, addresses, np.array([plane.stride(0) for plane in planes], dtype=np.int64), block)
 
 
 CopyPages = Callable[[PagedLayers, PagedLayers, np.ndarray, np.ndarray], None]
@@ -63,20 +74,24 @@ CopyPages = Callable[[PagedLayers, PagedLayers, np.ndarray, np.ndarray], None]
 One of the two is host memory. On a GPU the copy is queued on the current stream and need not be over on return."""
 
 
-def device_planes(k: list[torch.Tensor], v: list[torch.Tensor], page_size: int) -> PagedLayers:
-    """k, v: per layer [slots, kv_heads, head_dim], contiguous, slots a multiple of page_size."""
-    planes = [layer.view(torch.uint8).view(len(layer) // page_size, -1) for layer in (*k, *v)]
-    return PagedLayers(planes, _addresses(planes), planes[0].stride(0))
+def plane_bytes(layers: KVLayers, page_size: int) -> int:
+    """Bytes of a page in one plane: the most that divide a page of K and of V of every layer."""
+    return math.gcd(*(page_size * layer.stride(0) * layer.itemsize for layer in (*layers.k, *layers.v)))
+
+
+def device_planes(layers: KVLayers, page_size: int, size: int) -> list[list[torch.Tensor]]:
+    """The planes of each layer. layers: [slots, …], contiguous, slots a multiple of page_size; size: `plane_bytes`."""
+    of_layers = []
+    for number in range(len(layers.k)):
+        tensors = [kind[number] for kind in (layers.k, layers.v) if kind]
+        pages = [tensor.view(torch.uint8).view(len(tensor) // page_size, -1) for tensor in tensors]
+        of_layers.append([part for whole in pages for part in whole.split(size, dim=1)])
+    return of_layers
 
 
 def host_planes(block: torch.Tensor) -> PagedLayers:
-    """block: uint8 [pages, 2, layers, page bytes], or some layers of such a tensor."""
-    planes = [*block[:, 0].unbind(1), *block[:, 1].unbind(1)]
-    return PagedLayers(planes, _addresses(planes), block.stride(0), block)
-
-
-def _addresses(planes: list[torch.Tensor]) -> np.ndarray:
-    return np.array([plane.data_ptr() for plane in planes], dtype=np.int64)
+    """block: uint8 [pages, planes, plane bytes], or some planes of such a tensor."""
+    return PagedLayers.of(list(block.unbind(1)), block)
 
 
 def copies_for(device: torch.device) -> tuple[str, CopyPages]:
@@ -97,9 +112,9 @@ def _numba_copy() -> CopyPages:
         source: PagedLayers, target: PagedLayers, source_pages: np.ndarray, target_pages: np.ndarray
     ) -> None:
         size = source.page_bytes
-        in_lines = (size | target.step | int(np.bitwise_or.reduce(target.addresses))) % 64 == 0
+        in_lines = (size | int(np.bitwise_or.reduce(target.steps | target.addresses))) % 64 == 0
         kernel = stream if in_lines else copy
-        kernel(source.addresses, source.step, source_pages, target.addresses, target.step, target_pages, size)
+        kernel(source.addresses, source.steps, source_pages, target.addresses, target.steps, target_pages, size)
 
     return copy_pages
 
@@ -143,7 +158,7 @@ def copy_pages_torch(
     for start in range(0, len(host_pages), piece):
         rows = upload(device_pages[start : start + piece], device)
         staged = torch.empty((len(rows), *block.shape[1:]), dtype=block.dtype, device=device)
-        by_plane = (*staged[:, 0].unbind(1), *staged[:, 1].unbind(1))
+        by_plane = staged.unbind(1)
         if not up:
             for plane, part in zip(planes, by_plane, strict=True):
                 part.copy_(plane.index_select(0, rows))
@@ -176,8 +191,7 @@ def _pieces(
     these pages in this order. One with gaps in it would take a detour through memory that is not pinned."""
     if not block.is_contiguous():  # some layers only
         for row, page in enumerate(pages.tolist()):
-            for part in (0, 1):
-                yield block[page, part], staged[row, part]
+            yield block[page], staged[row]
         return
     bounds = [0, *(np.flatnonzero(np.diff(pages) != 1) + 1).tolist(), len(pages)]
     for start, stop in pairwise(bounds):

@@ -1,6 +1,6 @@
 """KV that left the device, in host memory, page by page.
 
-    memory: [pages, 2 (K, V), layers, page_size, kv_heads, head_dim]
+    memory: uint8 [pages, planes, plane bytes]        the planes of layer 0, of layer 1, …; see host_copies.py
 
 A page of all layers is one contiguous piece, so that it goes to a disk or over a wire in one copy. The device's pool
 has it in 2 × layers places, and `store` and `load` bridge that; how is in host_copies.py. As on the device page 0 is
@@ -14,8 +14,8 @@ import weakref
 import numpy as np
 import torch
 
-from ..kv_pool import MHAKVPool, untouched_zeros
-from .host_copies import CopyPages, PagedLayers, copies_for, device_planes, host_planes
+from ..kv_pool import KVPool, untouched_zeros
+from .host_copies import CopyPages, PagedLayers, copies_for, device_planes, host_planes, plane_bytes
 
 
 class HostPool:
@@ -32,7 +32,7 @@ class HostPool:
 
     def __init__(
         self,
-        device_pool: MHAKVPool,
+        device_pool: KVPool,
         num_tokens: int,
         *,
         pin: bool | None = None,
@@ -48,7 +48,7 @@ class HostPool:
         self.page_size = page_size
         self.num_slots = num_tokens + page_size
         self.num_pages = self.num_slots // page_size
-        self.num_layers = len(device_pool.k)
+        self.num_layers = len(device_pool.layers.k)
         self.dtype = device_pool.dtype
         self.bytes_per_token = device_pool.bytes_per_token
         self.pinned = device_pool.device.type == "cuda" if pin is None else pin
@@ -57,19 +57,28 @@ class HostPool:
             self.copied_by, self._copy_pages = "a kernel of the device", copy_pages
         if self.pinned and not torch.cuda.is_available():
             raise ValueError("pinned host memory needs a CUDA device; leave pin out, or set it to False")
-        shape = (self.num_pages, 2, self.num_layers, page_size, *device_pool.k[0].shape[1:])
+        size = plane_bytes(device_pool.layers, page_size)
+        of_layers = device_planes(device_pool.layers, page_size, size)
+        self._first_planes = np.cumsum([0, *map(len, of_layers)]).tolist()
+        """Where the planes of each layer begin, and where those of the last end."""
         try:
-            self.memory = untouched_zeros(shape, self.dtype, torch.device("cpu"))
+            shape = (self.num_pages, self._first_planes[-1], size)
+            self.memory = untouched_zeros(shape, torch.uint8, torch.device("cpu"))
             if self.pinned:
                 self._pin()
         except (MemoryError, ValueError) as error:  # ValueError: more than there are addresses
             raise MemoryError(f"cannot allocate the {self.describe()}; ask for fewer tokens") from error
-        self._device_k, self._device_v = device_pool.k, device_pool.v
         self._device_pages = device_pool.num_slots // page_size
-        self._blocks = self.memory.view(torch.uint8).view(self.num_pages, 2, self.num_layers, -1)
-        self._device = device_planes(device_pool.k, device_pool.v, page_size)
-        self._host = host_planes(self._blocks)
+        self._device_planes = [plane for planes in of_layers for plane in planes]
+        self._device = PagedLayers.of(self._device_planes)
+        self._host = host_planes(self.memory)
         self._parts: dict[tuple[int, int], tuple[PagedLayers, PagedLayers]] = {}
+
+    @property
+    def layout(self) -> str:
+        """What the bytes of a page mean, for fingerprints: bytes per token of each layer, in the order of planes."""
+        sizes = [count * self.memory.shape[2] // self.page_size for count in np.diff(self._first_planes).tolist()]
+        return f"{len(sizes)} of {sizes[0]} bytes" if len(set(sizes)) == 1 else f"of {sizes} bytes"
 
     def describe(self) -> str:
         """One line for the start-up log: tokens x bytes per token = size."""
@@ -101,11 +110,12 @@ class HostPool:
         if step != 1:
             raise ValueError(f"layers are loaded in one run, not in steps of {step}: {layers}")
         if stop <= first:
-            nothing = PagedLayers([], np.empty(0, np.int64), 0)
+            nothing = PagedLayers.of([])
             return nothing, nothing
         if (first, stop) not in self._parts:
-            device = device_planes(self._device_k[first:stop], self._device_v[first:stop], self.page_size)
-            self._parts[first, stop] = host_planes(self._blocks[:, :, first:stop]), device
+            planes = slice(self._first_planes[first], self._first_planes[stop])
+            device = PagedLayers.of(self._device_planes[planes])
+            self._parts[first, stop] = host_planes(self.memory[:, planes]), device
         return self._parts[first, stop]
 
     def _pages(self, device_slots: np.ndarray, host_slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,7 +136,7 @@ class HostPool:
     @property
     def pages_view(self) -> np.ndarray:
         """uint8 [pages, page_nbytes]: the pool's memory itself, to be read and written; page 0 is padding."""
-        return self._blocks.view(self.num_pages, -1).numpy()
+        return self.memory.view(self.num_pages, -1).numpy()
 
     def page_bytes(self, page: int) -> np.ndarray:
         """uint8 [page_nbytes]: the memory of one page, not a copy."""

@@ -15,12 +15,12 @@ from importlib import import_module
 from typing import Any
 
 Kernel = Callable[..., None]
-"""(source addresses, source step, source pages, target addresses, target step, target pages, bytes of a piece):
-int64 [planes], int, int64 [n]; twice; int. Releases the GIL, runs on the caller's thread."""
+"""(source addresses, source steps, source pages, target addresses, target steps, target pages, bytes of a piece):
+int64 [planes] twice, int64 [n]; twice; int. Releases the GIL, runs on the caller's thread."""
 
 LINE = 64
 
-SIGNATURE = "void(int64[::1], int64, int64[::1], int64[::1], int64, int64[::1], int64)"
+SIGNATURE = "void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64)"
 
 
 @cache
@@ -31,21 +31,21 @@ def compile_copy() -> tuple[Kernel, Kernel]:
     stream_line, fence, copy_bytes = _intrinsics()
 
     @numba.njit(SIGNATURE, nogil=True)
-    def stream(source, source_step, source_pages, target, target_step, target_pages, size):
+    def stream(source, source_steps, source_pages, target, target_steps, target_pages, size):
         for i in range(len(source_pages)):
             for plane in range(len(source)):
-                read = source[plane] + source_pages[i] * source_step
-                write = target[plane] + target_pages[i] * target_step
+                read = source[plane] + source_pages[i] * source_steps[plane]
+                write = target[plane] + target_pages[i] * target_steps[plane]
                 for offset in range(0, size, LINE):
                     stream_line(write + offset, read + offset)
         fence()  # other threads see what was streamed before they see that we are done
 
     @numba.njit(SIGNATURE, nogil=True)
-    def copy(source, source_step, source_pages, target, target_step, target_pages, size):
+    def copy(source, source_steps, source_pages, target, target_steps, target_pages, size):
         for i in range(len(source_pages)):
             for plane in range(len(source)):
-                read = source[plane] + source_pages[i] * source_step
-                copy_bytes(target[plane] + target_pages[i] * target_step, read, size)
+                read = source[plane] + source_pages[i] * source_steps[plane]
+                copy_bytes(target[plane] + target_pages[i] * target_steps[plane], read, size)
 
     return stream, copy
 

@@ -16,7 +16,7 @@ import logging
 import numpy as np
 import torch
 
-from ...memory_pool.kv_pool import KVLayers, MHAKVPool
+from ...memory_pool.kv_pool import KVLayers, KVPool, MHAKVPool, uniform_shapes
 from ...memory_pool.stores.host_copies import CopyPages, PagedLayers, upload
 from ...memory_pool.stores.host_pool import HostPool
 from ..layers.ops import TORCH_OPS, CopyKVOp
@@ -26,10 +26,11 @@ logger = logging.getLogger(__name__)
 TRIAL_PAGES = 3
 
 
-def choose_copies(transfer: CopyKVOp, device_pool: MHAKVPool) -> CopyPages | None:
-    """Copies by ``transfer``, the device's operation, after a trial with the sizes of the pool; None for
-    `HostPool`'s own copies: if the operation is torch's, which waits for the device, or if the trial fails."""
-    if transfer is TORCH_OPS.transfer_kv:
+def choose_copies(transfer: CopyKVOp, device_pool: KVPool) -> CopyPages | None:
+    """Copies by ``transfer``, the device's operation, after a trial with the sizes of the pool; None for `HostPool`'s
+    own copies: if the operation is torch's, which waits for the device, if layers differ in size, or if the trial
+    fails."""
+    if transfer is TORCH_OPS.transfer_kv or not device_pool.layers.is_uniform:
         return None
     copies = KernelCopies(transfer, device_pool.page_size, device_pool.device)
     try:
@@ -61,7 +62,7 @@ class KernelCopies:
 
     def _numbers(self, layers: PagedLayers, pages: np.ndarray) -> np.ndarray:
         """int64 [pages × page_size]: the numbers of the tokens of these pages."""
-        per_page = layers.step // self._token_bytes(layers)
+        per_page = int(layers.steps[0]) // self._token_bytes(layers)  # the same for all planes
         return (pages[:, None] * per_page + np.arange(self._page_size)).ravel()
 
     def _token_bytes(self, layers: PagedLayers) -> int:
@@ -72,8 +73,7 @@ class KernelCopies:
         if id(paged) not in self._seen:
             size = self._token_bytes(paged)
             tokens = [_as_tokens(plane, size) for plane in paged.planes]
-            half = len(tokens) // 2
-            self._seen[id(paged)] = paged, KVLayers.of(tokens[:half], tokens[half:], self._device)
+            self._seen[id(paged)] = paged, KVLayers.of(tokens[0::2], tokens[1::2], self._device)
         return self._seen[id(paged)][1]
 
 
@@ -83,22 +83,20 @@ def _as_tokens(plane: torch.Tensor, size: int) -> torch.Tensor:
     return plane.as_strided((count, size), (size, 1))
 
 
-def copies_exactly(copies: CopyPages, device_pool: MHAKVPool) -> bool:
+def copies_exactly(copies: CopyPages, device_pool: KVPool) -> bool:
     """True if pages of random bytes reach host memory and come back, a layer at a time. Uses pools of its own."""
     page_size, device = device_pool.page_size, device_pool.device
     heads, head_dim = device_pool.k[0].shape[1:]
     small = MHAKVPool(
         num_tokens=TRIAL_PAGES * page_size,
         page_size=page_size,
-        num_layers=len(device_pool.k),
-        num_kv_heads=heads,
-        head_dim=head_dim,
+        shapes=uniform_shapes(len(device_pool.k), heads, head_dim),
         dtype=device_pool.dtype,
         device=device,
     )
     generator = torch.Generator().manual_seed(0)
-    before = []
-    for layer in (*small.k, *small.v):
+    before, tensors = [], [tensor for layer in zip(small.k, small.v) for tensor in layer]  # in the host's order
+    for layer in tensors:
         noise = torch.randint(0, 256, (layer.nbytes,), generator=generator, dtype=torch.uint8)
         layer.view(torch.uint8).view(-1).copy_(noise)
         before.append(noise.view(TRIAL_PAGES + 1, -1))
@@ -111,7 +109,7 @@ def copies_exactly(copies: CopyPages, device_pool: MHAKVPool) -> bool:
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # reading host memory does not wait for the device
     arrived = host.memory.view(torch.uint8).view(host.num_pages, 2 * host.num_layers, -1)
-    for plane, (layer, noise) in enumerate(zip((*small.k, *small.v), before, strict=True)):
+    for plane, (layer, noise) in enumerate(zip(tensors, before, strict=True)):
         if not torch.equal(arrived[[1, 2], plane], noise[[3, 1]]) or arrived[[0, 3], plane].any():
             return False
         expected = noise[[0, 1, 3, 1]]

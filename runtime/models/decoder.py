@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from ...attention.backend import AttentionBackend, AttentionSpec
-from ...memory_pool.kv_pool import MHAKVPool
+from ...memory_pool.kv_pool import KVPool
 from ..layers.embedding import Embedding, LMHead, LogitsProduct
 from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
@@ -77,7 +77,7 @@ class SelfAttention:
         self._ops = ops
 
     def __call__(
-        self, x: torch.Tensor, inputs: StepInputs, kv_pool: MHAKVPool, attention: AttentionBackend
+        self, x: torch.Tensor, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend
     ) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
         layer = self.spec.layer_id
@@ -147,7 +147,7 @@ class DecoderLayer:
         x: torch.Tensor,
         residual: torch.Tensor | None,
         inputs: StepInputs,
-        kv_pool: MHAKVPool,
+        kv_pool: KVPool,
         attention: AttentionBackend,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual [tokens, hidden]: the stream is their sum (residual None: zero). Returns the same pair for the
@@ -193,7 +193,7 @@ class Decoder:
             device=device,
         )
 
-    def __call__(self, inputs: StepInputs, kv_pool: MHAKVPool, attention: AttentionBackend) -> torch.Tensor:
+    def __call__(self, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
         """Compute a step, which `attention` has planned: write K and V of its tokens to kv_pool and return hidden
         states [tokens, hidden], before the final norm. `attention` reads the same kv_pool. A layer whose K and V are
         still on their way waits for them (`StepInputs.arrivals`).

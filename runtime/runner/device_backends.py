@@ -19,7 +19,7 @@ from ...attention import processor
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...attention.numba_paged.team import NoTeamError, Team
 from ...attention.torch_native import TorchNativeBackend
-from ...memory_pool.kv_pool import MHAKVPool
+from ...memory_pool.kv_pool import KVPool
 from ..checkpoint.model_files import ModelLoadError
 from ..config import ModelArgs
 from ..layers.embedding import LogitsProduct, widened_product
@@ -37,7 +37,7 @@ class DeviceBackends:
     """Implementations that fit one device."""
 
     ops: Ops
-    attention: Callable[[MHAKVPool, Sequence[AttentionSpec]], AttentionBackend]
+    attention: Callable[[KVPool, Sequence[AttentionSpec]], AttentionBackend]
     recorder: Callable[[], Recorder] | None
     """None: no graphs."""
     any_tokens: bool = False

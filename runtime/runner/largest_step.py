@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...attention.backend import AttentionBatch, GraphBackend, GraphShape
-from ...memory_pool.kv_pool import MHAKVPool
+from ...memory_pool.kv_pool import KVPool
 from ..layers.step_inputs import StepInputs
 from ..models.decoder import Decoder
 from .device_backends import DeviceBackends
@@ -35,7 +35,7 @@ ROUNDS = 3
 
 
 def run_largest_step(
-    model: Decoder, backends: DeviceBackends, pool: MHAKVPool, *, tokens: int, rows: int, shapes: Sequence[GraphShape]
+    model: Decoder, backends: DeviceBackends, pool: KVPool, *, tokens: int, rows: int, shapes: Sequence[GraphShape]
 ) -> None:
     """Prefill one sequence of ``tokens`` and compute logits for ``rows`` rows. Then plan for graphs of ``shapes``, so
     that workspaces grow to what those need. pool: holds ``tokens`` tokens."""

@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 
-from ...attention.backend import AttentionBackend, GraphBackend
-from ...memory_pool.kv_pool import MHAKVPool, are_disjoint, kv_bytes_per_token, untouched_zeros
+from ...attention.backend import AttentionBackend, GraphBackend, kv_shapes
+from ...memory_pool.kv_pool import KVPool, MHAKVPool, are_disjoint, kv_bytes_per_token, untouched_zeros
 from ...scheduler.batch import ScheduleBatch
 from ...scheduler.config import DEFAULT_CHUNK
 from ..checkpoint.hf_config import load_model_config
@@ -110,6 +109,7 @@ class ModelRunner:
         available = available_memory(self.device)
         with torch.inference_mode():
             specs = attention_specs(self.config)
+            self._kv_shapes = kv_shapes(specs)
             backends = backends or choose_backends(
                 args, self.config, specs, page_size=page_size, dtype=self.dtype, device=self.device
             )
@@ -123,7 +123,7 @@ class ModelRunner:
             self.max_total_tokens = plan.kv_tokens
             self.transfer_kv = backends.ops.transfer_kv
             try:
-                self.kv_pool = self._make_pool(backends, plan.kv_tokens)
+                self.kv_pool: KVPool = self._make_pool(backends, plan.kv_tokens)
             except torch.OutOfMemoryError as error:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
             self.attention: AttentionBackend = backends.attention(self.kv_pool, specs)
@@ -215,7 +215,7 @@ class ModelRunner:
         step.inputs.arrivals = arrivals
         if step.copies is not None:
             if arrivals is not None:  # what is copied may have to come first
-                arrivals.wait_layer(self.config.num_layers - 1)
+                arrivals.wait_layer(len(self._kv_shapes) - 1)
             disjoint = are_disjoint(batch.copies.source, batch.copies.target)
             self.kv_pool.copy(*step.copies, disjoint=disjoint)
         if self._graphs is not None and shape is not None:
@@ -288,7 +288,7 @@ class ModelRunner:
         graphs = shapes.largest_first if shapes is not None else []
         tokens = min(settings.chunked_prefill_size, self.config.context_length)
         pool_tokens = -(-tokens // settings.page_size) * settings.page_size
-        per_token = kv_bytes_per_token(**self._kv_shape)
+        per_token = kv_bytes_per_token(self._kv_shapes, self.dtype)
 
         def largest_step() -> None:
             pool = self._make_pool(backends, pool_tokens)
@@ -317,22 +317,14 @@ class ModelRunner:
             ),
         )
 
-    @property
-    def _kv_shape(self) -> KVShape:
-        return {
-            "num_layers": self.config.num_layers,
-            "num_kv_heads": self.config.num_kv_heads,
-            "head_dim": self.config.head_dim,
-            "dtype": self.dtype,
-        }
-
-    def _make_pool(self, backends: DeviceBackends, tokens: int) -> MHAKVPool:
+    def _make_pool(self, backends: DeviceBackends, tokens: int) -> KVPool:
         return MHAKVPool(
             num_tokens=tokens,
             page_size=self._settings.page_size,
+            shapes=self._kv_shapes,
+            dtype=self.dtype,
             device=self.device,
             copy_disjoint=backends.ops.copy_kv,
-            **self._kv_shape,
         )
 
     def _capture_anew(self, args: ModelArgs, max_running: int, backends: DeviceBackends) -> None:
@@ -364,15 +356,6 @@ class ModelRunner:
         taken = max(0, before - available_memory(self.device)) / 2**30  # other processes may have freed some meanwhile
         logger.info("captured %d %s in %.2f GiB", len(shapes.largest_first), recorder.name, taken)
         return graphs
-
-
-class KVShape(TypedDict):
-    """The model's sizes that a KV pool needs."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
 
 
 def _device(name: str) -> torch.device:

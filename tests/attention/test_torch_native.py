@@ -9,7 +9,7 @@ import torch
 from baton.attention import torch_native
 from baton.attention.backend import SharedPrefix
 from baton.attention.torch_native import TorchNativeBackend
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
 from tests.doubles.attention_scene import CPU, HEAD_DIM, Scene
 
 
@@ -39,6 +39,17 @@ SHAPES = {
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES.keys())
 def test_shapes(lengths, window):
     Scene(lengths, window=window).check()
+
+
+KINDS = {"cap": {"logit_cap": 0.7}, "sinks": {"has_sinks": True}, "narrow values": {"value_dim": 4}}
+KINDS["all"] = KINDS["cap"] | KINDS["sinks"] | {"value_dim": 12}
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_caps_sinks_and_value_widths(lengths, window, kind):
+    Scene(lengths, window=window, heads=6, kv_heads=2, **kind).check()
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (6, 2), (8, 1)])
@@ -94,6 +105,12 @@ def test_beams_over_one_prefix(attended, heads, kv_heads, layout):
     assert attended == [7, 2]
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_beams_with_caps_sinks_and_value_widths(attended, kind):
+    Scene([(50, 1)] * 5, heads=6, kv_heads=2, shared=(SharedPrefix(0, 5, 44),), **kind).check()
+    assert attended == [5]
+
+
 def test_prefix_is_shared_in_batch_with_extends(attended):
     Scene([(0, 33), *[(40, 1)] * 4, (12, 5)], shared=(SharedPrefix(1, 4, 32),)).check()
     assert attended == [4]
@@ -136,9 +153,7 @@ def test_half_precision_prefix_sharing_is_as_exact_as_plain_path():
     pool = MHAKVPool(
         num_tokens=scene.pool.num_tokens,
         page_size=1,
-        num_layers=1,
-        num_kv_heads=2,
-        head_dim=HEAD_DIM,
+        shapes=uniform_shapes(1, 2, HEAD_DIM),
         dtype=torch.bfloat16,
         device=CPU,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from baton.attention.backend import AttentionBackend, AttentionBatch, AttentionSpec, SharedPrefix
+from baton.attention.backend import AttentionBackend, AttentionBatch, AttentionSpec, SharedPrefix, kv_shapes
 from baton.attention.torch_native import TorchNativeBackend
 from baton.memory_pool.kv_pool import MHAKVPool
 
@@ -32,12 +32,15 @@ class Scene:
         layout="scattered",
         shared: tuple[SharedPrefix, ...] = (),
         head_dim=HEAD_DIM,
+        value_dim=0,
+        logit_cap: float | None = None,
+        has_sinks=False,
         dtype=torch.float32,
     ):
         """lengths: (prefix, new tokens) of each sequence. layout of its slots: scattered, ascending or descending."""
         rng = np.random.default_rng(seed)
         self.seed = seed
-        self.spec = AttentionSpec(0, heads, kv_heads, head_dim, head_dim**-0.5, window)
+        self.spec = AttentionSpec(0, heads, kv_heads, head_dim, head_dim**-0.5, window, value_dim, logit_cap, has_sinks)
         self.prefix_lens = np.array([prefix for prefix, _ in lengths], dtype=np.int32)
         self.extend_lens = np.array([new for _, new in lengths], dtype=np.int32)
         totals = self.prefix_lens + self.extend_lens
@@ -45,9 +48,7 @@ class Scene:
         self.pool = MHAKVPool(
             num_tokens=num_pages * page_size,
             page_size=page_size,
-            num_layers=1,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
+            shapes=kv_shapes([self.spec]),
             dtype=dtype,
             device=CPU,
         )
@@ -70,7 +71,7 @@ class Scene:
             self.req_to_token[row, :total] = own
             slots.append(own)
             self.k.append(torch.randn(int(total), kv_heads, head_dim, generator=generator).to(dtype))
-            self.v.append(torch.randn(int(total), kv_heads, head_dim, generator=generator).to(dtype))
+            self.v.append(torch.randn(int(total), kv_heads, self.spec.value_size, generator=generator).to(dtype))
         self.shared = list(shared)
         for group in shared:
             first, part = group.first, slice(group.length)
@@ -82,6 +83,7 @@ class Scene:
             self.pool.k[0][own] = k
             self.pool.v[0][own] = v
         self.q = torch.randn(int(self.extend_lens.sum()), heads, head_dim, generator=generator).to(dtype)
+        self.sinks = torch.randn(heads, generator=generator) if has_sinks else None
 
     def batch(self) -> AttentionBatch:
         return AttentionBatch(
@@ -96,7 +98,7 @@ class Scene:
     def run(self, backend: AttentionBackend | None = None) -> torch.Tensor:
         backend = backend or TorchNativeBackend(self.pool)
         backend.plan(self.batch())
-        return backend.run(self.spec, self.q)
+        return backend.run(self.spec, self.q, self.sinks)
 
     def expected(self) -> torch.Tensor:
         """One query at a time, in float64."""
@@ -108,7 +110,12 @@ class Scene:
                 seen_k = k[low : position + 1].double().repeat_interleave(group, dim=1)
                 seen_v = v[low : position + 1].double().repeat_interleave(group, dim=1)
                 scores = torch.einsum("hd,nhd->hn", self.q[token].double(), seen_k) * self.spec.scale
-                rows.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), seen_v))
+                if (cap := self.spec.logit_cap) is not None:
+                    scores = cap * torch.tanh(scores / cap)
+                if self.sinks is not None:
+                    scores = torch.cat((scores, self.sinks.double().unsqueeze(-1)), dim=-1)
+                weights = scores.softmax(-1)[:, : len(seen_v)]
+                rows.append(torch.einsum("hn,nhd->hd", weights, seen_v))
                 token += 1
         return torch.stack(rows).float()
 

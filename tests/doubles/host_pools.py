@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
 from baton.memory_pool.stores.host_pool import HostPool
 
 CPU = torch.device("cpu")
@@ -28,9 +28,7 @@ def device_pool(
     pool = MHAKVPool(
         num_tokens=num_tokens,
         page_size=page_size,
-        num_layers=layers,
-        num_kv_heads=heads[0],
-        head_dim=heads[1],
+        shapes=uniform_shapes(layers, heads[0], heads[1]),
         dtype=dtype,
         device=device,
     )
@@ -49,14 +47,14 @@ def host_pool(pool: MHAKVPool, num_tokens: int, **options: Any) -> HostPool:
 
 
 def device_bytes(pool: MHAKVPool) -> np.ndarray:
-    """A copy: uint8 [pages, 2, layers, page bytes of a layer], as the host has it, made without the code under test."""
+    """A copy: uint8 [pages, layers, 2, page bytes of K or V], as the host has it, made without the code under test."""
     parts = [torch.stack([layer.cpu().view(torch.uint8) for layer in layers]) for layers in (pool.k, pool.v)]
     slots = torch.stack(parts).flatten(3)  # [2, layers, slots, bytes]
-    return slots.unflatten(2, (-1, pool.page_size)).permute(2, 0, 1, 3, 4).flatten(3).clone().numpy()
+    return slots.unflatten(2, (-1, pool.page_size)).permute(2, 1, 0, 3, 4).flatten(3).clone().numpy()
 
 
 def host_bytes(host: HostPool) -> np.ndarray:
-    return host.pages_view.reshape(host.num_pages, 2, host.num_layers, -1).copy()
+    return host.pages_view.reshape(host.num_pages, host.num_layers, 2, -1).copy()
 
 
 def slots_of(pages: np.ndarray, page_size: int, dtype: Any = np.int32) -> np.ndarray:

@@ -5,7 +5,14 @@ import psutil
 import pytest
 import torch
 
-from baton.memory_pool.kv_pool import MHAKVPool, are_disjoint, copy_kv, kv_bytes_per_token, untouched_zeros
+from baton.memory_pool.kv_pool import (
+    MHAKVPool,
+    are_disjoint,
+    copy_kv,
+    kv_bytes_per_token,
+    uniform_shapes,
+    untouched_zeros,
+)
 
 CPU = torch.device("cpu")
 
@@ -14,9 +21,7 @@ def make_pool(num_tokens: int = 32, page_size: int = 16, **changes) -> MHAKVPool
     return MHAKVPool(
         num_tokens=num_tokens,
         page_size=page_size,
-        num_layers=2,
-        num_kv_heads=2,
-        head_dim=4,
+        shapes=uniform_shapes(2, 2, 4),
         dtype=torch.float32,
         device=CPU,
         **changes,
@@ -59,9 +64,7 @@ def test_kv_pool_of_a_single_page(page_size: int):
 def test_kv_pool_tensors_are_on_requested_device():
     """The meta device has no memory, so that this runs anywhere."""
     meta = torch.device("meta")
-    pool = MHAKVPool(
-        num_tokens=32, page_size=16, num_layers=2, num_kv_heads=2, head_dim=4, dtype=torch.bfloat16, device=meta
-    )
+    pool = MHAKVPool(num_tokens=32, page_size=16, shapes=uniform_shapes(2, 2, 4), dtype=torch.bfloat16, device=meta)
     for tensor in (*pool.k, *pool.v):
         assert (tensor.shape, tensor.dtype, tensor.device) == ((48, 2, 4), torch.bfloat16, meta)
     assert pool.layers.k_pointers.device == pool.layers.v_pointers.device == meta
@@ -89,7 +92,7 @@ def test_untouched_zeros_behave_like_torch_zeros(dtype):
 
 
 def test_kv_pool_bytes_per_token_and_description():
-    assert kv_bytes_per_token(num_layers=2, num_kv_heads=2, head_dim=4, dtype=torch.bfloat16) == 64
+    assert kv_bytes_per_token(shapes=uniform_shapes(2, 2, 4), dtype=torch.bfloat16) == 64
     pool = make_pool()
     assert pool.bytes_per_token == 128
     assert sum(tensor.nbytes for tensor in (*pool.k, *pool.v)) == 128 * pool.num_slots

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.kv_pool import KVLayers, KVShape, MHAKVPool
 from baton.memory_pool.stores import host_copies
 from baton.memory_pool.stores.host_copies import CopyPages, PagedLayers, copies_for
 from baton.memory_pool.stores.host_pool import HostPool
@@ -70,7 +71,7 @@ def test_layerwise_load_equals_whole_load(name: str, page_size: int):
     expected = device_bytes(pool)
     for part in (slice(0, 1), slice(3, 4), slice(4, None), slice(1, 3)):
         host.load(slots_of(kept, page_size), slots_of(target, page_size), part)
-        expected[target, :, part] = host_bytes(host)[kept, :, part]
+        expected[target, part] = host_bytes(host)[kept, part]
         assert (device_bytes(pool) == expected).all(), part
     assert (expected[target] == host_bytes(host)[kept]).all()
     host.load(slots_of(kept, page_size), slots_of(target, page_size), slice(2, 2))
@@ -116,6 +117,12 @@ def test_copies_in_several_pieces(name: str, monkeypatch: pytest.MonkeyPatch):
     assert (device_bytes(pool) == back).all()
 
 
+def planes_of(k: torch.Tensor, v: torch.Tensor) -> PagedLayers:
+    """One layer of pages of one token."""
+    layers = KVLayers.of([k], [v], CPU)
+    return PagedLayers.of(host_copies.device_planes(layers, 1, host_copies.plane_bytes(layers, 1))[0])
+
+
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("offset", [8, 64])
 def test_copies_at_any_memory_alignment(name: str, offset: int):
@@ -124,14 +131,14 @@ def test_copies_at_any_memory_alignment(name: str, offset: int):
     memory = torch.from_numpy(rng.integers(0, 256, 4096, dtype=np.uint8))
     start = -memory.data_ptr() % 64 + offset
     target = memory[start : start + 5 * size].view(5, size)
-    source = torch.from_numpy(rng.integers(0, 256, (5, 2, 1, size), dtype=np.uint8))
+    source = torch.from_numpy(rng.integers(0, 256, (5, 2, size), dtype=np.uint8))
     k, v = target.view(5, 1, size), torch.zeros(5, 1, size, dtype=torch.uint8)
     expected = memory.clone()
-    expected[start + 2 * size : start + 3 * size] = source[4, 0, 0]
-    expected[start + 3 * size : start + 4 * size] = source[1, 0, 0]
-    device = host_copies.device_planes([k], [v], 1)
+    expected[start + 2 * size : start + 3 * size] = source[4, 0]
+    expected[start + 3 * size : start + 4 * size] = source[1, 0]
+    device = planes_of(k, v)
     way(name)(host_copies.host_planes(source), device, np.array([4, 1]), np.array([2, 3]))
-    assert torch.equal(memory, expected) and torch.equal(v[[2, 3], 0], source[[4, 1], 1, 0])
+    assert torch.equal(memory, expected) and torch.equal(v[[2, 3], 0], source[[4, 1], 1])
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -139,12 +146,12 @@ def test_copies_of_pages_not_spaced_by_cache_lines(name: str):
     """Only the first page of each layer begins at a cache line."""
     rng = np.random.default_rng(8)
     memory = torch.from_numpy(rng.integers(0, 256, 1024, dtype=np.uint8))
-    block = memory[-memory.data_ptr() % 64 :][: 5 * 136].view(5, 136)[:, :128].unflatten(1, (2, 1, 64))
+    block = memory[-memory.data_ptr() % 64 :][: 5 * 136].view(5, 136)[:, :128].unflatten(1, (2, 64))
     k, v = (torch.from_numpy(rng.integers(0, 256, (5, 1, 64), dtype=np.uint8)) for _ in range(2))
     expected = block.clone()
-    expected[3, 0, 0], expected[3, 1, 0] = k[1, 0], v[1, 0]
+    expected[3, 0], expected[3, 1] = k[1, 0], v[1, 0]
     host = host_copies.host_planes(block)
-    way(name)(host_copies.device_planes([k], [v], 1), host, np.array([1]), np.array([3]))
+    way(name)(planes_of(k, v), host, np.array([1]), np.array([3]))
     assert torch.equal(block, expected)
 
 
@@ -177,7 +184,7 @@ def test_random_copies_match_dict_model(name: str, cycles: int, heads: tuple[int
         for page, stored in zip(device.tolist(), kept.tolist()):
             if up:
                 on_device[page] = on_device[page].copy()
-                on_device[page][:, part] = on_host[stored][:, part]
+                on_device[page][part] = on_host[stored][part]
             else:
                 on_host[stored] = on_device[page]
         if cycle % 50 == 0:
@@ -259,13 +266,39 @@ def test_device_kernel_gets_all_copies():
     host.load(np.empty(0, np.int64), np.empty(0, np.int64))
     (device, memory, *pages), (part, device_part, *back) = calls
     assert pages == [[4, 2], [1, 2]] and back == [[2], [1]]
-    assert device.addresses.tolist() == [layer.data_ptr() for layer in (*pool.k, *pool.v)]
-    assert (device.step, device.page_bytes, device.block) == (16 * 24, 16 * 24, None)
+    tensors = [tensor for layer in zip(pool.k, pool.v) for tensor in layer]
+    assert device.addresses.tolist() == [layer.data_ptr() for layer in tensors]
+    assert (device.steps.tolist(), device.page_bytes, device.block) == ([16 * 24] * 6, 16 * 24, None)
     assert memory.addresses.tolist() == [host.memory.data_ptr() + plane * 16 * 24 for plane in range(6)]
-    assert (memory.step, memory.page_bytes) == (host.page_nbytes, 16 * 24)
-    assert device_part.addresses.tolist() == [layer.data_ptr() for layer in (*pool.k[1:], *pool.v[1:])]
-    assert part.addresses.tolist() == memory.addresses[[1, 2, 4, 5]].tolist() and part.step == memory.step
-    assert part.block is not None and part.block.shape == (3, 2, 2, 16 * 24)
+    assert (memory.steps.tolist(), memory.page_bytes) == ([host.page_nbytes] * 6, 16 * 24)
+    assert device_part.addresses.tolist() == [layer.data_ptr() for layer in tensors[2:]]
+    assert part.addresses.tolist() == memory.addresses[2:].tolist()
+    assert part.block is not None and part.block.shape == (3, 4, 16 * 24)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_layers_of_different_sizes_survive_store_and_load(name: str, page_size: int):
+    """Keys wider than values, a layer of fewer heads: every layer is cut into planes of one size."""
+    shapes = [KVShape(2, 24, 16), KVShape(1, 40, 20), KVShape(2, 24, 16)]
+    pool = MHAKVPool(num_tokens=8 * page_size, page_size=page_size, shapes=shapes, dtype=torch.bfloat16, device=CPU)
+    tensors = [tensor for layer in zip(pool.k, pool.v) for tensor in layer]
+    for number, tensor in enumerate(tensors):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 251 + number)
+    before = [tensor.clone() for tensor in tensors]
+    host = HostPool(pool, 8 * page_size, copy_pages=way(name))
+    taken, kept, given = (slots_of(np.array(pages), page_size) for pages in ([5, 2], [1, 7], [3, 8]))
+    host.store(taken, kept)
+    page = torch.cat([tensor.view(-1, page_size, *tensor.shape[1:])[2].reshape(-1) for tensor in tensors])
+    assert (host.page_bytes(7) == page.view(torch.uint8).numpy()).all()
+    for layer in (1, 0, 2):
+        host.load(kept, given, slice(layer, layer + 1))
+        after = [tensor.clone() for tensor in before]
+        for done in (1, 0, 2)[: (1, 0, 2).index(layer) + 1]:
+            for tensor in after[2 * done : 2 * done + 2]:
+                tensor[given] = tensor[taken]
+        assert all(torch.equal(found, expected) for found, expected in zip(tensors, after))
+    assert host.layout == "of [160, 120, 160] bytes"
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from baton.memory_pool.stores.host_pool import HostPool
 from tests.doubles.host_pools import LINES, device_bytes, device_pool, host_pool
 
 
-def test_host_page_is_contiguous_k_then_v_by_layer():
+def test_host_page_is_contiguous_layer_by_layer_k_before_v():
     pool = device_pool(64, 16, layers=2, heads=LINES)
     host = host_pool(pool, 32)
-    assert host.memory.shape == (3, 2, 2, 16, 2, 64) and host.memory.dtype == torch.float32
+    assert host.memory.shape == (3, 2 * 2, 4 * 16 * 2 * 64) and host.memory.dtype == torch.uint8
     host.store(np.arange(48, 64), np.arange(32, 48))
-    parts = [pool.k[0], pool.k[1], pool.v[0], pool.v[1]]
+    parts = [pool.k[0], pool.v[0], pool.k[1], pool.v[1]]
     page = torch.cat([part[48:64].reshape(-1) for part in parts]).view(torch.uint8).numpy()
     assert (host.page_bytes(2) == page).all() and (host.page_bytes(1) == 0xA5).all()
 

@@ -59,7 +59,7 @@ def test_kernel_copies_move_pages_bit_for_bit(transfer: Any, dtype: torch.dtype,
         assert (host_bytes(host) == memory).all()
         for layers in (slice(0, 1), slice(1, 3)):
             host.load(slots_of(kept, page_size), slots_of(target, page_size), layers)
-            device[target, :, layers] = memory[kept, :, layers]
+            device[target, layers] = memory[kept, layers]
             assert (device_bytes(pool) == device).all()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
 from baton.memory_pool.stores.disk_pool import DiskPool
 from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.block_orders import BlockRead, BlockWrite
@@ -44,7 +44,7 @@ def slots(page_size: int, seed: int) -> np.ndarray:
 def test_kv_survives_round_trip_through_host_and_disk(page_size: int, dtype: torch.dtype, tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     device = MHAKVPool(
-        num_tokens=2 * TOKENS, page_size=page_size, num_layers=3, num_kv_heads=2, head_dim=8, dtype=dtype, device=cpu
+        num_tokens=2 * TOKENS, page_size=page_size, shapes=uniform_shapes(3, 2, 8), dtype=dtype, device=cpu
     )
     generator = torch.Generator().manual_seed(7)
     for layer in (*device.k, *device.v):

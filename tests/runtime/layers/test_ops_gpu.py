@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
 from baton.runtime.layers.op_libraries import LIBRARIES, OP_NAMES, PREFERENCE, SGL, TRITON, Trial, select_ops, tolerance
 from baton.runtime.layers.ops import TORCH_OPS, OpShape
 
@@ -124,9 +124,7 @@ def test_pool_copies_use_the_selected_op(gpu):
     pool = MHAKVPool(
         num_tokens=64,
         page_size=16,
-        num_layers=5,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        shapes=uniform_shapes(5, shape.num_kv_heads, shape.head_dim),
         dtype=torch.bfloat16,
         device=gpu,
         copy_disjoint=ops.copy_kv,

@@ -14,7 +14,7 @@ import torch
 from baton.attention.backend import AttentionSpec
 from baton.attention.flashinfer import library
 from baton.attention.flashinfer.library import FlashInferUnavailable
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
 from baton.runtime.layers.embedding import widened_product
@@ -63,9 +63,7 @@ def test_flashinfer_is_refused_on_cpu():
 
 def pool(spec: AttentionSpec) -> MHAKVPool:
     heads, dim = spec.num_kv_heads, spec.head_dim
-    return MHAKVPool(
-        num_tokens=8, page_size=1, num_layers=1, num_kv_heads=heads, head_dim=dim, dtype=torch.bfloat16, device=CPU
-    )
+    return MHAKVPool(num_tokens=8, page_size=1, shapes=uniform_shapes(1, heads, dim), dtype=torch.bfloat16, device=CPU)
 
 
 def test_large_cpu_models_use_numba_kernel(caplog):
@@ -143,7 +141,7 @@ def test_wrong_attention_kernel_is_not_used(monkeypatch, caplog):
     pytest.importorskip("numba")
     from baton.attention.numba_paged.backend import NumbaPagedBackend
 
-    monkeypatch.setattr(NumbaPagedBackend, "run", lambda self, spec, q: torch.zeros_like(q))
+    monkeypatch.setattr(NumbaPagedBackend, "run", lambda self, spec, q, sinks=None: torch.zeros_like(q))
     backends = choose(CPU)
     assert (backends.ops, backends.attention) == (TORCH_OPS, TORCH_BACKENDS.attention)
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]

@@ -13,7 +13,7 @@ import torch
 from baton.attention.flashinfer import kernel
 from baton.attention.flashinfer.backend import FlashInferBackend
 from baton.attention.flashinfer.library import build_kv_indices
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
 from baton.runtime.checkpoint.hf_config import load_model_config
 from baton.runtime.checkpoint.weights import fill_dummy
 from baton.runtime.config import ModelArgs
@@ -70,9 +70,7 @@ def test_profiled_largest_step_fits_its_pool(folder, monkeypatch, page_size, tok
         pool = MHAKVPool(
             num_tokens=-(-tokens // page_size) * page_size,
             page_size=page_size,
-            num_layers=2,
-            num_kv_heads=2,
-            head_dim=8,
+            shapes=uniform_shapes(2, 2, 8),
             dtype=torch.float32,
             device=CPU,
         )
