@@ -19,6 +19,17 @@ class ModelArgs:
         "auto",
         "Source of the weights. auto: the safetensors files of the model. dummy: random weights, no files needed.",
     )
+    model_impl: Literal["auto", "baton", "transformers"] = flag(
+        "auto",
+        "Code that computes the model. baton: Baton's own, for the architectures in docs/models.md. transformers: the "
+        "modelling of Hugging Face's transformers, with Baton's attention and KV cache. auto: Baton's own if there is "
+        "one, else transformers.",
+    )
+    trust_remote_code: bool = flag(
+        False,
+        "Run Python code that comes with the model's files, for models that transformers does not contain. Such code "
+        "can do anything; read it first.",
+    )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = flag(
         "auto",
         "Type of weights and KV. auto: the checkpoint's type; on a CPU float32, or bfloat16 if both "

@@ -35,12 +35,28 @@ class DecoderTraits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Shape and constants of a decoder model. Sizes in elements, lengths in tokens."""
+class ServedConfig:
+    """What a server needs to know of a model, whatever computes it. Sizes in elements, lengths in tokens."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
+    dtype: str
+    """The checkpoint's: float32, float16 or bfloat16."""
+    context_length: int
+    """Longest prompt + output that is served; at most max_position_embeddings."""
+    max_position_embeddings: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end an output; empty if the files name none."""
+    fingerprint: str = ""
+    """Whatever else determines what is computed, as text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ServedConfig):
+    """Shape and constants of a decoder that `models/decoder.py` computes."""
+
     intermediate_size: int
     num_layers: int
     num_heads: int
@@ -50,11 +66,3 @@ class ModelConfig:
     rope: RopeConfig
     traits: DecoderTraits
     tie_word_embeddings: bool
-    dtype: str
-    """The checkpoint's: float32, float16 or bfloat16."""
-    context_length: int
-    """Longest prompt + output that is served; at most max_position_embeddings."""
-    max_position_embeddings: int
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    """Tokens that end an output; empty if the files name none."""

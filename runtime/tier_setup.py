@@ -26,7 +26,7 @@ from .checkpoint.model_files import ModelLoadError
 from .config import TierConfig
 from .kv_transfer.kernel_copies import choose_copies
 from .layers.ops import CopyKVOp
-from .model_config import ModelConfig
+from .model_config import ServedConfig
 from .runner.memory_sizing import available_memory
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ def _open_remote(config: TierConfig, block_bytes: int, fingerprint: bytes) -> Re
     return store
 
 
-def model_fingerprint(folder: Path, config: ModelConfig, *, dummy_device: str = "") -> bytes:
+def model_fingerprint(folder: Path, config: ServedConfig, *, dummy_device: str = "") -> bytes:
     """Hash of everything that determines the KV except its layout: every byte of the weights, and how they are used.
     Reads all weight files, at the speed of memory where they have just been loaded.
 

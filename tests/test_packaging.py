@@ -147,7 +147,7 @@ def test_every_declared_distribution_is_used() -> None:
 
 
 def test_serving_needs_neither_test_tools_nor_triton() -> None:
-    tools = {"pytest", "ruff", "pyright", "hypothesis", "transformers", "matplotlib", "playwright", "triton"}
+    tools = {"pytest", "ruff", "pyright", "hypothesis", "matplotlib", "playwright", "triton"}
     assert not tools & declared("cpu", "tiers") and tools <= declared("dev")
     makefile = (ROOT / "Makefile").read_text()
     for target in ("demo", "serve", "install"):

@@ -17,7 +17,7 @@ import msgspec
 from ...scheduler.sampling_params import SamplingParams
 from ..model_config import ModelConfig, RopeConfig
 from ..models.registry import ARCHITECTURES
-from .model_files import ModelLoadError
+from .model_files import ModelLoadError, UnsupportedModelError
 
 
 def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
@@ -89,14 +89,14 @@ def _supported_architecture(raw: Mapping[str, Any], source: str) -> str:
     names = raw.get("architectures") or []
     architecture = next((name for name in names if name in ARCHITECTURES), None)
     if architecture is None:
-        raise ModelLoadError(
+        raise UnsupportedModelError(
             f"{source}: architecture {', '.join(names) or 'missing'} is not supported; "
             f"supported are {', '.join(sorted(ARCHITECTURES))}"
         )
     if raw.get("quantization_config"):
         raise ModelLoadError(f"{source}: quantised weights are not supported; use the bf16, f16 or f32 checkpoint")
     if (activation := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise ModelLoadError(f"{source}: hidden_act {activation!r} is not supported; supported is silu")
+        raise UnsupportedModelError(f"{source}: hidden_act {activation!r} is not supported; supported is silu")
     return architecture
 
 
@@ -112,11 +112,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _parse_rope(raw: Mapping[str, Any], max_positions: int, source: str) -> RopeConfig:
     scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     if any(isinstance(value, Mapping) for value in scaling.values()):
-        raise ModelLoadError(f"{source}: rope_parameters per layer type are not supported")
+        raise UnsupportedModelError(f"{source}: rope_parameters per layer type are not supported")
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1, 1.0):
-        raise ModelLoadError(f"{source}: partial_rotary_factor {partial} is not supported; only 1.0 is")
+        raise UnsupportedModelError(f"{source}: partial_rotary_factor {partial} is not supported; only 1.0 is")
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     if rope_type == "default":
         return RopeConfig(theta=theta)
@@ -134,7 +134,7 @@ def _parse_rope(raw: Mapping[str, Any], max_positions: int, source: str) -> Rope
             )
     except KeyError as missing:
         raise ModelLoadError(f"{source}: rope scaling {rope_type!r} has no {missing}") from None
-    raise ModelLoadError(
+    raise UnsupportedModelError(
         f"{source}: rope scaling {rope_type!r} is not supported; supported are default, linear and llama3"
     )
 

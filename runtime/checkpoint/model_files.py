@@ -16,6 +16,10 @@ class ModelLoadError(ValueError):
     """The model cannot be served with these settings; the message says what is wrong and what to change."""
 
 
+class UnsupportedModelError(ModelLoadError):
+    """An implementation has no code for this model; another one may have it."""
+
+
 def resolve_model_folder(model_path: str) -> Path:
     """The local folder of model_path: the path itself if it is a folder, else the hub id's snapshot.
 

@@ -193,11 +193,18 @@ class Decoder:
             device=device,
         )
 
+    @property
+    def specs(self) -> list[AttentionSpec]:
+        """See ServedModel.specs."""
+        return [layer.self_attn.spec for layer in self.layers]
+
+    @property
+    def weight_bytes(self) -> int:
+        """See ServedModel.weight_bytes. To be asked before `choose_products`, which may drop weights."""
+        return sum(view.nbytes for view in self.checkpoint_views().values())
+
     def __call__(self, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
-        """Compute a step, which `attention` has planned: write K and V of its tokens to kv_pool and return hidden
-        states [tokens, hidden], before the final norm. `attention` reads the same kv_pool. A layer whose K and V are
-        still on their way waits for them (`StepInputs.arrivals`).
-        """
+        """See ServedModel.__call__. The hidden states are those before the final norm."""
         x, residual = self.embed_tokens(inputs.input_ids), None
         for layer in self.layers:
             x, residual = layer(x, residual, inputs, kv_pool, attention)

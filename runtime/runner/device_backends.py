@@ -58,14 +58,15 @@ TORCH_BACKENDS = DeviceBackends(ops=TORCH_OPS, attention=lambda pool, specs: Tor
 
 def choose_backends(
     args: ModelArgs,
-    config: ModelConfig,
+    config: ModelConfig | None,
     specs: Sequence[AttentionSpec],
     *,
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DeviceBackends:
-    """specs: the model's attention layers. Raises ModelLoadError if a backend asked for by name cannot be used."""
+    """config: of a model that `Ops` compute; None for one that computes all but attention by itself. specs: its
+    attention layers. Raises ModelLoadError if a backend asked for by name cannot be used."""
     if device.type != "cuda":
         if args.attention_backend == "flashinfer":
             raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use auto")
@@ -74,7 +75,7 @@ def choose_backends(
         raise ModelLoadError("--attention-backend numba is for a CPU; use auto")
     if args.linear_backend not in ("auto", "torch"):
         raise ModelLoadError(f"--linear-backend {args.linear_backend} is for a CPU; a GPU's products are torch's")
-    ops = select_ops(device, dtype, OpShape.of(config))
+    ops = TORCH_OPS if config is None else select_ops(device, dtype, OpShape.of(config))
     attention = TORCH_BACKENDS.attention
     if args.attention_backend != "torch_native":
         from ...attention.flashinfer.library import FlashInferUnavailable, load_attention
@@ -92,7 +93,7 @@ def choose_backends(
 
 def _on_a_cpu(
     args: ModelArgs,
-    config: ModelConfig,
+    config: ModelConfig | None,
     specs: Sequence[AttentionSpec],
     *,
     page_size: int,
@@ -101,7 +102,11 @@ def _on_a_cpu(
 ) -> DeviceBackends:
     wanted = args.attention_backend
     is_small = max(map(_width, specs), default=0) < SMALL_WIDTH
-    without = replace(TORCH_BACKENDS, logits=_logits(config, dtype, is_small))
+    without = TORCH_BACKENDS
+    if config is not None:
+        without = replace(without, logits=_logits(config, dtype, is_small))
+    elif args.linear_backend not in ("auto", "torch"):
+        raise ModelLoadError(f"--linear-backend {args.linear_backend}: transformers' products are torch's; use auto")
     if args.linear_backend == NUMBA:
         without = replace(without, products=_products(dtype, is_wanted=True))
     if wanted == "torch_native" or (wanted == "auto" and is_small):
@@ -116,6 +121,8 @@ def _on_a_cpu(
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
+    if config is None:
+        return replace(without, attention=attention)
     ops = select_ops(device, dtype, OpShape.of(config), team)
     is_tried = args.linear_backend == "auto" and processor.multiplies(dtype)
     products = _products(dtype, team) if is_tried or args.linear_backend == NUMBA else None

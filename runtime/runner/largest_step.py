@@ -17,7 +17,7 @@ import torch
 from ...attention.backend import AttentionBatch, GraphBackend, GraphShape
 from ...memory_pool.kv_pool import KVPool
 from ..layers.step_inputs import StepInputs
-from ..models.decoder import Decoder
+from ..models.served_model import ServedModel
 from .device_backends import DeviceBackends
 from .forward_batch import padding_only
 
@@ -35,7 +35,7 @@ ROUNDS = 3
 
 
 def run_largest_step(
-    model: Decoder, backends: DeviceBackends, pool: KVPool, *, tokens: int, rows: int, shapes: Sequence[GraphShape]
+    model: ServedModel, backends: DeviceBackends, pool: KVPool, *, tokens: int, rows: int, shapes: Sequence[GraphShape]
 ) -> None:
     """Prefill one sequence of ``tokens`` and compute logits for ``rows`` rows. Then plan for graphs of ``shapes``, so
     that workspaces grow to what those need. pool: holds ``tokens`` tokens."""
@@ -44,7 +44,7 @@ def run_largest_step(
     width = max([tokens, *(shape.tokens for shape in shapes)])
     req_to_token = torch.zeros(2, width, dtype=torch.int32, device=device)
     req_to_token[0, :tokens] = torch.from_numpy(slots)
-    attention = backends.attention(pool, [layer.self_attn.spec for layer in model.layers])
+    attention = backends.attention(pool, model.specs)
     attention.plan(
         AttentionBatch(
             req_to_token=req_to_token,

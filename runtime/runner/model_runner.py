@@ -16,20 +16,23 @@ from pathlib import Path
 
 import torch
 
+from ...attention import processor
 from ...attention.backend import AttentionBackend, GraphBackend, kv_shapes
 from ...memory_pool.kv_pool import KVPool, MHAKVPool, are_disjoint, kv_bytes_per_token, untouched_zeros
 from ...scheduler.batch import ScheduleBatch
 from ...scheduler.config import DEFAULT_CHUNK
 from ..checkpoint.hf_config import load_model_config
-from ..checkpoint.model_files import ModelLoadError, resolve_model_folder
+from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError, resolve_model_folder
 from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor
 from ..config import ModelArgs
 from ..kv_transfer.transfer import Transfers
 from ..layers.dtype_trial import cpu_dtype
-from ..layers.product_trials import SMALL_MODEL_BYTES, UnusableFormError
+from ..layers.product_trials import SMALL_MODEL_BYTES, LateTrials, UnusableFormError
 from ..layers.step_inputs import StepInputs
-from ..model_config import ModelConfig
+from ..model_config import ModelConfig, ServedConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
+from ..models.served_model import ServedModel
+from ..models.transformers_model import TransformersModel, load_transformers_model
 from .cuda_graph import GraphCatalog, GraphRunner
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
@@ -93,8 +96,11 @@ class ModelRunner:
         self.device = _device(args.device)
         self.profiler = StepProfiler(self.device)
         folder = resolve_model_folder(args.model_path)
-        self.config: ModelConfig = load_model_config(folder, context_length=context_length)
-        self.dtype = _dtype(args.dtype, self.config, self.device)
+        available = available_memory(self.device)
+        opened = _open_model(args, folder, context_length, self.device)
+        foreign = opened if isinstance(opened, TransformersModel) else None
+        self.config: ServedConfig = opened.config if isinstance(opened, TransformersModel) else opened
+        self.dtype = _dtype(args.dtype, self.config, self.device) if foreign is None else foreign.dtype
         max_running = max_running_requests or num_rows
         self._max_sampled = max(max_running, max_sampled_tokens)
         self._settings = MemorySettings(
@@ -106,14 +112,24 @@ class ModelRunner:
             max_running_requests=max_running,
             cuda_graph_max_bs=args.cuda_graph_max_bs,
         )
-        available = available_memory(self.device)
         with torch.inference_mode():
-            specs = attention_specs(self.config)
+            specs = opened.specs if isinstance(opened, TransformersModel) else attention_specs(opened)
             self._kv_shapes = kv_shapes(specs)
+            self._group = max(spec.group for spec in specs)
             backends = backends or choose_backends(
-                args, self.config, specs, page_size=page_size, dtype=self.dtype, device=self.device
+                args,
+                None if isinstance(opened, TransformersModel) else opened,
+                specs,
+                page_size=page_size,
+                dtype=self.dtype,
+                device=self.device,
             )
-            self._model = self._load(args, folder, backends)
+            self._late_trials: LateTrials | None = None
+            if isinstance(opened, TransformersModel):
+                self._model: ServedModel = opened
+                self._weight_bytes = opened.weight_bytes
+            else:
+                self._model = self._load(args, opened, folder, backends)
             self.chunked_prefill_size = chunked_prefill_size or self._choose_chunk(backends)
             self._settings = replace(self._settings, chunked_prefill_size=self.chunked_prefill_size)
             shapes = self._graph_catalog(args, max_running, backends)
@@ -130,8 +146,9 @@ class ModelRunner:
             self._graphs = self._capture(backends, shapes) if shapes is not None else None
         self._capture_again = partial(self._capture_anew, args, max_running, backends)
         logger.info(
-            "%s on %s, %s, attention %s; %s",
+            "%s (%s) on %s, %s, attention %s; %s",
             self.config.architecture,
+            "Baton's code" if foreign is None else "transformers' code",
             self.device,
             str(self.dtype).removeprefix("torch."),
             self.attention_name,
@@ -249,17 +266,17 @@ class ModelRunner:
             max_sequences=min(args.cuda_graph_max_bs, max_running),
             # All padding of an extend may be one sequence, which must not be longer than the context.
             max_tokens=min(args.cuda_graph_max_tokens, self.config.context_length),
-            group=self.config.num_heads // self.config.num_kv_heads,
+            group=self._group,
         )
 
-    def _load(self, args: ModelArgs, folder: Path, backends: DeviceBackends) -> Decoder:
+    def _load(self, args: ModelArgs, config: ModelConfig, folder: Path, backends: DeviceBackends) -> Decoder:
         try:
-            model = Decoder(self.config, backends.ops, dtype=self.dtype, device=self.device)
+            model = Decoder(config, backends.ops, dtype=self.dtype, device=self.device)
             if args.load_format == "dummy":
                 fill_dummy(model.checkpoint_views())
             else:
                 load_weights(model.checkpoint_views(), folder)
-            self._weight_bytes = sum(view.nbytes for view in model.checkpoint_views().values())
+            self._weight_bytes = model.weight_bytes
             rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
             self._late_trials = model.choose_products(args.linear_backend, rows, backends.logits, backends.products)
         except UnusableFormError as error:
@@ -358,6 +375,34 @@ class ModelRunner:
         return graphs
 
 
+def _open_model(
+    args: ModelArgs, folder: Path, context_length: int, device: torch.device
+) -> ModelConfig | TransformersModel:
+    """The configuration of a model that Baton's own code computes, or the loaded model of transformers. Raises
+    ModelLoadError."""
+    reason = ""
+    if args.model_impl != "transformers":
+        try:
+            return load_model_config(folder, context_length=context_length)
+        except UnsupportedModelError as error:
+            if args.model_impl == "baton":
+                raise
+            reason = f"{error}; "
+    try:
+        return load_transformers_model(
+            folder,
+            context_length=context_length,
+            dtype=lambda config: _dtype(args.dtype, config, device),
+            device=device,
+            load_format=args.load_format,
+            trust_remote_code=args.trust_remote_code,
+        )
+    except UnsupportedModelError as error:
+        raise ModelLoadError(
+            f"{reason}transformers' code cannot be used either: {error}" if reason else str(error)
+        ) from error
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -366,7 +411,10 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+def _dtype(name: str, config: ServedConfig, device: torch.device) -> torch.dtype:
     if name == "auto" and device.type == "cpu":
-        return cpu_dtype(config)
+        if isinstance(config, ModelConfig):
+            return cpu_dtype(config)
+        is_fast = config.dtype == "bfloat16" and processor.multiplies(torch.bfloat16)
+        return torch.bfloat16 if is_fast else torch.float32
     return getattr(torch, config.dtype if name == "auto" else name)

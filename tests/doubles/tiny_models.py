@@ -44,13 +44,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_reference(name: str, changes: dict[str, Any], **init: Any):
-    """A transformers model with random weights, norms and biases included."""
+def make_reference(name: str, changes: dict[str, Any], *, architecture: str = "", **init: Any):
+    """A transformers model with random weights, norms and biases included. architecture: its class; empty: that of
+    the name."""
     import transformers
 
     torch.manual_seed(len(name) + len(changes))
     config = getattr(transformers, f"{name}Config")(**(TINY | changes | init))
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model = getattr(transformers, architecture or f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for key, value in model.named_parameters():
             if value.dim() == 1:  # ones and zeros by default: they would hide a norm or a bias that is not read

@@ -1,0 +1,39 @@
+"""What the model runner needs of a model, whatever computes it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ...attention.backend import AttentionBackend, AttentionSpec
+from ...memory_pool.kv_pool import KVPool
+from ..layers.step_inputs import StepInputs
+
+
+class ServedModel(Protocol):
+    """A decoder with its weights: `models.decoder.Decoder`, or transformers' own (`models.transformers_model`)."""
+
+    @property
+    def specs(self) -> list[AttentionSpec]:
+        """The attention layers, in the order in which a step computes them."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        ...
+
+    def __call__(self, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
+        """Compute a step, which ``attention`` has planned: write K and V of its tokens to kv_pool and return hidden
+        states [tokens, hidden], as `compute_logits` takes them. ``attention`` reads the same kv_pool. A layer whose K
+        and V are still on their way waits for them (`StepInputs.arrivals`)."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of some tokens [rows, hidden] -> float32 [rows, vocab_size]."""
+        ...
+
+    def is_recordable(self, tokens: int) -> bool:
+        """True if a step of so many tokens consists of calls that attention's team can record on a CPU."""
+        ...

@@ -1,0 +1,398 @@
+"""Any decoder of transformers, computed by its own code; only attention is Baton's.
+
+    transformers' layers ──q, k, v──▶ attend: K and V to the pool's slots ─▶ AttentionBackend ──▶ transformers' layers
+
+transformers lets a caller register an attention function (its `AttentionInterface`), and most of its models send their
+attention through it. The function registered here finds K and V of earlier tokens in the pool, so that pages, chunks,
+continuations, forks, beams and tiers work as with a native model. A step is one row of tokens of all sequences, with
+their positions, as in native models.
+
+What the layers attend to is found out by a *trace*: one token runs through the model, and each call of the attention
+function is noted, with the mask that transformers would have used. A mask that is neither causal nor a sliding window
+is refused, as are models that keep states or do not use the interface. The idea of running transformers' modelling on
+a server's KV cache is vLLM's and SGLang's "transformers backend".
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...attention.backend import AttentionBackend, AttentionSpec
+from ...memory_pool.kv_pool import KVPool
+from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError
+from ..layers.step_inputs import StepInputs
+from ..model_config import ServedConfig
+
+logger = logging.getLogger(__name__)
+
+SERVING, TRACING = "baton", "baton-trace"
+"""Names of the registered functions. No mask is registered for the first, so that transformers makes none."""
+
+LARGEST_MASK = 1 << 20
+"""Positions up to which a mask is compared with its rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRule:
+    """The mask of one layer: causal, over the last ``window`` tokens, or all (None)."""
+
+    window: int | None
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One call of the attention function in a step."""
+
+    spec: AttentionSpec
+    sinks: torch.Tensor | None
+    stores: bool
+    """False where K and V are those of an earlier call (Gemma 3n), which has stored them."""
+
+
+class _Attention:
+    """What the attention function works on; each of the model's modules has a reference to it."""
+
+    def __init__(self) -> None:
+        self.layers: list[_Layer] = []
+        self.inputs: StepInputs | None = None
+        self.kv_pool: KVPool | None = None
+        self.backend: AttentionBackend | None = None
+        self.calls = 0
+        """Calls in this step."""
+        self.seen: list[torch.Tensor] = []
+        """Keys of the calls of a trace, kept so that no memory is used twice."""
+
+
+class TransformersModel:
+    """See `served_model.ServedModel`. One step at a time."""
+
+    def __init__(self, model: Any, config: ServedConfig, dtype: torch.dtype) -> None:
+        """model: of transformers, with its weights, made for the attention function `TRACING`. Raises
+        UnsupportedModelError if it cannot be served."""
+        self.config = config
+        self.dtype = dtype
+        self._attention = _Attention()
+        self._model = model.eval()
+        for module in model.modules():
+            module.baton_attention = self._attention
+        name, kind = self._trace()
+        model.set_attn_implementation(SERVING)
+        # The model's forward computes the logits of what its base returns: the base is taken out, and hidden states
+        # that a step has computed are put in.
+        self._base, self._given = model.get_submodule(name), _Given(kind)
+        model.set_submodule(name, self._given)
+
+    @property
+    def specs(self) -> list[AttentionSpec]:
+        return [layer.spec for layer in self._attention.layers]
+
+    @property
+    def weight_bytes(self) -> int:
+        tensors = [*self._base.parameters(), *self._base.buffers(), *self._model.parameters()]
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+    def __call__(self, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
+        """See ServedModel.__call__."""
+        state = self._attention
+        state.inputs, state.kv_pool, state.backend, state.calls = inputs, kv_pool, attention, 0
+        try:
+            found = self._base(
+                input_ids=inputs.input_ids[None], position_ids=inputs.positions[None], use_cache=False
+            ).last_hidden_state[0]
+        finally:
+            state.inputs = state.kv_pool = state.backend = None
+        if state.calls != len(state.layers):
+            raise RuntimeError(f"a step attended in {state.calls} layers, the trace in {len(state.layers)}")
+        return found
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See ServedModel.compute_logits."""
+        self._given.hidden = hidden[None]
+        logits = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        self._given.hidden = None
+        return logits.to(torch.float32).contiguous()
+
+    def is_recordable(self, tokens: int) -> bool:
+        """See ServedModel.is_recordable: transformers computes with torch."""
+        return False
+
+    def _trace(self) -> tuple[str, type[Any]]:
+        """Run one token. Returns the name of the base, which turns ids into hidden states, and the type of what it
+        returns."""
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=self._model.device)
+        found: list[tuple[str, type[Any]]] = []
+
+        def note(name: str) -> Callable[[Any, Any, Any], None]:
+            return lambda module, inputs, output: (
+                found.append((name, type(output))) if hasattr(output, "last_hidden_state") else None
+            )
+
+        hooks = [module.register_forward_hook(note(name)) for name, module in self._model.named_modules() if name]
+        architecture = self.config.architecture
+        try:
+            self._model(input_ids=ids, position_ids=ids, use_cache=False)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{architecture}: {error}") from error
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"{architecture}: transformers' code for it does not run with another attention function "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        finally:
+            self._attention.seen.clear()
+            for hook in hooks:
+                hook.remove()
+        if not self._attention.layers or not found:
+            raise UnsupportedModelError(f"{architecture}: transformers' code for it has attention of its own")
+        return found[-1]  # the outermost, as it ends last
+
+
+class _Given(torch.nn.Module):
+    """Stands for a model's base: returns the hidden states that it is given."""
+
+    hidden: torch.Tensor | None = None
+    """[1, rows, hidden]"""
+
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self._kind(last_hidden_state=self.hidden)
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of a step. query: [1, heads, tokens, size]; key, value: of KV heads. Returns
+    [1, tokens, heads, size of values]."""
+    state: _Attention = module.baton_attention
+    inputs, pool, backend = state.inputs, state.kv_pool, state.backend
+    assert inputs is not None and pool is not None and backend is not None, "attention outside of a step"
+    layer = state.layers[state.calls]
+    state.calls += 1
+    number = layer.spec.layer_id
+    if layer.stores:
+        if inputs.arrivals is not None:
+            inputs.arrivals.wait_layer(number)
+        pool.k[number].index_copy_(0, inputs.out_cache_loc, key[0].transpose(0, 1))
+        pool.v[number].index_copy_(0, inputs.out_cache_loc, value[0].transpose(0, 1))
+    q = query[0].transpose(0, 1)
+    if q.stride()[1:] != (layer.spec.head_dim, 1):
+        q = q.contiguous()
+    return backend.run(layer.spec, q, layer.sinks)[None], None
+
+
+def attend_traced(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any = None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of a trace: notes what a layer does. A single token attends to itself alone."""
+    state: _Attention = module.baton_attention
+    name = type(module).__name__
+    if position_bias is not None or is_causal is False or not getattr(module, "is_causal", True):
+        raise UnsupportedModelError(f"{name} has a position bias or is not causal")
+    if attention_mask is not None and not isinstance(attention_mask, MaskRule):
+        raise UnsupportedModelError(f"{name} makes a mask of its own")
+    window = attention_mask.window if isinstance(attention_mask, MaskRule) else sliding_window
+    heads, kv_heads = query.shape[1], key.shape[1]
+    same = [number for number, seen in enumerate(state.seen) if seen.data_ptr() == key.data_ptr()]
+    state.seen.append(key)
+    stores = not same
+    number = state.layers[same[0]].spec.layer_id if same else sum(layer.stores for layer in state.layers)
+    spec = AttentionSpec(
+        layer_id=number,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=key.shape[3],
+        scale=float(query.shape[3] ** -0.5 if scaling is None else scaling),
+        sliding_window=window,
+        value_dim=0 if value.shape[3] == key.shape[3] else value.shape[3],
+        logit_cap=float(softcap) if softcap else None,
+        has_sinks=s_aux is not None,
+    )
+    sinks = None if s_aux is None else s_aux.detach().float().reshape(-1)
+    state.layers.append(_Layer(spec, sinks, stores))
+    return value.transpose(1, 2).repeat_interleave(heads // kv_heads, dim=2), None
+
+
+def trace_mask(*, mask_function: Callable[..., torch.Tensor], config: Any = None, **_: Any) -> MaskRule:
+    """The mask function of a trace: finds the rule that transformers' mask follows. Raises UnsupportedModelError."""
+    windows = {getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")}
+    zero = torch.tensor(0)
+
+    def seen(position: int) -> torch.Tensor:
+        keys = torch.arange(position + 2)
+        return mask_function(zero, zero, torch.tensor(position), keys).expand(len(keys))
+
+    def follows(window: int | None, position: int) -> bool:
+        keys = torch.arange(position + 2)
+        expected = keys <= position
+        if window is not None:
+            expected &= keys > position - window
+        return bool((seen(position) == expected).all())
+
+    sizes = sorted(int(window) for window in windows if window)
+    edges = {0, 1, 2, 100} | {edge for size in sizes for edge in (size - 1, size, size + 1, 2 * size, 3 * size + 1)}
+    positions = [edge for edge in sorted(edges) if 0 <= edge <= LARGEST_MASK]
+    for window in (None, *sizes):
+        if all(follows(window, position) for position in positions):
+            return MaskRule(window)
+    raise UnsupportedModelError("its attention mask is neither causal nor a sliding window (chunked attention?)")
+
+
+def load_transformers_model(
+    folder: Path,
+    *,
+    context_length: int,
+    dtype: Callable[[ServedConfig], torch.dtype],
+    device: torch.device,
+    load_format: str,
+    trust_remote_code: bool,
+) -> TransformersModel:
+    """Load a folder with transformers, straight from its safetensors. context_length: 0 takes the model's. dtype:
+    chooses the type of weights and KV.
+
+    Raises UnsupportedModelError if transformers does not know the model or it cannot be served, ModelLoadError if its
+    files are wrong."""
+    try:
+        import transformers
+        from transformers.masking_utils import AttentionMaskInterface
+    except ImportError as error:
+        raise UnsupportedModelError(f"transformers cannot be imported ({error}); pip install transformers") from error
+    transformers.AttentionInterface.register(SERVING, attend)
+    transformers.AttentionInterface.register(TRACING, attend_traced)
+    AttentionMaskInterface.register(TRACING, trace_mask)
+    given: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    try:
+        raw = transformers.AutoConfig.from_pretrained(folder, **given)
+    except Exception as error:
+        raise UnsupportedModelError(f"transformers {transformers.__version__} cannot read it: {error}") from error
+    config = read_config(raw, folder, context_length)
+    kind = transformers.AutoModelForCausalLM
+    mapping: Any = kind._model_mapping
+    mapped = mapping.get(type(raw), None)
+    if mapped is not None and getattr(mapped, "_is_stateful", False):
+        raise UnsupportedModelError(f"{config.architecture} keeps recurrent states, which are not served yet")
+    if getattr(raw, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{config.architecture} has an encoder; decoder-only models are served")
+    if trust_remote_code and getattr(raw, "auto_map", None):
+        logger.warning("--trust-remote-code: running Python code that came with the model in %s", folder)
+    chosen = dtype(config)
+    options: dict[str, Any] = {"attn_implementation": TRACING, "dtype": chosen, "trust_remote_code": trust_remote_code}
+    info: dict[str, Any] = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of code that is not ours
+            if load_format == "dummy":
+                torch.manual_seed(0)
+                model = kind.from_config(raw, **options)
+            else:
+                found: Any = kind.from_pretrained(
+                    folder, config=raw, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
+                )
+                model, info = found
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(f"transformers cannot load it: {type(error).__name__}: {error}") from error
+    wrong = {name: sorted(map(str, info.get(f"{name}_keys") or ())) for name in ("missing", "mismatched")}
+    if any(wrong.values()):
+        problems = "; ".join(f"{len(keys)} {name}: {', '.join(keys[:8])}" for name, keys in wrong.items() if keys)
+        raise ModelLoadError(f"the weights in {folder} do not fit its config.json: {problems}")
+    if surplus := sorted(map(str, info.get("unexpected_keys") or ())):
+        logger.warning("%d tensors of the checkpoint are not used: %s", len(surplus), ", ".join(surplus[:8]))
+    model.to(device)
+    fix_rope(model, config.context_length)
+    return TransformersModel(model, config, chosen)
+
+
+def read_config(raw: Any, folder: Path, context_length: int) -> ServedConfig:
+    """raw: a configuration of transformers. Raises ModelLoadError."""
+    text = raw.get_text_config(decoder=True)
+    source = f"{folder / 'config.json'}"
+    if getattr(raw, "quantization_config", None):
+        raise ModelLoadError(f"{source}: quantised weights are not supported; use the bf16, f16 or f32 checkpoint")
+    limit = getattr(text, "max_position_embeddings", None)
+    if not limit and not context_length:
+        raise ModelLoadError(f"{source} names no longest context; set --context-length")
+    limit = int(limit or context_length)
+    if not 0 <= context_length <= limit:
+        raise ModelLoadError(
+            f"--context-length {context_length} is outside 1..{limit}: the model was trained on {limit} positions "
+            "(max_position_embeddings); lower it, or pass 0 to take the model's"
+        )
+    eos = _generation(folder).get("eos_token_id", getattr(raw, "eos_token_id", None) or text.eos_token_id)
+    names = raw.architectures or [type(raw).__name__.removesuffix("Config")]
+    dtype = str(getattr(text, "dtype", None) or getattr(raw, "dtype", None) or "float32").removeprefix("torch.")
+    if dtype not in ("float32", "float16", "bfloat16"):
+        raise ModelLoadError(f"{source}: dtype {dtype!r} is not supported; supported are float32, float16, bfloat16")
+    return ServedConfig(
+        architecture=names[0],
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        dtype=dtype,
+        context_length=context_length or limit,
+        max_position_embeddings=limit,
+        bos_token_id=text.bos_token_id,
+        eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
+        fingerprint=raw.to_json_string(use_diff=False),
+    )
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    from ..checkpoint.hf_config import load_generation_config
+
+    return {name: value for name, value in load_generation_config(folder).items() if value is not None}
+
+
+def fix_rope(model: torch.nn.Module, context_length: int) -> None:
+    """Rotary embeddings of type dynamic and longrope choose their frequencies by the longest sequence of a step, so
+    that a row would depend on its batch. Choose once: those of ``context_length``, as vLLM does. Served with a context
+    no longer than the original one, a model computes what it was first trained on."""
+    for module in model.modules():
+        types = getattr(module, "rope_type", None)
+        if not isinstance(types, (str, dict)):
+            continue
+        fixed = {}
+        for layer_type, kind in types.items() if isinstance(types, dict) else [(None, types)]:
+            fixed[layer_type] = kind
+            if "dynamic" in kind or kind == "longrope":
+                parameters: Any = module.config.rope_parameters  # type: ignore[union-attr]
+                original = (parameters if layer_type is None else parameters[layer_type]).get(
+                    "original_max_position_embeddings"
+                ) or getattr(module, "original_max_seq_len", context_length)
+                if context_length > original:
+                    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+                    device: Any = next(module.buffers()).device
+                    frequencies, _ = ROPE_INIT_FUNCTIONS[kind](
+                        module.config, device, seq_len=context_length, layer_type=layer_type
+                    )
+                    name = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
+                    module.register_buffer(name, frequencies, persistent=False)
+                fixed[layer_type] = "fixed"
+        module.rope_type = fixed if isinstance(types, dict) else fixed[None]  # type: ignore[assignment]

@@ -1,0 +1,181 @@
+"""Models computed by transformers' own code on Baton's pools: equal to transformers alone, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.runtime.checkpoint.model_files import ModelLoadError, UnsupportedModelError
+from baton.runtime.config import ModelArgs
+from baton.runtime.models.transformers_model import MaskRule, TransformersModel, trace_mask
+from baton.runtime.runner.model_runner import ModelRunner
+from tests.doubles.model_driver import ModelDriver
+from tests.doubles.tiny_models import TINY, make_reference
+
+pytestmark = pytest.mark.equality
+
+LATENT = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 6,
+}
+SHARED_KV = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 20,
+    "head_dim": 8,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 131,
+    "laurel_rank": 4,
+    "activation_sparsity_pattern": [0.0] * 4,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 20}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "soft caps, windows": ("Gemma2", "", {"head_dim": 8, "sliding_window": 20, "query_pre_attn_scalar": 8}),
+    "sinks, experts": ("GptOss", "", {**EXPERTS, "rope_parameters": YARN}),
+    "values narrower than keys": ("DeepseekV3", "", LATENT),
+    "layers that share KV": ("Gemma3nText", "Gemma3nForCausalLM", SHARED_KV),
+    "learned positions": ("OPT", "", {"ffn_dim": 80, "word_embed_proj_dim": 48}),
+    "scaled logits": ("Granite", "", {"logits_scaling": 2.0}),
+}
+
+
+def make_runner(folder: Path, **settings: Any) -> ModelRunner:
+    args = {name: settings.pop(name) for name in ("attention_backend", "load_format") if name in settings}
+    model_args = ModelArgs(model_path=str(folder), device="cpu", model_impl="transformers", **args)
+    given = {"context_length": 0, "num_rows": 8, "page_size": 1, "max_total_tokens": 4096} | settings
+    return ModelRunner(model_args, **given)
+
+
+@pytest.fixture(scope="module", params=MODELS.keys())
+def model(request, tmp_path_factory) -> tuple[Any, Path]:
+    name, architecture, changes = MODELS[request.param]
+    folder = tmp_path_factory.mktemp("model")
+    reference = make_reference(name, changes, architecture=architecture or f"{name}ForCausalLM")
+    reference.save_pretrained(folder, max_shard_size="40KB")
+    return reference, folder
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_chunks_and_decodes_of_foreign_models(model, page_size):
+    """Rows with prefixes of all kinds share the steps; every token's logits are compared."""
+    reference, folder = model
+    runner = make_runner(folder, page_size=page_size)
+    assert isinstance(runner._model, TransformersModel)
+    driver, rng = ModelDriver(runner, page_size=page_size, seed=1), np.random.default_rng(2)
+    a, b, c = (driver.open(rng.integers(0, TINY["vocab_size"], length)) for length in (110, 33, 7))
+    for spans in ([(a, 50)], [(b, 1), (a, 20), (c, 3)], [(c, 1), (a, 1), (b, 1)], [(b, 30), (c, 2), (a, 37)], [(a, 1)]):
+        starts = [sequence.computed for sequence, _ in spans]
+        output = driver.step(spans, logprob_starts=[0] * len(spans))
+        assert output.logprob_hidden is not None
+        every_token = runner.compute_logits(output.logprob_hidden).split([count for _, count in spans])
+        for row, (start, (sequence, count)) in enumerate(zip(starts, spans, strict=True)):
+            ids = torch.from_numpy(sequence.ids[: start + count].astype(np.int64))[None]
+            with torch.no_grad():
+                expected = reference(ids).logits[0]
+            torch.testing.assert_close(every_token[row], expected[start:], atol=2e-4, rtol=1e-4)
+            torch.testing.assert_close(output.logits[row], expected[-1], atol=2e-4, rtol=1e-4)
+
+
+def save(folder: Path, name: str, **changes: Any) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**(TINY | changes))
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def test_shared_kv_takes_no_memory_of_its_own(tmp_path):
+    reference = make_reference("Gemma3nText", SHARED_KV, architecture="Gemma3nForCausalLM")
+    reference.save_pretrained(tmp_path)
+    runner = make_runner(tmp_path)
+    assert [spec.layer_id for spec in runner._model.specs] == [0, 1, 0, 1] and len(runner.kv_pool.k) == 2
+    assert [spec.sliding_window for spec in runner._model.specs] == [20, None, 20, None]
+
+
+def test_auto_takes_transformers_for_unknown_architectures_only(tmp_path):
+    save(tmp_path / "own", "Qwen3", head_dim=8)
+    save(tmp_path / "foreign", "StableLm")
+    for folder, foreign in (("own", False), ("foreign", True)):
+        args = ModelArgs(model_path=str(tmp_path / folder), device="cpu")
+        runner = ModelRunner(args, context_length=0, num_rows=2, page_size=1, max_total_tokens=64)
+        assert isinstance(runner._model, TransformersModel) is foreign
+    args = ModelArgs(model_path=str(tmp_path / "foreign"), device="cpu", model_impl="baton")
+    with pytest.raises(UnsupportedModelError, match="StableLmForCausalLM is not supported"):
+        ModelRunner(args, context_length=0, num_rows=2, page_size=1, max_total_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("Mamba", {}, "MambaForCausalLM keeps recurrent states, which are not served yet"),
+        ("Bloom", {}, "BloomForCausalLM: transformers' code for it does not run with another attention function"),
+        ("Llama4Text", {"attention_chunk_size": 32, "num_local_experts": 2}, "neither causal nor a sliding window"),
+    ],
+)
+def test_models_that_cannot_be_served_are_refused_by_name(tmp_path, name, changes, message):
+    save(tmp_path, name, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        make_runner(tmp_path)
+
+
+def test_missing_tensor_is_named(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    save(tmp_path, "StableLm")
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"1 missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        make_runner(tmp_path)
+
+
+def test_dummy_weights_are_the_same_each_time(tmp_path):
+    save(tmp_path, "StableLm")
+    (tmp_path / "model.safetensors").unlink()
+    first, second = (make_runner(tmp_path, load_format="dummy") for _ in range(2))
+    hidden = torch.ones(1, TINY["hidden_size"])
+    assert torch.equal(first.compute_logits(hidden), second.compute_logits(hidden))
+
+
+def test_dynamic_frequencies_do_not_depend_on_the_batch(tmp_path):
+    """A short row beside a long one, past the original context: alone it gives the same logits."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    save(tmp_path, "Starcoder2", rope_parameters=rope, initializer_range=0.2, sliding_window=None)
+    runner = make_runner(tmp_path)
+    ids = [np.random.default_rng(row).integers(0, TINY["vocab_size"], length) for row, length in enumerate((9, 90))]
+    alone, together = ModelDriver(runner, seed=1), ModelDriver(runner, seed=2)
+    expected = alone.step([(alone.open(ids[0]), 9)]).logits[0]
+    found = together.step([(together.open(ids[1]), 90), (together.open(ids[0]), 9)]).logits[1]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+class TestMaskRules:
+    def rule(self, window: int | None, **config: Any) -> MaskRule:
+        def mask(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            visible = key <= query
+            return visible if window is None else visible & (key > query - window)
+
+        return trace_mask(mask_function=mask, config=type("Config", (), config)())
+
+    def test_causal_and_windows_are_told_apart(self):
+        assert self.rule(None, sliding_window=8) == MaskRule(None)
+        assert self.rule(8, sliding_window=8) == MaskRule(8)
+
+    def test_window_of_another_size_is_refused(self):
+        with pytest.raises(UnsupportedModelError, match="neither causal nor"):
+            self.rule(7, sliding_window=8)
