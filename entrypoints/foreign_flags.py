@@ -104,16 +104,12 @@ FOREIGN: dict[str, Foreign] = {
     "device_memory_utilization": Alias("mem_fraction_static", about="a share of the memory that is free at the start"),
     "kv_cache_dtype": NoEffect("KV has the weights' type, --dtype", ("auto",)),
     "quantization": Refused("quantised weights are not supported yet; give a float16, bfloat16 or float32 checkpoint"),
-    "trust_remote_code": Refused(
-        "a checkpoint's code is never run, and supported models need none; leave it out"
-    ),
     "tokenizer_mode": NoEffect("every tokenizer is a fast one, from the library tokenizers", ("auto", "hf")),
     "skip_tokenizer_init": Refused("a server without a tokenizer is not supported; text and ids are both taken"),
     "revision": Refused(f"{_NO_REMOTE}: download that revision and give its folder as --model-path"),
     "tokenizer_revision": Refused(f"{_NO_REMOTE}: download that revision and give its folder as --tokenizer-path"),
     "download_dir": Refused("set HF_HOME, or HF_HUB_CACHE, in the environment"),
     "hf_token": Refused("set HF_TOKEN in the environment"),
-    "model_impl": NoEffect("the models are Baton's own", ("auto", "sglang", "vllm")),
     "runner": NoEffect("models generate text here", ("auto", "generate")),
     "is_embedding": Refused("embeddings are not supported yet"),
     "enable_lora": Refused(_NO_LORA),
@@ -225,6 +221,7 @@ FOREIGN: dict[str, Foreign] = {
 OTHER_VALUES: dict[str, dict[str, str]] = {
     "load_format": {"safetensors": "auto"},
     "dtype": {"half": "float16", "float": "float32"},
+    "model_impl": {"sglang": "auto", "vllm": "auto"},
     "log_level": {"critical": "error", "warn": "warning"},
     "schedule_policy": {"lmcache-like": "fcfs"},  # a former name
 }

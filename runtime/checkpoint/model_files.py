@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+PATTERNS = ["*.json", "*.py", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 """File suffixes of weights written by torch.save. Loading one may run any code, so they are refused."""

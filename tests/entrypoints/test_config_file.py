@@ -72,7 +72,6 @@ def test_empty_config_file_sets_nothing(tmp_path: Path) -> None:
         ("port: {a: 1}", r"--port has settings below it"),
         ("port: [1", r"is not valid YAML"),
         ("model: !!python/object/apply:os.getcwd []", r"is not valid YAML"),
-        ("trust-remote-code: true", r"--trust-remote-code is not supported: a checkpoint's code"),
         ('api-key: ""', r"--api-key is empty; a server without a key is one without the flag"),
         ("api-key: [one, ' ']", r"--api-key is empty"),
         ("admin-api-key: 1234", r"--admin-api-key is 1234; it takes a string"),

@@ -118,7 +118,6 @@ def test_model_may_be_a_positional_argument() -> None:
         ("-x", r"unknown flag -x; flags have two dashes here, see --help"),
         ("--tp-size 2", r"--tp-size is 2; only 1 is supported: one server runs one model on one device"),
         ("-tp 4", r"--tp is 4; only 1"),
-        ("--trust-remote-code", r"--trust-remote-code is not supported: a checkpoint's code is never run"),
         ("--quantization fp8", r"--quantization is not supported: quantised weights are not supported yet"),
         ("--kv-cache-dtype fp8_e5m2", r"--kv-cache-dtype is fp8_e5m2; only auto"),
         ("--enable-lora", r"--enable-lora is not supported: adapters"),
@@ -160,6 +159,7 @@ def test_foreign_engine_keywords_are_translated() -> None:
     ours = {
         "model_path": "m", "random_seed": 5, "context_length": 64, "mem_fraction_static": 0.5,
         "disable_cuda_graph": True, "page_size": 16, "dtype": "float16",
+        "trust_remote_code": False,
     }  # fmt: skip
     assert compose(given) == compose(ours)
     assert own_settings(given)[0] == ours
@@ -175,7 +175,6 @@ def test_zero_values_are_not_ignored() -> None:
     ("given", "message"),
     [
         ({"tp_size": 2}, "--tp-size is 2; only 1"),
-        ({"trust_remote_code": True}, "a checkpoint's code is never run"),
         ({"moe_a2a_backend": "deepep"}, "a flag of SGLang, is not supported yet"),
         ({"max_model_len": 64, "context_length": 32}, "--context-length is given twice, under two names"),
         ({"pagesize": 1}, "unknown setting 'pagesize'; did you mean page_size"),
