@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 PATTERNS = ["*.json", "*.py", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -60,9 +61,15 @@ def foreign_weights(folder: Path) -> str | None:
     if found := [file.name for file in files if file.suffix in PICKLE_SUFFIXES]:
         return (
             f"holds its weights as pickles ({found[0]}), which can run code when they are loaded; convert them once, "
-            "with transformers' from_pretrained() and save_pretrained(), or give a release in safetensors"
+            f"with `{conversion_command(folder)}`, or give a release in safetensors"
         )
     return None
+
+
+def conversion_command(folder: Path) -> str:
+    """The command that converts a folder of pickled weights, ready for a shell."""
+    output = folder.resolve().with_name(f"{folder.resolve().name}-safetensors")
+    return shlex.join(["python", "-m", "baton.entrypoints.convert_weights", str(folder), "--output", str(output)])
 
 
 def _with_a_model(folder: Path, named: str) -> Path:

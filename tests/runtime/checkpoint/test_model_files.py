@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import huggingface_hub
 import pytest
 
@@ -48,7 +50,8 @@ def test_a_gguf_file_is_recognised(tmp_path, name):
 )
 def test_a_folder_of_pickles_is_recognised(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ModelLoadError, match=rf"weights as pickles \({name}\).*save_pretrained\(\)"):
+    command = f"python -m baton.entrypoints.convert_weights {tmp_path} --output {tmp_path}-safetensors"
+    with pytest.raises(ModelLoadError, match=rf"weights as pickles \({name}\).*`{re.escape(command)}`"):
         resolve_model_folder(str(tmp_path))
 
 

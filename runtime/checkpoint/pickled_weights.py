@@ -1,0 +1,166 @@
+"""Converts a folder of weights that torch.save wrote to safetensors, once. Nothing else in Baton reads such files.
+
+torch.save writes pickles, and a pickle can run any code when it is loaded. `convert_folder` loads with
+``weights_only=True``: torch's own unpickler, which builds tensors and plain containers and refuses everything else.
+The output is a folder that the server reads like any other: one safetensors file per input file, an index, and the
+config and tokenizer files.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shutil
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from .model_files import PATTERNS, PICKLE_SUFFIXES
+from .weight_files import INDEX_FILE, SINGLE_FILE, shorten
+
+_INDEX = "pytorch_model.bin.index.json"
+_SHARD = re.compile(r"pytorch_model-\d+-of-(\d+)\.bin")
+_TRAINING_STATE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|trainer_state|random_states).*")
+"""Beginnings of names of files that trainers write beside the weights."""
+
+
+class ConversionError(ValueError):
+    """The folder cannot be converted; the message says why and what to change."""
+
+
+def convert_folder(folder: Path, output: Path) -> list[Path]:
+    """Convert the pickled weights in ``folder``; returns the safetensors files in ``output``, a new folder.
+
+    Takes as much memory as the largest input file. ``output`` appears when everything in it is written.
+    Raises ConversionError.
+    """
+    if not folder.is_dir():
+        raise ConversionError(f"{folder} is no folder")
+    if output.exists():
+        raise ConversionError(f"--output {output} exists already; give the name of a new folder")
+    files = pickled_files(folder)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as made:
+            unfinished = Path(made) / "model"
+            unfinished.mkdir()
+            names = _write_weights(files, unfinished)
+            _copy_others(folder, unfinished)
+            unfinished.rename(output)
+    except OSError as error:
+        raise ConversionError(f"cannot write {output}: {error}") from error
+    return [output / name for name in names]
+
+
+def pickled_files(folder: Path) -> list[Path]:
+    """The files of the folder that hold its weights, in order: those that the index names, else a complete set of
+    shards, else the only file. Raises ConversionError."""
+    index = folder / _INDEX
+    if index.exists():
+        try:
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            names = sorted(Path(name).name for name in named)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConversionError(f"{index} is no index of weights: {error!r}; download it again") from error
+    else:
+        names = sorted(
+            file.name
+            for file in folder.iterdir()
+            if file.suffix in PICKLE_SUFFIXES and file.is_file() and not _TRAINING_STATE.match(file.name)
+        )
+        if original := [name for name in names if name.startswith("consolidated.")]:
+            raise ConversionError(
+                f"{folder / original[0]} is in Meta's own format, whose tensor names are not those of Hugging Face; "
+                "convert it with the script that transformers has for the model, or give a release for transformers"
+            )
+        if shards := [(name, match) for name in names if (match := _SHARD.fullmatch(name))]:
+            total = int(shards[0][1][1])
+            if len(shards) != total:
+                raise ConversionError(f"{folder} has {len(shards)} of {total} shards pytorch_model-*.bin")
+            names = [name for name, _ in shards]
+        elif "pytorch_model.bin" in names:
+            names = ["pytorch_model.bin"]
+        elif len(names) > 1:
+            raise ConversionError(
+                f"{folder} has several files of weights and no {_INDEX}: {', '.join(names)}; leave those of one model"
+            )
+    if not names:
+        raise ConversionError(
+            f"{folder} has no weights to convert: no file {', '.join(f'*{s}' for s in PICKLE_SUFFIXES)}"
+        )
+    files = [folder / name for name in names]
+    if absent := [file.name for file in files if not file.exists()]:
+        raise ConversionError(f"{folder} lacks {shorten(absent)}, which {_INDEX} names; download them")
+    return files
+
+
+def _write_weights(files: list[Path], output: Path) -> list[str]:
+    """Returns the names of the files written."""
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    written = []
+    for number, file in enumerate(files, start=1):
+        name = SINGLE_FILE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+        tensors = _unshared(_load(file))
+        if twice := weight_map.keys() & tensors:
+            raise ConversionError(f"{file} holds tensors that an earlier file holds, too: {shorten(twice)}")
+        save_file(tensors, output / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        written.append(name)
+    if len(files) > 1:
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+        (output / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return written
+
+
+def _load(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one file. Raises ConversionError if it holds anything that is no tensor."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # a newer one loads, or is refused
+            # Files from before torch 1.6 are no zip archives and cannot be mapped.
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"it asks for {wanted[1]}, which is not part of any weights" if wanted else "it holds more than tensors"
+        raise ConversionError(
+            f"{file} is refused: loading it would run code ({what}); take a release of the model in safetensors"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ConversionError(f"{file} cannot be read: {error}; download the file again") from error
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]  # as Lightning and older trainers wrap it
+    if not isinstance(content, Mapping) or not content:
+        raise ConversionError(f"{file} holds a {type(content).__name__}, not tensors by name")
+    if others := [str(name) for name, value in content.items() if not isinstance(value, torch.Tensor)]:
+        raise ConversionError(f"{file} holds entries that are no tensors: {shorten(others)}; is it a training state?")
+    return dict(content)
+
+
+def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors, contiguous and each with memory of its own, as safetensors wants them: pickles may hold views
+    of one memory, such as a head that is the embedding."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.detach().clone() if storage in seen else tensor.detach().contiguous()
+        seen.add(storage)
+    return apart
+
+
+def _copy_others(folder: Path, output: Path) -> None:
+    """Copy config, tokenizer and templates."""
+    for pattern in PATTERNS:
+        for file in sorted(folder.glob(pattern)):
+            if file.is_file() and file.name != _INDEX and file.suffix != ".safetensors":
+                shutil.copyfile(file, output / file.name)
+    if (templates := folder / "additional_chat_templates").is_dir():
+        shutil.copytree(templates, output / templates.name)
