@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
+"""Activations of a gate, by their names in config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary embedding. linear: positions divided by factor. llama3: low frequencies divided by factor, high ones
-    kept, a ramp between (low_freq_factor, high_freq_factor, in turns over original_max_position_embeddings)."""
+    """Rotary embedding of a layer; ``layers/rotary.py`` has the formulas.
+
+    rope_type: default; linear: all frequencies divided by factor. llama3: low frequencies divided by factor, high ones
+    kept, a ramp between (low_freq_factor, high_freq_factor, in turns over original_max_position_embeddings). yarn: the
+    same with a ramp over the pairs, between those that turn beta_slow and beta_fast times. longrope: each frequency
+    divided by its own of ``factors``.
+    """
 
     theta: float
     rope_type: str = "default"
@@ -16,22 +24,85 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
+    attention_factor: float = 1.0
+    """Cosines and sines are multiplied by it."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """yarn: the ends of the ramp are whole pairs."""
+    factors: tuple[float, ...] = ()
+    """longrope: one for each pair."""
+    partial: float = 1.0
+    """Share of each head's coordinates that is rotated, the first ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormNames:
+    """The layer's norms, by their names in a checkpoint; None: there is no such norm."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderTraits:
     """How an architecture differs from the others that share `models/decoder.py`.
 
+    layer_windows: per layer, how many tokens a query sees, itself included; None: all.
+    layer_kinds: per layer, the name under which rope_parameters has its rotary embedding, where layers differ in it.
+    rotates: per layer, whether q and k are rotated at all; empty: in all layers.
     qkv_bias, o_bias, mlp_bias: these projections add a bias.
     qk_norm: RMSNorm over each head of q and k, before the rotary embedding.
-    layer_windows: per layer, how many tokens a query sees, itself included; None: all.
+    qk_row_norm: RMSNorm over all of q, and over all of k, before the rotary embedding.
+    partial_rotary: share of each head that is rotated, if the config does not say; None: this cannot be changed.
+    is_interleaved: neighbouring coordinates rotate together, instead of those of the two halves.
+    has_fused_qkv, has_fused_gate_up: the checkpoint holds these projections as one matrix.
+    activation: of the gate, one of ACTIVATIONS; None: the config's hidden_act.
+    ties_by_default: the LM head is the embedding if the config does not say.
+    has_sinks: each head has a learned score that takes a share of the attention weights.
+    norms: where the layer has norms. norm_offset: is added to the weights of norms, also those of q and k.
+    embedding_multiplier, residual_multiplier, logit_multiplier: scale embeddings, what a layer adds, and logits.
+    logit_cap: logits are cap × tanh(logits / cap); None: as they are.
+    attention_scale: of the scores; None: head_dim ** -0.5. attention_cap: soft cap of the scores.
+    position_scale: (beta, length): q is multiplied by 1 + beta × ln(1 + ⌊position / length⌋).
     """
 
     layer_windows: tuple[int | None, ...]
+    layer_kinds: tuple[str, ...] = ()
+    rotates: tuple[bool, ...] = ()
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_row_norm: bool = False
+    partial_rotary: float | None = None
+    is_interleaved: bool = False
+    has_fused_qkv: bool = False
+    has_fused_gate_up: bool = False
+    activation: str | None = None
+    ties_by_default: bool = False
+    has_sinks: bool = False
+    norms: NormNames = field(default_factory=NormNames)
+    norm_offset: float = 0.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    logit_cap: float | None = None
+    attention_scale: float | None = None
+    attention_cap: float | None = None
+    position_scale: tuple[float, int] | None = None
+
+    @property
+    def needs_torch(self) -> bool:
+        """True if a layer calls torch beside `Ops` and its products, so that its steps cannot be recorded."""
+        return (
+            self.qk_row_norm
+            or self.position_scale is not None
+            or self.embedding_multiplier != 1
+            or self.residual_multiplier != 1
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +134,9 @@ class ModelConfig(ServedConfig):
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope: RopeConfig
+    activation: str
+    """Of the gate, one of ACTIVATIONS."""
+    ropes: tuple[RopeConfig | None, ...]
+    """Of each layer; None: q and k are not rotated."""
     traits: DecoderTraits
     tie_word_embeddings: bool

@@ -102,8 +102,12 @@ def _openmp_library() -> str:
     except OSError as error:
         raise NoTeamError(f"which OpenMP library torch uses cannot be seen: {error}") from error
     found = [path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
-    near = [path for path in found if Path(path).is_relative_to(Path(torch.__file__).parents[1])]
-    candidates = near or found
+    packages = Path(torch.__file__).parents[1]
+    # Other packages bring one of their own (sentencepiece, scikit-learn).
+    of_torch = packages / "torch", packages / "torch.libs"
+    own = [path for path in found if any(Path(path).is_relative_to(folder) for folder in of_torch)]
+    near = [path for path in found if Path(path).is_relative_to(packages)]
+    candidates = own or near or found
     if len(candidates) != 1:
         raise NoTeamError(f"torch uses one of {sorted(candidates)}" if candidates else "torch uses no OpenMP library")
     library = ctypes.CDLL(candidates[0])

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ...scheduler.sampling_params import SamplingParams
-from ..model_config import ModelConfig, RopeConfig
+from ..model_config import ACTIVATIONS, ModelConfig
 from ..models.registry import ARCHITECTURES
 from .model_files import ModelLoadError, UnsupportedModelError
+from .rope_config import layer_ropes
 
 
 def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
@@ -57,11 +59,29 @@ def parse_model_config(
             "(max_position_embeddings); lower it, or pass 0 to take the model's"
         )
     need("num_hidden_layers")
-    traits = ARCHITECTURES[architecture](raw)
+    try:
+        traits = ARCHITECTURES[architecture](raw)
+    except KeyError as missing:
+        raise ModelLoadError(f"{source} has no {missing}, which {architecture} needs") from None
+    except ValueError as refused:
+        raise ModelLoadError(f"{source}: {refused}") from None
+    activation = traits.activation or raw.get("hidden_act") or "silu"
+    if activation not in ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{source}: hidden_act {activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
+        )
     if len(traits.layer_windows) != raw["num_hidden_layers"]:
         raise ModelLoadError(
             f"{source}: layer_types has {len(traits.layer_windows)} entries for {raw['num_hidden_layers']} layers"
         )
+    ropes = layer_ropes(
+        raw,
+        traits,
+        head_dim=head_dim,
+        max_positions=limit,
+        context_length=context_length or limit,
+        source=source,
+    )
     eos = (generation or {}).get("eos_token_id")
     return ModelConfig(
         architecture=architecture,
@@ -73,9 +93,10 @@ def parse_model_config(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=need("rms_norm_eps"),
-        rope=_parse_rope(raw, limit, source),
+        activation=activation,
+        ropes=ropes,
         traits=traits,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", traits.ties_by_default)),
         dtype=_parse_dtype(raw, source),
         context_length=context_length or limit,
         max_position_embeddings=limit,
@@ -89,14 +110,17 @@ def _supported_architecture(raw: Mapping[str, Any], source: str) -> str:
     names = raw.get("architectures") or []
     architecture = next((name for name in names if name in ARCHITECTURES), None)
     if architecture is None:
+        near = get_close_matches(names[0], ARCHITECTURES, n=3) if names else []
         raise UnsupportedModelError(
             f"{source}: architecture {', '.join(names) or 'missing'} is not supported; "
-            f"supported are {', '.join(sorted(ARCHITECTURES))}"
+            + (f"similar names are {', '.join(near)}; " if near else "")
+            + f"supported are {', '.join(sorted(ARCHITECTURES))}"
         )
-    if raw.get("quantization_config"):
-        raise ModelLoadError(f"{source}: quantised weights are not supported; use the bf16, f16 or f32 checkpoint")
-    if (activation := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise UnsupportedModelError(f"{source}: hidden_act {activation!r} is not supported; supported is silu")
+    if quantisation := raw.get("quantization_config"):
+        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, Mapping) else quantisation
+        raise ModelLoadError(
+            f"{source}: quantised weights ({method}) are not supported; use the bf16, f16 or f32 checkpoint"
+        )
     return architecture
 
 
@@ -107,36 +131,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ModelLoadError(f"{path.parent} has no {path.name}; give the folder of a Hugging Face model") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
-
-
-def _parse_rope(raw: Mapping[str, Any], max_positions: int, source: str) -> RopeConfig:
-    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    if any(isinstance(value, Mapping) for value in scaling.values()):
-        raise UnsupportedModelError(f"{source}: rope_parameters per layer type are not supported")
-    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
-    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    if partial not in (None, 1, 1.0):
-        raise UnsupportedModelError(f"{source}: partial_rotary_factor {partial} is not supported; only 1.0 is")
-    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    if rope_type == "default":
-        return RopeConfig(theta=theta)
-    try:
-        if rope_type == "linear":
-            return RopeConfig(theta=theta, rope_type="linear", factor=float(scaling["factor"]))
-        if rope_type == "llama3":
-            return RopeConfig(
-                theta=theta,
-                rope_type="llama3",
-                factor=float(scaling["factor"]),
-                low_freq_factor=float(scaling["low_freq_factor"]),
-                high_freq_factor=float(scaling["high_freq_factor"]),
-                original_max_position_embeddings=int(scaling.get("original_max_position_embeddings") or max_positions),
-            )
-    except KeyError as missing:
-        raise ModelLoadError(f"{source}: rope scaling {rope_type!r} has no {missing}") from None
-    raise UnsupportedModelError(
-        f"{source}: rope scaling {rope_type!r} is not supported; supported are default, linear and llama3"
-    )
 
 
 def _parse_dtype(raw: Mapping[str, Any], source: str) -> str:

@@ -32,6 +32,8 @@ class Linear:
         self.weight: torch.Tensor | None = weight
         """[out, in]; None where the product has a copy of its own."""
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        self.output_order: torch.Tensor | None = None
+        """int64 [out]: for each output, its number in the checkpoint; None: the same. See `reorder_outputs`."""
         self._choice = PLAIN
         self._product = PLAIN.prepare(Source(weight, self.bias))
 
@@ -48,6 +50,14 @@ class Linear:
             self._product = choice.prepare(Source(self.weight, self.bias, kernel))
         if not choice.keeps_weight and not for_now:
             self.weight = None
+
+    def reorder_outputs(self, order: torch.Tensor) -> None:
+        """Output i becomes the checkpoint's output order[i]. Call it once, between loading and `use_product`."""
+        assert self.weight is not None
+        self.output_order = order = order.to(self.weight.device)
+        self.weight.copy_(self.weight[order])
+        if self.bias is not None:
+            self.bias.copy_(self.bias[order])
 
     @property
     def choice(self) -> ProductChoice:

@@ -1,6 +1,8 @@
-"""The decoder that Llama, Mistral, Qwen2 and Qwen3 share; `DecoderTraits` says where they differ.
+"""The decoder that all architectures of `registry.py` share; `DecoderTraits` says where they differ.
 
     ids ─▶ embedding ─▶ [ norm ─▶ attention ─▶ + ─▶ norm ─▶ gated MLP ─▶ + ] × layers ─▶ norm ─▶ hidden states
+
+The norms stand before attention and MLP, behind them, or both (`Branch`).
 
 Tokens of all requests lie side by side, [tokens, hidden]; only attention knows which token belongs to which request.
 Layers are plain objects over tensors, not nn.Modules, as there is no training. Each object's `checkpoint_views` names
@@ -10,16 +12,18 @@ the memory that each checkpoint tensor fills. `Ops` computes everything between 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...memory_pool.kv_pool import KVPool
+from ..layers.activations import gated_activation
 from ..layers.embedding import Embedding, LMHead, LogitsProduct
 from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
 from ..layers.product_trials import LateTrials, choose_products
 from ..layers.products import NUMBA, BlockKernel
-from ..layers.rotary import RotaryEmbedding
+from ..layers.rotary import RotaryEmbedding, head_order
 from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig
 
@@ -29,16 +33,19 @@ EMBEDDING = "model.embed_tokens"
 
 def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
     """The attention spec of each layer."""
+    traits = config.traits
     return [
         AttentionSpec(
             layer_id=layer_id,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            scale=config.head_dim**-0.5,
+            scale=config.head_dim**-0.5 if traits.attention_scale is None else traits.attention_scale,
             sliding_window=window,
+            logit_cap=traits.attention_cap,
+            has_sinks=traits.has_sinks,
         )
-        for layer_id, window in enumerate(config.traits.layer_windows)
+        for layer_id, window in enumerate(traits.layer_windows)
     ]
 
 
@@ -58,9 +65,10 @@ class SelfAttention:
         traits, head_dim = config.traits, config.head_dim
         self.spec = attention_specs(config)[layer_id]
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv_proj = Linear(
             config.hidden_size,
-            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            {"qkv_proj": sum(parts.values())} if traits.has_fused_qkv else parts,
             bias=traits.qkv_bias,
             dtype=dtype,
             device=device,
@@ -72,7 +80,13 @@ class SelfAttention:
             if traits.qk_norm
             else None
         )
+        self.row_norm = QKRowNorm(q_size, kv_size, config, dtype=dtype, device=device) if traits.qk_row_norm else None
+        self.sinks = torch.empty(config.num_heads, dtype=torch.float32, device=device) if traits.has_sinks else None
         self.rms_norm_eps = config.rms_norm_eps
+        self._head_order = head_order(config.ropes[layer_id], head_dim, is_interleaved=traits.is_interleaved)
+        self._norm_offset = traits.norm_offset
+        scale = traits.position_scale
+        self._position_scale = scale if scale is not None and config.context_length > scale[1] else None
         self._rotary = rotary
         self._ops = ops
 
@@ -82,6 +96,8 @@ class SelfAttention:
         """[tokens, hidden] -> [tokens, hidden]"""
         layer = self.spec.layer_id
         qkv = self.qkv_proj(x)
+        if self.row_norm is not None:
+            self.row_norm(qkv)
         if inputs.arrivals is not None:  # as late as can be: all of the layer so far went beside the copy
             inputs.arrivals.wait_layer(layer)
         q = self._ops.rotate_and_store(
@@ -94,7 +110,28 @@ class SelfAttention:
             self.qk_norm_weight,
             self.rms_norm_eps,
         )
-        return self.o_proj(attention.run(self.spec, q).view(len(x), -1))
+        if self._position_scale is not None:
+            beta, length = self._position_scale
+            scale = 1 + beta * torch.log1p((inputs.positions // length).float())
+            q = q * scale.to(q.dtype)[:, None, None]
+        return self.o_proj(attention.run(self.spec, q, self.sinks).view(len(x), -1))
+
+    def finish_loading(self) -> None:
+        """Bring what has been loaded into the form in which it is computed. To be called once."""
+        if self.qk_norm_weight is not None:
+            self.qk_norm_weight += self._norm_offset
+        order = self._head_order
+        if order is None:
+            return
+        heads, head_dim = self.spec.num_heads + 2 * self.spec.num_kv_heads, self.spec.head_dim
+        outputs = torch.arange(heads * head_dim).view(heads, head_dim)
+        q_and_k = outputs[: -self.spec.num_kv_heads]
+        q_and_k.copy_(q_and_k[:, order])
+        self.qkv_proj.reorder_outputs(outputs.flatten())
+        if self.qk_norm_weight is not None:
+            self.qk_norm_weight.copy_(self.qk_norm_weight[:, order.to(self.qk_norm_weight.device)])
+        if self.row_norm is not None:
+            self.row_norm.reorder(q_and_k.flatten())
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         views = self.qkv_proj.checkpoint_views(prefix) | self.o_proj.checkpoint_views(prefix)
@@ -102,25 +139,116 @@ class SelfAttention:
             # load_weights copies the checkpoint's head_dim numbers to every head's row.
             views[f"{prefix}.q_norm.weight"] = self.qk_norm_weight[: self.spec.num_heads]
             views[f"{prefix}.k_norm.weight"] = self.qk_norm_weight[self.spec.num_heads :]
+        if self.row_norm is not None:
+            views |= self.row_norm.checkpoint_views(prefix)
+        if self.sinks is not None:
+            views[f"{prefix}.sinks"] = self.sinks
         return views
 
 
-class GatedMLP:
-    """down(silu(gate(x)) * up(x))"""
+class QKRowNorm:
+    """RMSNorm over all heads of q together, and over all heads of k (OLMo 2)."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
-        size, bias = config.intermediate_size, config.traits.mlp_bias
-        self.gate_up_proj = Linear(
-            config.hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias, dtype=dtype, device=device
-        )
-        self.down_proj = Linear(size, {"down_proj": config.hidden_size}, bias=bias, dtype=dtype, device=device)
-        self._ops = ops
+    def __init__(
+        self, q_size: int, k_size: int, config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._sizes, self._eps = (q_size, k_size), config.rms_norm_eps
+        self.weight = torch.empty(q_size + k_size, dtype=dtype, device=device)
+
+    def __call__(self, qkv: torch.Tensor) -> None:
+        """[tokens, q, k, v side by side]: norms q and k in place."""
+        for part, weight in zip(qkv.split((*self._sizes, qkv.shape[1] - sum(self._sizes)), 1), self._weights()):
+            part.copy_(F.rms_norm(part, weight.shape, weight, self._eps))
+
+    def reorder(self, order: torch.Tensor) -> None:
+        """Weight i becomes the checkpoint's order[i]."""
+        self.weight.copy_(self.weight[order.to(self.weight.device)])
+
+    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+        q, k = self._weights()
+        return {f"{prefix}.q_norm.weight": q, f"{prefix}.k_norm.weight": k}
+
+    def _weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k = self.weight.split(self._sizes)
+        return q, k
+
+
+class GatedMLP:
+    """down(act(gate(x)) * up(x))"""
+
+    def __init__(
+        self, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device, size: int = 0
+    ) -> None:
+        """size: of gate and up; 0: the config's intermediate_size, which the device's ops were made for."""
+        fast_silu = ops.silu_and_mul if size in (0, config.intermediate_size) else None
+        size, traits = size or config.intermediate_size, config.traits
+        parts = {"gate_up_proj": 2 * size} if traits.has_fused_gate_up else {"gate_proj": size, "up_proj": size}
+        bias, hidden = traits.mlp_bias, config.hidden_size
+        self.gate_up_proj = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Linear(size, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device)
+        self._activation = gated_activation(config.activation, fast_silu)
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.gate_up_proj, self.down_proj]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self._ops.silu_and_mul(self.gate_up_proj(x)))
+        return self.down_proj(self._activation(self.gate_up_proj(x)))
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         return self.gate_up_proj.checkpoint_views(prefix) | self.down_proj.checkpoint_views(prefix)
+
+
+class Branch:
+    """What surrounds attention or the MLP: a norm before it or behind it, and the factor of what it adds."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        before: str | None,
+        after: str | None,
+        ops: Ops,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """before, after: the norms' names in the checkpoint; None for no norm."""
+
+        def norm(name: str | None) -> RMSNorm | None:
+            size, eps, offset = config.hidden_size, config.rms_norm_eps, config.traits.norm_offset
+            return RMSNorm(size, eps, ops, dtype=dtype, device=device, offset=offset) if name is not None else None
+
+        self.before, self.after = norm(before), norm(after)
+        self._names = before, after
+        self._multiplier = config.traits.residual_multiplier
+        self._ops = ops
+
+    def enter(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual: see DecoderLayer. Returns the branch's input and the stream, which may be one tensor."""
+        if self.before is None:
+            stream = x if residual is None else self._ops.add(x, residual)
+            return stream, stream
+        if residual is None:
+            return self.before(x), x
+        return self.before.of_sum(x, residual)
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        """The branch's output -> what is added to the stream. May overwrite x."""
+        if self.after is not None:
+            x = self.after(x)
+        return x if self._multiplier == 1 else x.mul_(self._multiplier)
+
+    def finish_loading(self) -> None:
+        for norm in (self.before, self.after):
+            if norm is not None:
+                norm.finish_loading()
+
+    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+        views: dict[str, torch.Tensor] = {}
+        for norm, name in zip((self.before, self.after), self._names, strict=True):
+            if norm is not None:
+                views |= norm.checkpoint_views(f"{prefix}.{name}")
+        return views
 
 
 class DecoderLayer:
@@ -136,10 +264,12 @@ class DecoderLayer:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(size, eps, ops, dtype=dtype, device=device)
+        names = config.traits.norms
+        self._around_attention = Branch(
+            config, names.before_attention, names.after_attention, ops, dtype=dtype, device=device
+        )
         self.self_attn = SelfAttention(config, layer_id, ops, rotary, dtype=dtype, device=device)
-        self.post_attention_layernorm = RMSNorm(size, eps, ops, dtype=dtype, device=device)
+        self._around_mlp = Branch(config, names.before_mlp, names.after_mlp, ops, dtype=dtype, device=device)
         self.mlp = GatedMLP(config, ops, dtype=dtype, device=device)
 
     def __call__(
@@ -152,24 +282,26 @@ class DecoderLayer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual [tokens, hidden]: the stream is their sum (residual None: zero). Returns the same pair for the
         next layer. May overwrite both arguments: the caller must not use them again."""
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm.of_sum(x, residual)
-        x = self.self_attn(x, inputs, kv_pool, attention)
-        x, residual = self.post_attention_layernorm.of_sum(x, residual)
-        return self.mlp(x), residual
+        x, residual = self._around_attention.enter(x, residual)
+        x = self._around_attention.leave(self.self_attn(x, inputs, kv_pool, attention))
+        x, residual = self._around_mlp.enter(x, residual)
+        return self._around_mlp.leave(self.mlp(x)), residual
 
     @property
     def linears(self) -> list[Linear]:
-        attention, mlp = self.self_attn, self.mlp
-        return [attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj]
+        return [self.self_attn.qkv_proj, self.self_attn.o_proj, *self.mlp.linears]
+
+    def finish_loading(self) -> None:
+        """See Decoder.finish_loading."""
+        self._around_attention.finish_loading()
+        self.self_attn.finish_loading()
+        self._around_mlp.finish_loading()
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         return (
-            self.input_layernorm.checkpoint_views(f"{prefix}.input_layernorm")
+            self._around_attention.checkpoint_views(prefix)
             | self.self_attn.checkpoint_views(f"{prefix}.self_attn")
-            | self.post_attention_layernorm.checkpoint_views(f"{prefix}.post_attention_layernorm")
+            | self._around_mlp.checkpoint_views(prefix)
             | self.mlp.checkpoint_views(f"{prefix}.mlp")
         )
 
@@ -180,11 +312,27 @@ class Decoder:
     def __init__(self, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ops, dtype=dtype, device=device)
         self._ops = ops
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.context_length, dtype=dtype, device=device)
+        traits = config.traits
+        # Rounded first, as in transformers.
+        self._embedding_multiplier = float(torch.tensor(traits.embedding_multiplier, dtype=dtype))
+        self._needs_torch = traits.needs_torch or config.activation not in ("silu", "swish")
+        self._logit_multiplier, self._logit_cap = traits.logit_multiplier, traits.logit_cap
+        rotaries = {
+            rope: RotaryEmbedding(rope, config.head_dim, config.context_length, dtype=dtype, device=device)
+            for rope in set(config.ropes)
+        }
         self.layers = [
-            DecoderLayer(config, i, ops, self.rotary, dtype=dtype, device=device) for i in range(config.num_layers)
+            DecoderLayer(config, i, ops, rotaries[rope], dtype=dtype, device=device)
+            for i, rope in enumerate(config.ropes)
         ]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops, dtype=dtype, device=device)
+        self.norm = RMSNorm(
+            config.hidden_size,
+            config.rms_norm_eps,
+            ops,
+            dtype=dtype,
+            device=device,
+            offset=traits.norm_offset,
+        )
         self.lm_head = LMHead(
             config.vocab_size,
             config.hidden_size,
@@ -206,13 +354,27 @@ class Decoder:
     def __call__(self, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
         """See ServedModel.__call__. The hidden states are those before the final norm."""
         x, residual = self.embed_tokens(inputs.input_ids), None
+        if self._embedding_multiplier != 1:
+            x.mul_(self._embedding_multiplier)
         for layer in self.layers:
             x, residual = layer(x, residual, inputs, kv_pool, attention)
         return x if residual is None else self._ops.add(x, residual)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of some tokens [rows, hidden], as returned by a call -> float32 [rows, vocab_size]."""
-        return self.lm_head(hidden, self.norm)
+        logits = self.lm_head(hidden, self.norm)
+        if self._logit_multiplier != 1:
+            logits.mul_(self._logit_multiplier)
+        if self._logit_cap is not None:
+            logits.div_(self._logit_cap).tanh_().mul_(self._logit_cap)
+        return logits
+
+    def finish_loading(self) -> None:
+        """Bring what has been loaded into the form in which it is computed. To be called once, before
+        `choose_products`."""
+        for layer in self.layers:
+            layer.finish_loading()
+        self.norm.finish_loading()
 
     def choose_products(
         self,
@@ -241,7 +403,9 @@ class Decoder:
 
     def is_recordable(self, tokens: int) -> bool:
         """Are all products of the layers, for a step of so many tokens, calls that attention's team can record?"""
-        return all(linear.form(tokens) == NUMBA for layer in self.layers for linear in layer.linears)
+        return not self._needs_torch and all(
+            linear.form(tokens) == NUMBA for layer in self.layers for linear in layer.linears
+        )
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name -> memory to fill: every tensor the model needs, and no other."""

@@ -8,7 +8,10 @@ from typing import Any
 from ..model_config import DecoderTraits
 
 TraitsReader = Callable[[Mapping[str, Any]], DecoderTraits]
-"""Reads the traits from the parsed config.json."""
+"""Reads the traits from the parsed config.json. Raises KeyError for what is missing, ValueError for a variant that
+cannot be served."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def full_attention(raw: Mapping[str, Any]) -> tuple[None, ...]:
@@ -27,3 +30,20 @@ def windows_by_layer_type(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
         first = raw.get("max_window_layers", 28)
         return tuple(window if layer >= first else None for layer in range(num_layers))
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def layer_kinds(raw: Mapping[str, Any], *, full_every: int) -> tuple[str, ...]:
+    """Per layer, FULL or SLIDING: as layer_types says, else every so many layers is a full one."""
+    if raw.get("layer_types") is not None:
+        return tuple(raw["layer_types"])
+    return tuple(SLIDING if (layer + 1) % full_every else FULL for layer in range(raw["num_hidden_layers"]))
+
+
+def windows_of(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[int | None, ...]:
+    """Layers of the kind SLIDING see sliding_window tokens, all others everything."""
+    return tuple(raw["sliding_window"] if kind == SLIDING else None for kind in kinds)
+
+
+def one_window(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """All layers see sliding_window tokens, or everything if it is not set."""
+    return (raw.get("sliding_window"),) * raw["num_hidden_layers"]

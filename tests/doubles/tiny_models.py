@@ -28,6 +28,14 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [2.0, 4.0, 8.0, 16.0],
+    "original_max_position_embeddings": 512,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, tied, odd head_dim": ("Llama", {"tie_word_embeddings": True, "head_dim": 14}),
@@ -40,6 +48,77 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "llama, yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama, yarn of DeepSeek": (
+        "Llama",
+        {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False, "beta_fast": 16}},
+    ),
+    "llama, dynamic rope": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "head_dim": 16,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+            },
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+            "mlp_bias": True,
+        },
+    ),
+    "phi3": ("Phi3", {}),
+    "phi4, longrope of a part": (
+        "Phi3",
+        {
+            "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.5, "attention_factor": 1.2},
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 30,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 20}),
+    "ministral": ("Ministral", {"head_dim": 8, "sliding_window": 20}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 8,
+            "rope_parameters": YARN
+            | {
+                "original_max_position_embeddings": 40,
+                "llama_4_scaling_beta": 0.1,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "glm": ("Glm", {"head_dim": 8}),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "seed_oss": ("SeedOss", {"head_dim": 8, "attention_out_bias": True}),
+    "ernie": ("Ernie4_5", {"head_dim": 8, "use_bias": True}),
     "qwen3, bias, tied": ("Qwen3", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
@@ -51,7 +130,9 @@ def make_reference(name: str, changes: dict[str, Any], *, architecture: str = ""
 
     torch.manual_seed(len(name) + len(changes))
     config = getattr(transformers, f"{name}Config")(**(TINY | changes | init))
-    model = getattr(transformers, architecture or f"{name}ForCausalLM")(config).eval()
+    if getattr(config, "attn_logit_softcapping", None):
+        config._attn_implementation = "eager"  # torch's attention has no soft cap
+    model = getattr(transformers, architecture or f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for key, value in model.named_parameters():
             if value.dim() == 1:  # ones and zeros by default: they would hide a norm or a bias that is not read

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -24,6 +25,7 @@ LLAMA: dict[str, Any] = {
     "eos_token_id": 2,
     "bos_token_id": 1,
 }
+PHI: dict[str, Any] = {"architectures": ["Phi3ForCausalLM"]}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -44,14 +46,19 @@ def test_plain_llama_config():
     config = parse()
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (4, 8, 2, 8)
     assert (config.context_length, config.eos_token_ids, config.bos_token_id) == (256, (2,), 1)
-    assert config.rope == RopeConfig(theta=10000.0) and not config.tie_word_embeddings and config.dtype == "float32"
+    assert (
+        config.ropes == (RopeConfig(theta=10000.0),) * 4
+        and not config.tie_word_embeddings
+        and config.dtype == "float32"
+    )
     assert config.traits.layer_windows == (None,) * 4 and not config.traits.qkv_bias
 
 
 def test_old_and_new_config_spellings_are_equal():
     old = parse({"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}, "torch_dtype": "bfloat16"})
     new = parse({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}, "dtype": "bfloat16"})
-    assert old == new and old.rope.theta == 5e5 and old.rope.factor == 8.0 and old.dtype == "bfloat16"
+    rope = old.ropes[0]
+    assert old == new and rope is not None and rope.theta == 5e5 and rope.factor == 8.0 and old.dtype == "bfloat16"
 
 
 def test_explicit_head_dim_and_missing_kv_heads():
@@ -94,16 +101,21 @@ def test_traits_of_each_architecture():
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "GPT2LMHeadModel is not supported; supported are Llama.*, .*Qwen3",
+            "GPT2LMHeadModel is not supported; supported are .*Llama.*, .*Qwen3",
         ),
         ({"architectures": None}, "missing is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "'yarn' is not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4}}, "'dynamic' is not supported"),
+        ({"architectures": ["Qwen9ForCausalLM"]}, "similar names are Qwen[23]ForCausalLM, Qwen[23]ForCausalLM"),
+        ({"rope_scaling": {"rope_type": "axial", "factor": 4}}, "'axial' is not supported; supported are default"),
+        (PHI | {"rope_scaling": {"rope_type": "longrope", "short_factor": [1]}}, "longrope has 1 factors for 4 pairs"),
+        (PHI | {"rope_scaling": {"rope_type": "longrope"}}, "has no 'short_factor'"),
+        (PHI | {"partial_rotary_factor": 0.4}, "rotates 3 of 8 coordinates"),
+        ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": 9}, "has no 'query_pre_attn_scalar', which Gemma2"),
+        ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "an encoder"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4}}, "has no 'low_freq_factor'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"hidden_act": "gelu"}, "'gelu' is not supported; supported is silu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"hidden_act": "relu2"}, "'relu2' is not supported; supported are silu"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, r"quantised weights \(mxfp4\)"),
         ({"num_key_value_heads": 3}, "multiple of KV heads"),
         ({"head_dim": 7}, "head_dim even"),
         ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
@@ -147,3 +159,44 @@ def test_model_config_is_read_from_folder(tmp_path):
 def test_reading_a_config_does_not_import_torch():
     code = "import sys, baton.runtime.checkpoint.hf_config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def first_rope(changes: dict[str, Any], **options: Any) -> RopeConfig:
+    rope = parse(changes, **options).ropes[0]
+    assert rope is not None
+    return rope
+
+
+def test_rope_parameters_per_layer_type_in_both_spellings():
+    gemma = {"architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": 8, "sliding_window": 9}
+    gemma["layer_types"] = ["sliding_attention", "full_attention"] * 2
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = parse(gemma | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": linear})
+    by_kind = {"sliding_attention": {"rope_theta": 1e4}, "full_attention": linear | {"rope_theta": 1e6}}
+    new = parse(gemma | {"rope_parameters": by_kind})
+    assert old == new and new.tie_word_embeddings
+    assert new.ropes == (RopeConfig(theta=1e4), RopeConfig(theta=1e6, rope_type="linear", factor=8.0)) * 2
+
+
+def test_longrope_factors_depend_on_the_context_length():
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    changes = PHI | {"rope_scaling": rope, "original_max_position_embeddings": 64}
+    assert first_rope(changes).factors == (2.0,) * 4
+    short = first_rope(changes, context_length=64)
+    assert short.factors == (1.0,) * 4 and short.attention_factor == pytest.approx(math.sqrt(1 + 1 / 3))
+
+
+def test_yarn_attention_factor():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+    def factor(**more: float) -> float:
+        return first_rope({"rope_scaling": yarn | more}).attention_factor
+
+    assert factor() == pytest.approx(0.1 * math.log(4) + 1)
+    assert factor(mscale=1.0, mscale_all_dim=1.0) == 1.0
+    assert factor(attention_factor=0.5) == 0.5
+
+
+def test_layers_without_rotary_embedding():
+    smollm3 = parse({"architectures": ["SmolLM3ForCausalLM"]})
+    assert [rope is None for rope in smollm3.ropes] == [False, False, False, True]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from baton.runtime.layers.rotary import RotaryEmbedding, apply_rotary, inverse_frequencies
+from baton.runtime.layers.rotary import RotaryEmbedding, apply_rotary, head_order, inverse_frequencies
 from baton.runtime.model_config import RopeConfig
 
 CPU = torch.device("cpu")
@@ -59,5 +59,25 @@ def test_llama3_keeps_fast_pairs_and_slows_slow_ones():
 
 
 def test_unknown_rope_type_is_refused():
-    with pytest.raises(ValueError, match="yarn"):
-        inverse_frequencies(RopeConfig(theta=1e4, rope_type="yarn"), 8)
+    with pytest.raises(ValueError, match="axial"):
+        inverse_frequencies(RopeConfig(theta=1e4, rope_type="axial"), 8)
+
+
+@pytest.mark.parametrize("is_interleaved, order", [(False, [0, 1, 4, 2, 3, 5]), (True, [0, 2, 4, 1, 3, 5])])
+def test_pairs_of_a_part_are_half_a_head_apart_in_head_order(is_interleaved, order):
+    found = head_order(RopeConfig(theta=1e4, partial=4 / 6), 6, is_interleaved=is_interleaved)
+    assert found is not None and found.tolist() == order
+
+
+def test_head_order_is_the_checkpoints_where_whole_halves_rotate():
+    assert head_order(RopeConfig(theta=1e4), 6, is_interleaved=False) is None
+    assert head_order(None, 6, is_interleaved=True) is None
+
+
+def test_what_does_not_rotate_keeps_its_numbers():
+    rope = RopeConfig(theta=1e4, partial=0.5, attention_factor=3.0)
+    cos, sin = RotaryEmbedding(rope, 8, 5, dtype=torch.float32, device=CPU).table.chunk(2, dim=1)
+    assert torch.equal(cos[:, 2:], torch.ones(5, 2)) and torch.equal(sin[:, 2:], torch.zeros(5, 2))
+    assert torch.equal(cos[0, :2], torch.full((2,), 3.0))
+    nothing = RotaryEmbedding(None, 8, 5, dtype=torch.float32, device=CPU).table
+    assert torch.equal(nothing, torch.tensor([[1.0] * 4 + [0.0] * 4]).expand(5, 8))

@@ -1,0 +1,31 @@
+"""Gated activations: [rows, 2 * size], gate then up, contiguous -> act(gate) * up, [rows, size], contiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from .ops import SiluAndMulOp, silu_and_mul
+
+
+def _gelu_and_mul(approximate: str, gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate=approximate).mul_(up)
+
+
+GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu_and_mul,
+    "swish": silu_and_mul,
+    "gelu": partial(_gelu_and_mul, "none"),
+    "gelu_pytorch_tanh": partial(_gelu_and_mul, "tanh"),
+}
+"""By the names that config.json has, see model_config.ACTIVATIONS."""
+
+
+def gated_activation(name: str, fast_silu: SiluAndMulOp | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The gated activation of this name. fast_silu: the device's own for silu, if it has one for this size."""
+    is_silu = GATED[name] is silu_and_mul
+    return fast_silu if is_silu and fast_silu is not None else GATED[name]
