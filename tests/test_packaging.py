@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 LAYERS = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
 HELPER_FOLDERS = ("benchmarks", "docs", "examples", "tests")
-EXTRAS = ("cuda", "cpu", "tiers", "remote", "learned", "examples", "bench", "dev", "mutants")
+EXTRAS = ("cuda", "cpu", "tiers", "remote", "learned", "tokenizers", "examples", "bench", "dev", "mutants")
 
 
 def folders_with_code() -> set[str]:
@@ -127,6 +127,8 @@ USED_WITHOUT_AN_IMPORT = {
     "axe-playwright-python": "imported by name, in a test that is skipped without it",
     "fastapi-offline": "its pages are read as files",
     "httptools": "uvicorn's parser",
+    "protobuf": "transformers reads SentencePiece models with it",
+    "tiktoken": "transformers reads tiktoken files with it",
     "scikit-learn": "imported by name, where it is asked for",
     "sglang-kernel": "imported by name, where it is there",
     "schemathesis": "a program",

@@ -21,6 +21,7 @@ import tokenizers
 
 from .chat_template import ChatTemplate, ChatTemplateError
 from .token_bytes import TokenBytes, UnsupportedDecoder
+from .tokenizer_conversion import ConversionFailed, converted_folder, tokenizer_sources
 
 _ANCHORS = ("\n", "\t", "|", "\x01")
 """A text is tokenised after the first of these that does not merge with it."""
@@ -61,21 +62,33 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read tokenizer.json and what lies beside it in folder ``path``. Raises TokenizerError."""
-        folder = Path(path)
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            hint = ""
-            if any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json", "tekken.json")):
-                hint = "; it holds a tokenizer in an older format: load it with transformers and save_pretrained() it"
-            raise TokenizerError(f"no tokenizer.json in {str(folder)!r}{hint}; or set --tokenizer-path")
+        """Read tokenizer.json and what lies beside it in folder ``path``; without tokenizer.json, convert what there
+        is (`tokenizer_conversion`). Raises TokenizerError."""
+        folder = converted = Path(path)
+        if not (folder / "tokenizer.json").is_file():
+            if not tokenizer_sources(folder):
+                raise TokenizerError(
+                    f"no tokenizer.json in {str(folder)!r}, and no tokenizer in an older format (tokenizer.model, "
+                    "vocab.json with merges.txt, tekken.json, *.tiktoken); set --tokenizer-path"
+                )
+            try:
+                converted = converted_folder(folder)
+            except ConversionFailed as error:
+                raise TokenizerError(str(error)) from error
+        file = converted / "tokenizer.json"
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{file} cannot be read: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
+        for older in (folder / "special_tokens_map.json", converted / "tokenizer_config.json"):
+            named = _read_json(older)
+            config = {name: named[name] for name in NAMED_TOKENS if named.get(name) is not None} | config
         try:
-            return cls(backend, config, find_chat_templates(folder, config))
+            templates = find_chat_templates(folder, config)
+            if not templates and converted != folder:  # mistral-common has templates for tekken.json
+                templates = find_chat_templates(converted, {})
+            return cls(backend, config, templates)
         except (UnsupportedDecoder, ChatTemplateError) as error:
             raise TokenizerError(f"{folder}: {error}") from error
 
