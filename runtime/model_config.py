@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
 """Activations of a gate, by their names in config.json."""
@@ -46,6 +47,64 @@ class NormNames:
     after_mlp: str | None = None
 
 
+class Choice(Enum):
+    """How a router makes scores of its logits."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    LOGITS = "logits"
+    """The largest logits are chosen, and their weights are the softmax over those."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertNames:
+    """Names in a checkpoint, all below the layer's ``block``."""
+
+    block: str = "mlp"
+    router: str = "gate"
+    router_bias: bool = False
+    correction: str | None = None
+    """A number for each expert that is added to its score when experts are chosen, not when they are weighed."""
+    correction_is_row: bool = False
+    single: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Of each expert."""
+    packed: tuple[str, str] | None = None
+    """Instead, one tensor each for gate and up, and for down, of all experts."""
+    is_transposed: bool = False
+    """The packed tensors are [experts, in, out]."""
+    shared: str | None = None
+    """An MLP that all tokens use."""
+    shared_gate: str | None = None
+    """Its output is multiplied by the sigmoid of this projection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertTraits:
+    """A mixture of experts in place of the MLP; see `layers/experts.py`.
+
+    is_sparse: per layer, whether it has experts. intermediate_size: of each expert; shared_size: of the shared one.
+    renormalises: the chosen weights are divided by their sum. weight_scale: they are multiplied by it.
+    num_groups, top_groups: experts are chosen from the best groups only.
+    routes_in_float32: the router's logits are computed in float32.
+    has_bias: experts have biases. clamp: (alpha, limit) of a clamped SwiGLU in place of the model's activation.
+    """
+
+    is_sparse: tuple[bool, ...]
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    shared_size: int = 0
+    choice: Choice = Choice.SOFTMAX
+    renormalises: bool = True
+    weight_scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    routes_in_float32: bool = False
+    has_bias: bool = False
+    clamp: tuple[float, float] | None = None
+    names: ExpertNames = field(default_factory=ExpertNames)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderTraits:
     """How an architecture differs from the others that share `models/decoder.py`.
@@ -61,6 +120,7 @@ class DecoderTraits:
     has_fused_qkv, has_fused_gate_up: the checkpoint holds these projections as one matrix.
     activation: of the gate, one of ACTIVATIONS; None: the config's hidden_act.
     ties_by_default: the LM head is the embedding if the config does not say.
+    experts: a mixture of experts in some layers.
     has_sinks: each head has a learned score that takes a share of the attention weights.
     norms: where the layer has norms. norm_offset: is added to the weights of norms, also those of q and k.
     embedding_multiplier, residual_multiplier, logit_multiplier: scale embeddings, what a layer adds, and logits.
@@ -83,6 +143,7 @@ class DecoderTraits:
     has_fused_gate_up: bool = False
     activation: str | None = None
     ties_by_default: bool = False
+    experts: ExpertTraits | None = None
     has_sinks: bool = False
     norms: NormNames = field(default_factory=NormNames)
     norm_offset: float = 0.0
@@ -100,6 +161,7 @@ class DecoderTraits:
         return (
             self.qk_row_norm
             or self.position_scale is not None
+            or self.experts is not None
             or self.embedding_multiplier != 1
             or self.residual_multiplier != 1
         )

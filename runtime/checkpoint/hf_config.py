@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ...scheduler.sampling_params import SamplingParams
-from ..model_config import ACTIVATIONS, ModelConfig
+from ..model_config import ACTIVATIONS, DecoderTraits, ModelConfig
 from ..models.registry import ARCHITECTURES
 from .model_files import ModelLoadError, UnsupportedModelError
 from .rope_config import layer_ropes
@@ -65,6 +65,7 @@ def parse_model_config(
         raise ModelLoadError(f"{source} has no {missing}, which {architecture} needs") from None
     except ValueError as refused:
         raise ModelLoadError(f"{source}: {refused}") from None
+    _check_experts(traits, source)
     activation = traits.activation or raw.get("hidden_act") or "silu"
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(
@@ -122,6 +123,25 @@ def _supported_architecture(raw: Mapping[str, Any], source: str) -> str:
             f"{source}: quantised weights ({method}) are not supported; use the bf16, f16 or f32 checkpoint"
         )
     return architecture
+
+
+def _check_experts(traits: DecoderTraits, source: str) -> None:
+    """Raises ModelLoadError if the numbers of experts and groups do not fit each other."""
+    experts = traits.experts
+    if experts is None:
+        return
+    if not 0 < experts.top_k <= experts.num_experts:
+        raise ModelLoadError(f"{source}: a token uses {experts.top_k} experts of {experts.num_experts}")
+    if experts.num_experts % experts.num_groups or not 0 < experts.top_groups <= experts.num_groups:
+        raise ModelLoadError(
+            f"{source}: {experts.num_experts} experts cannot be divided into {experts.num_groups} groups, of which "
+            f"{experts.top_groups} are used; correct n_group and topk_group"
+        )
+    if experts.top_k > experts.num_experts // experts.num_groups * experts.top_groups:
+        raise ModelLoadError(
+            f"{source}: a token uses {experts.top_k} experts, but {experts.top_groups} of {experts.num_groups} groups "
+            f"hold only {experts.num_experts // experts.num_groups * experts.top_groups}"
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -29,3 +29,13 @@ def gated_activation(name: str, fast_silu: SiluAndMulOp | None = None) -> Callab
     """The gated activation of this name. fast_silu: the device's own for silu, if it has one for this size."""
     is_silu = GATED[name] is silu_and_mul
     return fast_silu if is_silu and fast_silu is not None else GATED[name]
+
+
+def clamped_swiglu(alpha: float, limit: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """gpt-oss's: (up + 1) * gate * sigmoid(alpha * gate), both within the limit. Gate and up alternate."""
+
+    def activation(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+    return activation

@@ -18,6 +18,7 @@ from ...attention.backend import AttentionBackend, AttentionSpec
 from ...memory_pool.kv_pool import KVPool
 from ..layers.activations import gated_activation
 from ..layers.embedding import Embedding, LMHead, LogitsProduct
+from ..layers.experts import Experts, Router
 from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
@@ -25,7 +26,7 @@ from ..layers.product_trials import LateTrials, choose_products
 from ..layers.products import NUMBA, BlockKernel
 from ..layers.rotary import RotaryEmbedding, head_order
 from ..layers.step_inputs import StepInputs
-from ..model_config import ModelConfig
+from ..model_config import ExpertTraits, ModelConfig
 
 EMBEDDING = "model.embed_tokens"
 """Its name in a checkpoint."""
@@ -199,6 +200,44 @@ class GatedMLP:
         return self.gate_up_proj.checkpoint_views(prefix) | self.down_proj.checkpoint_views(prefix)
 
 
+class SparseMLP:
+    """Experts, and perhaps an MLP that all tokens use."""
+
+    def __init__(
+        self, config: ModelConfig, traits: ExpertTraits, ops: Ops, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        names, hidden = traits.names, config.hidden_size
+        self.router = Router(traits, hidden, dtype=dtype, device=device)
+        self.experts = Experts(config, traits, dtype=dtype, device=device)
+        self.shared = (
+            GatedMLP(config, ops, dtype=dtype, device=device, size=traits.shared_size) if names.shared else None
+        )
+        self.shared_gate = torch.empty(1, hidden, dtype=dtype, device=device) if names.shared_gate else None
+        self._names = names
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        out = self.experts(x, *self.router(x))
+        if self.shared is None:
+            return out
+        shared = self.shared(x)
+        if self.shared_gate is not None:
+            shared = shared * F.linear(x, self.shared_gate).sigmoid()
+        return out.add_(shared)
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [] if self.shared is None else self.shared.linears
+
+    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+        views = self.router.checkpoint_views(prefix) | self.experts.checkpoint_views(prefix)
+        if self.shared is not None:
+            views |= self.shared.checkpoint_views(f"{prefix}.{self._names.shared}")
+        if self.shared_gate is not None:
+            views[f"{prefix}.{self._names.shared_gate}.weight"] = self.shared_gate
+        return views
+
+
 class Branch:
     """What surrounds attention or the MLP: a norm before it or behind it, and the factor of what it adds."""
 
@@ -270,7 +309,14 @@ class DecoderLayer:
         )
         self.self_attn = SelfAttention(config, layer_id, ops, rotary, dtype=dtype, device=device)
         self._around_mlp = Branch(config, names.before_mlp, names.after_mlp, ops, dtype=dtype, device=device)
-        self.mlp = GatedMLP(config, ops, dtype=dtype, device=device)
+        experts = config.traits.experts
+        is_sparse = experts is not None and experts.is_sparse[layer_id]
+        self._mlp_name = experts.names.block if experts is not None and is_sparse else "mlp"
+        self.mlp: GatedMLP | SparseMLP = (
+            SparseMLP(config, experts, ops, dtype=dtype, device=device)
+            if experts is not None and is_sparse
+            else GatedMLP(config, ops, dtype=dtype, device=device)
+        )
 
     def __call__(
         self,
@@ -302,7 +348,7 @@ class DecoderLayer:
             self._around_attention.checkpoint_views(prefix)
             | self.self_attn.checkpoint_views(f"{prefix}.self_attn")
             | self._around_mlp.checkpoint_views(prefix)
-            | self.mlp.checkpoint_views(f"{prefix}.mlp")
+            | self.mlp.checkpoint_views(f"{prefix}.{self._mlp_name}")
         )
 
 

@@ -5,36 +5,47 @@ To add an architecture that fits `decoder.py`, write one small file beside this 
 
 from __future__ import annotations
 
-from .ernie import ernie4_5_traits
+from .ernie import ernie4_5_moe_traits, ernie4_5_traits
 from .gemma import gemma2_traits, gemma3_traits, gemma_traits
-from .glm import glm4_traits, glm_traits
-from .granite import granite_traits
+from .glm import glm4_moe_traits, glm4_traits, glm_traits
+from .gpt_oss import gpt_oss_traits
+from .granite import granite_moe_traits, granite_traits
 from .llama import llama_traits
 from .mistral import ministral3_traits, ministral_traits, mistral_traits
+from .mixtral import mixtral_traits
 from .olmo import olmo2_traits, olmo3_traits
 from .phi3 import phi3_traits
 from .qwen2 import qwen2_traits
 from .qwen3 import qwen3_traits
+from .qwen_moe import olmoe_traits, qwen2_moe_traits, qwen3_moe_traits
 from .seed_oss import seed_oss_traits
 from .smollm3 import smollm3_traits
 from .traits import TraitsReader
 
 ARCHITECTURES: dict[str, TraitsReader] = {
     "Ernie4_5ForCausalLM": ernie4_5_traits,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe_traits,
     "Gemma2ForCausalLM": gemma2_traits,
     "Gemma3ForCausalLM": gemma3_traits,
     "GemmaForCausalLM": gemma_traits,
     "Glm4ForCausalLM": glm4_traits,
+    "Glm4MoeForCausalLM": glm4_moe_traits,
     "GlmForCausalLM": glm_traits,
+    "GptOssForCausalLM": gpt_oss_traits,
     "GraniteForCausalLM": granite_traits,
+    "GraniteMoeForCausalLM": granite_moe_traits,
     "LlamaForCausalLM": llama_traits,
     "Ministral3ForCausalLM": ministral3_traits,
     "MinistralForCausalLM": ministral_traits,
     "MistralForCausalLM": mistral_traits,
+    "MixtralForCausalLM": mixtral_traits,
     "Olmo2ForCausalLM": olmo2_traits,
     "Olmo3ForCausalLM": olmo3_traits,
+    "OlmoeForCausalLM": olmoe_traits,
     "Phi3ForCausalLM": phi3_traits,
+    "Qwen2MoeForCausalLM": qwen2_moe_traits,
     "Qwen2ForCausalLM": qwen2_traits,
+    "Qwen3MoeForCausalLM": qwen3_moe_traits,
     "Qwen3ForCausalLM": qwen3_traits,
     "SeedOssForCausalLM": seed_oss_traits,
     "SmolLM3ForCausalLM": smollm3_traits,

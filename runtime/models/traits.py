@@ -47,3 +47,9 @@ def windows_of(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[int | No
 def one_window(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
     """All layers see sliding_window tokens, or everything if it is not set."""
     return (raw.get("sliding_window"),) * raw["num_hidden_layers"]
+
+
+def expert_count(raw: Mapping[str, Any]) -> int:
+    """Experts of a layer; each family has a name of its own for it, and transformers 5 writes another."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return next((raw[name] for name in names if raw.get(name) is not None), None) or raw[names[0]]

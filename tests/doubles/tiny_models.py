@@ -36,6 +36,7 @@ LONGROPE = {
     "long_factor": [2.0, 4.0, 8.0, 16.0],
     "original_max_position_embeddings": 512,
 }
+EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, tied, odd head_dim": ("Llama", {"tie_word_embeddings": True, "head_dim": 14}),
@@ -119,6 +120,47 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4", {"head_dim": 16}),
     "seed_oss": ("SeedOss", {"head_dim": 8, "attention_out_bias": True}),
     "ernie": ("Ernie4_5", {"head_dim": 8, "use_bias": True}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        EXPERTS | {"head_dim": 8, "num_experts": 8, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        EXPERTS | {"num_experts": 6, "shared_expert_intermediate_size": 40, "sliding_window": None},
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}),
+    "granitemoe": (
+        "GraniteMoe",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "residual_multiplier": 0.4, "attention_multiplier": 0.2},
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        EXPERTS
+        | {
+            "head_dim": 8,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "n_shared_experts": 2,
+        },
+    ),
+    "ernie_moe": (
+        "Ernie4_5_Moe",
+        {"moe_k": 2, "moe_num_experts": 6, "moe_num_shared_experts": 2, "moe_intermediate_size": 24, "head_dim": 8},
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 8,
+            "sliding_window": 20,
+            "rope_parameters": YARN | {"truncate": False},
+        },
+    ),
     "qwen3, bias, tied": ("Qwen3", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
@@ -134,6 +176,9 @@ def make_reference(name: str, changes: dict[str, Any], *, architecture: str = ""
         config._attn_implementation = "eager"  # torch's attention has no soft cap
     model = getattr(transformers, architecture or f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
+        for key, value in (*model.named_parameters(), *model.named_buffers()):
+            if key.endswith("e_score_correction_bias"):  # zeros, too
+                value.copy_(torch.randn_like(value) * 0.2)
         for key, value in model.named_parameters():
             if value.dim() == 1:  # ones and zeros by default: they would hide a norm or a bias that is not read
                 value.copy_(torch.randn_like(value) * 0.3 + (1.0 if "norm" in key else 0.0))

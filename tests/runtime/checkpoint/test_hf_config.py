@@ -25,6 +25,15 @@ LLAMA: dict[str, Any] = {
     "eos_token_id": 2,
     "bos_token_id": 1,
 }
+MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+GLM_MOE: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+}
 PHI: dict[str, Any] = {"architectures": ["Phi3ForCausalLM"]}
 LLAMA3 = {
     "factor": 8.0,
@@ -108,6 +117,13 @@ def test_traits_of_each_architecture():
         ({"rope_scaling": {"rope_type": "axial", "factor": 4}}, "'axial' is not supported; supported are default"),
         (PHI | {"rope_scaling": {"rope_type": "longrope", "short_factor": [1]}}, "longrope has 1 factors for 4 pairs"),
         (PHI | {"rope_scaling": {"rope_type": "longrope"}}, "has no 'short_factor'"),
+        (MIXTRAL | {"num_local_experts": 1}, "uses 2 experts of 1"),
+        (MIXTRAL | {"num_local_experts": None}, "no 'num_experts', which Mixtral"),
+        (GLM_MOE | {"n_group": 3}, "8 experts cannot be divided into 3 groups"),
+        (
+            GLM_MOE | {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3},
+            "3 experts, but 1 of 4 groups hold only 2",
+        ),
         (PHI | {"partial_rotary_factor": 0.4}, "rotates 3 of 8 coordinates"),
         ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": 9}, "has no 'query_pre_attn_scalar', which Gemma2"),
         ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "an encoder"),

@@ -1,0 +1,132 @@
+"""Mixture of experts (Shazeer et al. 2017): a router chooses a few MLPs for each token and weighs what they return.
+
+    x ─▶ router ─▶ (experts, weights) of each token ─┐
+    └──────────────▶ rows sorted by expert ─▶ one product per expert ─▶ back in order ─▶ Σ weight × output ─▶ + shared
+
+Experts are chosen as transformers chooses them: the same scores in the same dtype, and torch.topk for ties. A layer's
+weights are one tensor for all experts, [experts, out, in]. Their products are torch's: the forms of `products` are for
+`Linear`s, with rows whose number is known; here an expert may get one row or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from ..model_config import Choice, ExpertTraits, ModelConfig
+from .activations import clamped_swiglu, gated_activation
+
+LEAST_SUM = 1e-12
+"""Weights are divided by their sum, or by this if it is smaller."""
+
+
+class Router:
+    """Chooses ``top_k`` experts for each token."""
+
+    def __init__(self, traits: ExpertTraits, hidden_size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._traits = traits
+        self.weight = torch.empty(traits.num_experts, hidden_size, dtype=dtype, device=device)
+        self.bias = torch.empty(traits.num_experts, dtype=dtype, device=device) if traits.names.router_bias else None
+        self.correction = (
+            torch.empty(traits.num_experts, dtype=torch.float32, device=device) if traits.names.correction else None
+        )
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [tokens, hidden] -> (experts, int64; weights, float32), [tokens, top_k] each."""
+        traits, top_k = self._traits, self._traits.top_k
+        if traits.routes_in_float32:
+            logits = F.linear(x.float(), self.weight.float())
+        else:
+            logits = F.linear(x, self.weight, self.bias).float()
+        if traits.choice is Choice.LOGITS:
+            chosen, experts = logits.topk(top_k, dim=-1)
+            return experts, chosen.softmax(dim=-1)
+        scores = logits.sigmoid() if traits.choice is Choice.SIGMOID else logits.softmax(dim=-1)
+        ranked = scores if self.correction is None else scores + self.correction
+        if traits.num_groups > 1:
+            ranked = self._in_best_groups(ranked)
+        experts = ranked.topk(top_k, dim=-1).indices
+        weights = scores.gather(1, experts)
+        if traits.renormalises:
+            weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=LEAST_SUM)
+        return experts, weights * traits.weight_scale
+
+    def _in_best_groups(self, ranked: torch.Tensor) -> torch.Tensor:
+        """Scores with -inf outside the best groups: those with the largest sum of their two best (DeepSeek-V3)."""
+        groups = ranked.unflatten(1, (self._traits.num_groups, -1))
+        best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(self._traits.top_groups, dim=-1).indices
+        is_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, False)
+        return groups.masked_fill(is_out.unsqueeze(-1), float("-inf")).flatten(1)
+
+    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+        names = self._traits.names
+        views = {f"{prefix}.{names.router}.weight": self.weight}
+        if self.bias is not None:
+            views[f"{prefix}.{names.router}.bias"] = self.bias
+        if self.correction is not None:
+            # ERNIE 4.5 keeps it as one row.
+            view = self.correction[None] if names.correction_is_row else self.correction
+            views[f"{prefix}.{names.correction}"] = view
+        return views
+
+
+class Experts:
+    """The MLPs: down(act(gate(x)) * up(x)), with a weight of their own for each expert."""
+
+    def __init__(self, config: ModelConfig, traits: ExpertTraits, *, dtype: torch.dtype, device: torch.device) -> None:
+        count, size, hidden = traits.num_experts, traits.intermediate_size, config.hidden_size
+
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(count, *shape, dtype=dtype, device=device)
+
+        self.gate_up, self.down = empty(2 * size, hidden), empty(hidden, size)
+        """[experts, 2 × size, hidden]; [experts, hidden, size]."""
+        self.gate_up_bias, self.down_bias = (empty(2 * size), empty(hidden)) if traits.has_bias else (None, None)
+        self._traits = traits
+        self._activation: Callable[[torch.Tensor], torch.Tensor] = (
+            gated_activation(config.activation) if traits.clamp is None else clamped_swiglu(*traits.clamp)
+        )
+
+    def __call__(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """x [tokens, hidden]; experts int64, weights float32 [tokens, top_k] -> [tokens, hidden]. Reads the number of
+        rows of each expert from the device."""
+        tokens, top_k = experts.shape
+        by_expert = experts.flatten()
+        order = by_expert.argsort(stable=True)
+        rows = x.index_select(0, order // top_k)
+        counts = torch.bincount(by_expert, minlength=self._traits.num_experts).tolist()
+        found, start = torch.empty_like(rows), 0
+        for expert, count in enumerate(counts):
+            if count:
+                found[start : start + count] = self._compute(expert, rows[start : start + count])
+                start += count
+        outputs = torch.empty_like(found).index_copy_(0, order, found).view(tokens, top_k, x.shape[1])
+        return (outputs * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+    def _compute(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
+        gate_up_bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
+        down_bias = None if self.down_bias is None else self.down_bias[expert]
+        inner = self._activation(F.linear(rows, self.gate_up[expert], gate_up_bias))
+        return F.linear(inner, self.down[expert], down_bias)
+
+    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+        names, size = self._traits.names, self._traits.intermediate_size
+        if names.packed is not None:
+            gate_up, down = (f"{prefix}.{name}" for name in names.packed)
+            if names.is_transposed:
+                views = {gate_up: self.gate_up.transpose(1, 2), down: self.down.transpose(1, 2)}
+            else:
+                views = {gate_up: self.gate_up, down: self.down}
+            if self.gate_up_bias is not None and self.down_bias is not None:
+                views |= {f"{gate_up}_bias": self.gate_up_bias, f"{down}_bias": self.down_bias}
+            return views
+        gate, up, down = names.single
+        views = {}
+        for expert in range(self._traits.num_experts):
+            own = f"{prefix}.experts.{expert}"
+            views[f"{own}.{gate}.weight"] = self.gate_up[expert, :size]
+            views[f"{own}.{up}.weight"] = self.gate_up[expert, size:]
+            views[f"{own}.{down}.weight"] = self.down[expert]
+        return views

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from baton.runtime.layers.experts import Experts, Router
+from baton.runtime.model_config import Choice, DecoderTraits, ExpertNames, ExpertTraits, ModelConfig
+
+CPU, FLOAT32 = torch.device("cpu"), torch.float32
+TRAITS = ExpertTraits(is_sparse=(True,), num_experts=8, top_k=2, intermediate_size=12)
+CONFIG = ModelConfig(
+    architecture="",
+    vocab_size=8,
+    hidden_size=6,
+    intermediate_size=12,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=6,
+    rms_norm_eps=1e-6,
+    activation="silu",
+    ropes=(None,),
+    traits=DecoderTraits(layer_windows=(None,), experts=TRAITS),
+    tie_word_embeddings=False,
+    dtype="float32",
+    context_length=8,
+    max_position_embeddings=8,
+    bos_token_id=None,
+    eos_token_ids=(),
+)
+
+
+def route(logits: list[float], correction: list[float] | None = None, **traits: Any) -> dict[int, float]:
+    """Expert -> weight of a token with these logits."""
+    names = ExpertNames(correction="correction" if correction is not None else None)
+    router = Router(
+        dataclasses.replace(TRAITS, num_experts=len(logits), names=names, **traits), 1, dtype=FLOAT32, device=CPU
+    )
+    router.weight.copy_(torch.tensor(logits)[:, None])
+    if correction is not None and router.correction is not None:
+        router.correction.copy_(torch.tensor(correction))
+    experts, weights = router(torch.ones(1, 1))
+    return dict(zip(experts[0].tolist(), weights[0].tolist(), strict=True))
+
+
+def make_experts(traits: ExpertTraits = TRAITS) -> Experts:
+    experts = Experts(CONFIG, traits, dtype=FLOAT32, device=CPU)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (experts.gate_up, experts.down, experts.gate_up_bias, experts.down_bias):
+        if tensor is not None:
+            tensor.normal_(generator=generator)
+    return experts
+
+
+def test_softmax_weights_of_the_chosen_experts():
+    exponents = torch.tensor([0.0, 2.0, 1.0]).exp()
+    plain = route([0.0, 2.0, 1.0], renormalises=False)
+    assert plain == pytest.approx({1: float(exponents[1] / exponents.sum()), 2: float(exponents[2] / exponents.sum())})
+    renormalised = route([0.0, 2.0, 1.0])
+    assert renormalised == pytest.approx(route([0.0, 2.0, 1.0], choice=Choice.LOGITS)) and sum(
+        renormalised.values()
+    ) == pytest.approx(1)
+
+
+def test_a_correction_changes_the_choice_and_not_the_weights():
+    found = route([0.0, 2.0, 1.0], correction=[5.0, 0.0, 0.0], choice=Choice.SIGMOID, renormalises=False)
+    assert found == pytest.approx({0: 0.5, 1: float(torch.tensor(2.0).sigmoid())})
+
+
+def test_experts_come_from_the_best_groups():
+    """The best expert is in a group whose two best are worse together than those of the other groups."""
+    logits = [9.0, -9.0, 2.0, 2.5, 3.0, 1.0]
+    assert set(route(logits, choice=Choice.SIGMOID, num_groups=3, top_groups=2)) == {3, 4}
+    assert set(route(logits, choice=Choice.SIGMOID)) == {0, 4}
+
+
+def test_weights_are_scaled_after_they_are_renormalised():
+    assert sum(route([1.0, 2.0, 3.0], choice=Choice.SIGMOID, weight_scale=2.5).values()) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_outputs_are_those_of_each_expert_by_itself(has_bias):
+    experts = make_experts(dataclasses.replace(TRAITS, has_bias=has_bias))
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    chosen = torch.tensor([[0, 7], [7, 0], [3, 3], [1, 2], [7, 6]])
+    weights = torch.rand(5, 2, generator=torch.Generator().manual_seed(2))
+    expected = torch.zeros(5, 6)
+    for token in range(5):
+        for expert, weight in zip(chosen[token].tolist(), weights[token], strict=True):
+            inner = experts.gate_up[expert] @ x[token]
+            if experts.gate_up_bias is not None:
+                inner = inner + experts.gate_up_bias[expert]
+            out = experts.down[expert] @ (torch.nn.functional.silu(inner[:12]) * inner[12:])
+            if experts.down_bias is not None:
+                out = out + experts.down_bias[expert]
+            expected[token] += weight * out
+    torch.testing.assert_close(experts(x, chosen, weights), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_step_without_tokens():
+    nothing = make_experts()(torch.empty(0, 6), torch.empty(0, 2, dtype=torch.int64), torch.empty(0, 2))
+    assert nothing.shape == (0, 6)
+
+
+def test_clamped_gates_alternate_with_their_partners():
+    experts = make_experts(dataclasses.replace(TRAITS, clamp=(1.7, 0.5)))
+    x = torch.randn(1, 6, generator=torch.Generator().manual_seed(3)) * 3
+    inner = experts.gate_up[4] @ x[0]
+    gate, up = inner[::2].clamp(max=0.5), inner[1::2].clamp(-0.5, 0.5)
+    expected = experts.down[4] @ ((up + 1) * gate * torch.sigmoid(1.7 * gate))
+    found = experts(x, torch.tensor([[4, 4]]), torch.tensor([[0.25, 0.75]]))
+    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
