@@ -4,8 +4,7 @@
     └──────────────▶ rows sorted by expert ─▶ one product per expert ─▶ back in order ─▶ Σ weight × output ─▶ + shared
 
 Experts are chosen as transformers chooses them: the same scores in the same dtype, and torch.topk for ties. A layer's
-weights are one tensor for all experts, [experts, out, in]. Their products are torch's: the forms of `products` are for
-`Linear`s, with rows whose number is known; here an expert may get one row or none.
+projections are `Linear`s, two for each expert, so that their products have the fastest form, too.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 
 from ..model_config import Choice, ExpertTraits, ModelConfig
 from .activations import clamped_swiglu, gated_activation
+from .linear import Linear
 
 LEAST_SUM = 1e-12
 """Weights are divided by their sum, or by this if it is smaller."""
@@ -73,18 +73,31 @@ class Router:
 
 
 class Experts:
-    """The MLPs: down(act(gate(x)) * up(x)), with a weight of their own for each expert."""
+    """The MLPs: down(act(gate(x)) * up(x)), with weights of their own for each expert."""
 
     def __init__(self, config: ModelConfig, traits: ExpertTraits, *, dtype: torch.dtype, device: torch.device) -> None:
-        count, size, hidden = traits.num_experts, traits.intermediate_size, config.hidden_size
-
-        def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(count, *shape, dtype=dtype, device=device)
-
-        self.gate_up, self.down = empty(2 * size, hidden), empty(hidden, size)
-        """[experts, 2 × size, hidden]; [experts, hidden, size]."""
-        self.gate_up_bias, self.down_bias = (empty(2 * size), empty(hidden)) if traits.has_bias else (None, None)
+        size, hidden, names = traits.intermediate_size, config.hidden_size, traits.names
+        gate, up, down = names.single
         self._traits = traits
+        self._packed = PackedExperts(config, traits, dtype=dtype, device=device) if names.packed is not None else None
+        self.gate_up: list[Linear] = []
+        self.down: list[Linear] = []
+        for expert in range(traits.num_experts):
+            weights = self._packed.weights_of(expert) if self._packed is not None else (None,) * 4
+            for linears, features, parts, weight, bias in (
+                (self.gate_up, hidden, {gate: size, up: size}, weights[0], weights[2]),
+                (self.down, size, {down: hidden}, weights[1], weights[3]),
+            ):
+                linear = Linear(
+                    features,
+                    parts,
+                    bias=traits.has_bias,
+                    dtype=dtype,
+                    device=device,
+                    shared=weight,
+                    shared_bias=bias,
+                )
+                linears.append(linear)
         self._activation: Callable[[torch.Tensor], torch.Tensor] = (
             gated_activation(config.activation) if traits.clamp is None else clamped_swiglu(*traits.clamp)
         )
@@ -100,33 +113,53 @@ class Experts:
         found, start = torch.empty_like(rows), 0
         for expert, count in enumerate(counts):
             if count:
-                found[start : start + count] = self._compute(expert, rows[start : start + count])
+                own = slice(start, start + count)
+                found[own] = self.down[expert](self._activation(self.gate_up[expert](rows[own])))
                 start += count
         outputs = torch.empty_like(found).index_copy_(0, order, found).view(tokens, top_k, x.shape[1])
         return (outputs * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
-    def _compute(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
-        gate_up_bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
-        down_bias = None if self.down_bias is None else self.down_bias[expert]
-        inner = self._activation(F.linear(rows, self.gate_up[expert], gate_up_bias))
-        return F.linear(inner, self.down[expert], down_bias)
+    def release_packed(self) -> None:
+        """Keep no more references to weights than the `Linear`s, which may replace them."""
+        self._packed = None
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
-        names, size = self._traits.names, self._traits.intermediate_size
-        if names.packed is not None:
-            gate_up, down = (f"{prefix}.{name}" for name in names.packed)
-            if names.is_transposed:
-                views = {gate_up: self.gate_up.transpose(1, 2), down: self.down.transpose(1, 2)}
-            else:
-                views = {gate_up: self.gate_up, down: self.down}
-            if self.gate_up_bias is not None and self.down_bias is not None:
-                views |= {f"{gate_up}_bias": self.gate_up_bias, f"{down}_bias": self.down_bias}
-            return views
-        gate, up, down = names.single
+        if self._packed is not None:
+            return self._packed.checkpoint_views(prefix)
+        views: dict[str, torch.Tensor] = {}
+        for expert, pair in enumerate(zip(self.gate_up, self.down, strict=True)):
+            for linear in pair:
+                views |= linear.checkpoint_views(f"{prefix}.experts.{expert}")
+        return views
+
+
+class PackedExperts:
+    """Weights that a checkpoint holds as one tensor for all experts."""
+
+    def __init__(self, config: ModelConfig, traits: ExpertTraits, *, dtype: torch.dtype, device: torch.device) -> None:
+        count, size, hidden = traits.num_experts, traits.intermediate_size, config.hidden_size
+
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(count, *shape, dtype=dtype, device=device)
+
+        self._weights = empty(2 * size, hidden), empty(hidden, size)
+        self._biases = (empty(2 * size), empty(hidden)) if traits.has_bias else None
+        self._names = traits.names
+
+    def weights_of(self, expert: int) -> tuple[torch.Tensor | None, ...]:
+        """Weights of gate and up, and of down; then their biases, or None."""
+        biases = self._biases or (None, None)
+        return (
+            *(weight[expert] for weight in self._weights),
+            *(None if bias is None else bias[expert] for bias in biases),
+        )
+
+    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+        assert self._names.packed is not None
         views = {}
-        for expert in range(self._traits.num_experts):
-            own = f"{prefix}.experts.{expert}"
-            views[f"{own}.{gate}.weight"] = self.gate_up[expert, :size]
-            views[f"{own}.{up}.weight"] = self.gate_up[expert, size:]
-            views[f"{own}.{down}.weight"] = self.down[expert]
+        for number, name in enumerate(self._names.packed):
+            weight = self._weights[number]
+            views[f"{prefix}.{name}"] = weight.transpose(1, 2) if self._names.is_transposed else weight
+            if self._biases is not None:
+                views[f"{prefix}.{name}_bias"] = self._biases[number]
         return views

@@ -24,14 +24,17 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
         shared: torch.Tensor | None = None,
+        shared_bias: torch.Tensor | None = None,
     ) -> None:
-        """shared: [out, in], a weight that another layer owns and fills."""
+        """shared: [out, in], a weight that another layer owns and fills; shared_bias: [out], likewise."""
         self.parts = parts
         out_features = sum(parts.values())
         weight = torch.empty(out_features, in_features, dtype=dtype, device=device) if shared is None else shared
         self.weight: torch.Tensor | None = weight
         """[out, in]; None where the product has a copy of its own."""
-        self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        self.bias = (
+            torch.empty(out_features, dtype=dtype, device=device) if bias and shared_bias is None else shared_bias
+        )
         self.output_order: torch.Tensor | None = None
         """int64 [out]: for each output, its number in the checkpoint; None: the same. See `reorder_outputs`."""
         self._choice = PLAIN

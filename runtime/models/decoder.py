@@ -227,7 +227,8 @@ class SparseMLP:
 
     @property
     def linears(self) -> list[Linear]:
-        return [] if self.shared is None else self.shared.linears
+        shared = [] if self.shared is None else self.shared.linears
+        return [*self.experts.gate_up, *self.experts.down, *shared]
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         views = self.router.checkpoint_views(prefix) | self.experts.checkpoint_views(prefix)
@@ -436,6 +437,9 @@ class Decoder:
         nowhere, so it does not. logits: computes the head's product, so that it needs no form. kernel: computes the
         form "numba".
         """
+        for layer in self.layers:
+            if isinstance(layer.mlp, SparseMLP):
+                layer.mlp.experts.release_packed()
         linears = [linear for layer in self.layers for linear in layer.linears]
         head = self.lm_head.linear
         if logits is not None:

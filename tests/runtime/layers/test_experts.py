@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from baton.runtime.layers.experts import Experts, Router
+from baton.runtime.layers.linear import Linear
 from baton.runtime.model_config import Choice, DecoderTraits, ExpertNames, ExpertTraits, ModelConfig
 
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
@@ -46,12 +47,18 @@ def route(logits: list[float], correction: list[float] | None = None, **traits: 
     return dict(zip(experts[0].tolist(), weights[0].tolist(), strict=True))
 
 
+def weight_of(linear: Linear) -> torch.Tensor:
+    assert linear.weight is not None
+    return linear.weight
+
+
 def make_experts(traits: ExpertTraits = TRAITS) -> Experts:
     experts = Experts(CONFIG, traits, dtype=FLOAT32, device=CPU)
     generator = torch.Generator().manual_seed(0)
-    for tensor in (experts.gate_up, experts.down, experts.gate_up_bias, experts.down_bias):
-        if tensor is not None:
-            tensor.normal_(generator=generator)
+    for linear in (*experts.gate_up, *experts.down):
+        weight_of(linear).normal_(generator=generator)
+        if linear.bias is not None:
+            linear.bias.normal_(generator=generator)
     return experts
 
 
@@ -90,12 +97,10 @@ def test_outputs_are_those_of_each_expert_by_itself(has_bias):
     expected = torch.zeros(5, 6)
     for token in range(5):
         for expert, weight in zip(chosen[token].tolist(), weights[token], strict=True):
-            inner = experts.gate_up[expert] @ x[token]
-            if experts.gate_up_bias is not None:
-                inner = inner + experts.gate_up_bias[expert]
-            out = experts.down[expert] @ (torch.nn.functional.silu(inner[:12]) * inner[12:])
-            if experts.down_bias is not None:
-                out = out + experts.down_bias[expert]
+            first, second = experts.gate_up[expert], experts.down[expert]
+            inner = weight_of(first) @ x[token] + (0 if first.bias is None else first.bias)
+            out = weight_of(second) @ (torch.nn.functional.silu(inner[:12]) * inner[12:])
+            out = out + (0 if second.bias is None else second.bias)
             expected[token] += weight * out
     torch.testing.assert_close(experts(x, chosen, weights), expected, atol=1e-4, rtol=1e-4)
 
@@ -108,8 +113,8 @@ def test_a_step_without_tokens():
 def test_clamped_gates_alternate_with_their_partners():
     experts = make_experts(dataclasses.replace(TRAITS, clamp=(1.7, 0.5)))
     x = torch.randn(1, 6, generator=torch.Generator().manual_seed(3)) * 3
-    inner = experts.gate_up[4] @ x[0]
+    inner = weight_of(experts.gate_up[4]) @ x[0]
     gate, up = inner[::2].clamp(max=0.5), inner[1::2].clamp(-0.5, 0.5)
-    expected = experts.down[4] @ ((up + 1) * gate * torch.sigmoid(1.7 * gate))
+    expected = weight_of(experts.down[4]) @ ((up + 1) * gate * torch.sigmoid(1.7 * gate))
     found = experts(x, torch.tensor([[4, 4]]), torch.tensor([[0.25, 0.75]]))
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
