@@ -179,6 +179,7 @@ def _describe(
         "model_path": config.model.model_path,
         "vocab_size": runner.config.vocab_size,
         "eos_token_ids": list(runner.config.eos_token_ids),
+        "model_impl": runner.model_impl,
         "dtype": str(runner.dtype).removeprefix("torch."),
         "device": str(runner.device),
         "attention_backend": runner.attention_name,

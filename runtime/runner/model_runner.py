@@ -166,6 +166,11 @@ class ModelRunner:
         return self.attention.name
 
     @property
+    def model_impl(self) -> str:
+        """The code that computes the model, as --model-impl names it."""
+        return "transformers" if isinstance(self._model, TransformersModel) else "baton"
+
+    @property
     def has_graphs(self) -> bool:
         """True if some steps run as CUDA graphs."""
         return self._graphs is not None
