@@ -45,9 +45,10 @@ def run_one(tiny: TinyModel, columns: str) -> dict[str, Any]:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
-        return json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"code": "failed", "reason": f"no end within {DEADLINE_S} s"}
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
         return {"code": "failed", "reason": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
 

@@ -286,30 +286,29 @@ def load_transformers_model(
     transformers.AttentionInterface.register(SERVING, attend)
     transformers.AttentionInterface.register(TRACING, attend_traced)
     AttentionMaskInterface.register(TRACING, trace_mask)
-    given: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    if trust_remote_code and any(folder.glob("*.py")):
+        logger.warning("--trust-remote-code: running Python code that came with the model in %s", folder)
     try:
-        raw = transformers.AutoConfig.from_pretrained(folder, **given)
+        raw = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
     except Exception as error:
         raise UnsupportedModelError(f"transformers {transformers.__version__} cannot read it: {error}") from error
     config = read_config(raw, folder, context_length)
-    kind = transformers.AutoModelForCausalLM
-    mapping: Any = kind._model_mapping
-    mapped = mapping.get(type(raw), None)
-    if mapped is not None and getattr(mapped, "_is_stateful", False):
+    kind = _model_class(raw, config.architecture, trust_remote_code)
+    if getattr(kind, "_is_stateful", False):
         raise UnsupportedModelError(f"{config.architecture} keeps recurrent states, which are not served yet")
     if getattr(raw, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{config.architecture} has an encoder; decoder-only models are served")
-    if trust_remote_code and getattr(raw, "auto_map", None):
-        logger.warning("--trust-remote-code: running Python code that came with the model in %s", folder)
     chosen = dtype(config)
-    options: dict[str, Any] = {"attn_implementation": TRACING, "dtype": chosen, "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"attn_implementation": TRACING, "dtype": chosen}
     info: dict[str, Any] = {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of code that is not ours
             if load_format == "dummy":
                 torch.manual_seed(0)
-                model = kind.from_config(raw, **options)
+                model = kind._from_config(raw, **options)
             else:
                 found: Any = kind.from_pretrained(
                     folder, config=raw, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
@@ -318,7 +317,8 @@ def load_transformers_model(
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        raise UnsupportedModelError(f"transformers cannot load it: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UnsupportedModelError(f"transformers cannot load it: {reason}") from error
     wrong = {name: sorted(map(str, info.get(f"{name}_keys") or ())) for name in ("missing", "mismatched")}
     if any(wrong.values()):
         problems = "; ".join(f"{len(keys)} {name}: {', '.join(keys[:8])}" for name, keys in wrong.items() if keys)
@@ -328,6 +328,27 @@ def load_transformers_model(
     model.to(device)
     fix_rope(model, config.context_length)
     return TransformersModel(model, config, chosen)
+
+
+ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Of classes that compute logits of the next token."""
+
+
+def _model_class(raw: Any, architecture: str, trust_remote_code: bool) -> Any:
+    """The class of transformers, or of the model's own code. Raises UnsupportedModelError."""
+    import transformers
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    reference = (getattr(raw, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    if trust_remote_code and reference:
+        return get_class_from_dynamic_module(reference, raw._name_or_path)
+    if architecture.endswith(ENDINGS) and (found := getattr(transformers, architecture, None)) is not None:
+        return found
+    mapping: Any = transformers.AutoModelForCausalLM._model_mapping
+    if (found := mapping.get(type(raw), None)) is None:
+        hint = "; its own code runs with --trust-remote-code" if reference else ""
+        raise UnsupportedModelError(f"transformers {transformers.__version__} has no {architecture}{hint}")
+    return found
 
 
 def read_config(raw: Any, folder: Path, context_length: int) -> ServedConfig:
