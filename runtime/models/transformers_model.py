@@ -46,6 +46,10 @@ class MaskRule:
     window: int | None
 
 
+OTHER_MASK = "neither causal nor a sliding window"
+"""Stands for a mask that no backend computes. Some models make one for layers that they do not have."""
+
+
 @dataclass(slots=True)
 class _Layer:
     """One call of the attention function in a step."""
@@ -215,6 +219,8 @@ def attend_traced(
     name = type(module).__name__
     if position_bias is not None or is_causal is False or not getattr(module, "is_causal", True):
         raise UnsupportedModelError(f"{name} has a position bias or is not causal")
+    if isinstance(attention_mask, str):
+        raise UnsupportedModelError(f"the attention mask of {name} is {attention_mask} (chunked attention?)")
     if attention_mask is not None and not isinstance(attention_mask, MaskRule):
         raise UnsupportedModelError(f"{name} makes a mask of its own")
     window = attention_mask.window if isinstance(attention_mask, MaskRule) else sliding_window
@@ -239,9 +245,12 @@ def attend_traced(
     return value.transpose(1, 2).repeat_interleave(heads // kv_heads, dim=2), None
 
 
-def trace_mask(*, mask_function: Callable[..., torch.Tensor], config: Any = None, **_: Any) -> MaskRule:
-    """The mask function of a trace: finds the rule that transformers' mask follows. Raises UnsupportedModelError."""
-    windows = {getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")}
+def trace_mask(
+    *, mask_function: Callable[..., torch.Tensor], config: Any = None, local_size: int | None = None, **_: Any
+) -> MaskRule | str:
+    """The mask function of a trace: the rule that transformers' mask follows, or `OTHER_MASK`. local_size: its window
+    or chunk, if transformers says so."""
+    windows = {local_size, *(getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))}
     zero = torch.tensor(0)
 
     def seen(position: int) -> torch.Tensor:
@@ -261,7 +270,7 @@ def trace_mask(*, mask_function: Callable[..., torch.Tensor], config: Any = None
     for window in (None, *sizes):
         if all(follows(window, position) for position in positions):
             return MaskRule(window)
-    raise UnsupportedModelError("its attention mask is neither causal nor a sliding window (chunked attention?)")
+    return OTHER_MASK
 
 
 def load_transformers_model(
@@ -296,7 +305,8 @@ def load_transformers_model(
         raise UnsupportedModelError(f"transformers {transformers.__version__} cannot read it: {error}") from error
     config = read_config(raw, folder, context_length)
     kind = _model_class(raw, config.architecture, trust_remote_code)
-    if getattr(kind, "_is_stateful", False):
+    layer_types = set(getattr(raw.get_text_config(decoder=True), "layer_types", None) or ["recurrent"])
+    if getattr(kind, "_is_stateful", False) and not layer_types <= ATTENTION_LAYERS:
         raise UnsupportedModelError(f"{config.architecture} keeps recurrent states, which are not served yet")
     if getattr(raw, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{config.architecture} has an encoder; decoder-only models are served")
@@ -329,6 +339,9 @@ def load_transformers_model(
     fix_rope(model, config.context_length)
     return TransformersModel(model, config, chosen)
 
+
+ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention"}
+"""Types of layers that keep no states."""
 
 ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Of classes that compute logits of the next token."""

@@ -11,7 +11,7 @@ import torch
 
 from baton.runtime.checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from baton.runtime.config import ModelArgs
-from baton.runtime.models.transformers_model import MaskRule, TransformersModel, trace_mask
+from baton.runtime.models.transformers_model import OTHER_MASK, MaskRule, TransformersModel, trace_mask
 from baton.runtime.runner.model_runner import ModelRunner
 from tests.doubles.model_driver import ModelDriver
 from tests.doubles.tiny_models import TINY, make_reference
@@ -165,7 +165,7 @@ def test_dynamic_frequencies_do_not_depend_on_the_batch(tmp_path):
 
 
 class TestMaskRules:
-    def rule(self, window: int | None, **config: Any) -> MaskRule:
+    def rule(self, window: int | None, **config: Any) -> MaskRule | str:
         def mask(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             visible = key <= query
             return visible if window is None else visible & (key > query - window)
@@ -176,6 +176,5 @@ class TestMaskRules:
         assert self.rule(None, sliding_window=8) == MaskRule(None)
         assert self.rule(8, sliding_window=8) == MaskRule(8)
 
-    def test_window_of_another_size_is_refused(self):
-        with pytest.raises(UnsupportedModelError, match="neither causal nor"):
-            self.rule(7, sliding_window=8)
+    def test_window_of_unknown_size_is_another_mask(self):
+        assert self.rule(7, sliding_window=8) == OTHER_MASK
