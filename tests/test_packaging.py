@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
+TOP = ROOT / "entrypoints" / "package" / "__init__.py"
+"""Installed as `baton` itself."""
 HELPER_FOLDERS = ("benchmarks", "docs", "examples", "tests")
 EXTRAS = ("cuda", "cpu", "tiers", "remote", "learned", "tokenizers", "examples", "bench", "dev", "mutants")
 
@@ -23,7 +26,7 @@ EXTRAS = ("cuda", "cpu", "tiers", "remote", "learned", "tokenizers", "examples",
 def folders_with_code() -> set[str]:
     found = set()
     for layer in LAYERS:
-        for file in (ROOT / layer).rglob("*.py"):
+        for file in set((ROOT / layer).rglob("*.py")) - {TOP}:
             found.add("baton." + ".".join(file.parent.relative_to(ROOT).parts))
     return found
 
@@ -37,15 +40,16 @@ def test_every_code_folder_is_a_package() -> None:
     marked = {
         f"baton.{'.'.join(f.parent.relative_to(ROOT).parts)}"
         for layer in LAYERS
-        for f in (ROOT / layer).rglob("__init__.py")
+        for f in set((ROOT / layer).rglob("__init__.py")) - {TOP}
     }
     assert folders_with_code() == marked
-    assert set(pyproject()["tool"]["setuptools"]["package-dir"].values()) == set(LAYERS)
+    places = pyproject()["tool"]["setuptools"]["package-dir"]
+    assert places == {"baton": "entrypoints/package"} | {f"baton.{layer}": layer for layer in LAYERS}
 
 
 def test_typing_links_point_to_the_layers() -> None:
     links = {link.name: link.resolve() for link in (ROOT / ".typing" / "baton").iterdir()}
-    assert links == {layer: ROOT / layer for layer in LAYERS}
+    assert links == {layer: ROOT / layer for layer in LAYERS} | {"__init__.py": TOP}
 
 
 def test_wheel_holds_every_module(tmp_path: Path) -> None:
@@ -59,8 +63,8 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    expected = {f"baton/{file.relative_to(ROOT)}" for layer in LAYERS for file in (ROOT / layer).rglob("*.py")}
-    assert packed == expected
+    files = {file for layer in LAYERS for file in (ROOT / layer).rglob("*.py")} - {TOP}
+    assert packed == {f"baton/{file.relative_to(ROOT)}" for file in files} | {"baton/__init__.py"}
     static = "baton/entrypoints/http/dashboard/static/"
     page = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(static)}
     files = (ROOT / "entrypoints/http/dashboard/static").rglob("*.*")
@@ -69,7 +73,54 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     files = (ROOT / "entrypoints/chat/bundled_templates").iterdir()
     assert templates == {f"baton/{file.relative_to(ROOT)}" for file in files} and len(templates) > 1
     marked = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("py.typed")}
-    assert marked == {f"baton/{layer}/py.typed" for layer in LAYERS}
+    assert marked == {f"baton/{layer}/py.typed" for layer in LAYERS} | {"baton/py.typed"}
+    use_wheel(wheel, tmp_path)
+
+
+def use_wheel(wheel: Path, folder: Path) -> None:
+    """Install it beside this environment's packages, and use it from another folder as a stranger would."""
+    site = folder / "site"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=elsewhere, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    found = run("-c", f"import baton, sys; print(baton.__version__, baton.__file__, 'torch' in sys.modules)\n{USE}")
+    version, file, has_torch, text = found.split(maxsplit=3)
+    assert (version, file, has_torch) == (pyproject()["project"]["version"], str(site / "baton/__init__.py"), "False")
+    assert "wc -l manual.md" in text
+    assert "usage: baton COMMAND" in run("-m", "baton.entrypoints.command", "--help")
+    assert "--model-path" in run("-m", "baton.entrypoints.command", "serve", "--help")
+    (script,) = (site / "bin").glob("baton")
+    assert run(str(script), "--version") == f"baton {version}\n"
+
+
+PROMPT = "<|im_start|>user\\nHow many lines are in manual.md?<|im_end|>\\n<|im_start|>assistant\\n"
+USE = f"""
+from baton import Engine
+with Engine(model_path={str(ROOT / "examples" / "toy_model")!r}, device="cpu") as engine:
+    print(engine.generate("{PROMPT}", {{"temperature": 0, "max_new_tokens": 16}})["text"])
+"""
 
 
 distributions_of_modules = cache(packages_distributions)

@@ -1,0 +1,1 @@
+../../entrypoints/package/__init__.py
