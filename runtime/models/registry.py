@@ -6,6 +6,7 @@ To add an architecture that fits `decoder.py`, write one small file beside this 
 from __future__ import annotations
 
 from .ernie import ernie4_5_moe_traits, ernie4_5_traits
+from .exaone4 import exaone4_traits
 from .gemma import gemma2_traits, gemma3_traits, gemma_traits
 from .glm import glm4_moe_traits, glm4_traits, glm_traits
 from .gpt_oss import gpt_oss_traits
@@ -25,6 +26,7 @@ from .traits import TraitsReader
 ARCHITECTURES: dict[str, TraitsReader] = {
     "Ernie4_5ForCausalLM": ernie4_5_traits,
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe_traits,
+    "Exaone4ForCausalLM": exaone4_traits,
     "Gemma2ForCausalLM": gemma2_traits,
     "Gemma3ForCausalLM": gemma3_traits,
     "GemmaForCausalLM": gemma_traits,

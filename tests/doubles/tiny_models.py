@@ -116,6 +116,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "exaone4": ("Exaone4", {"head_dim": 8, "sliding_window": 20, "sliding_window_pattern": 2}),
+    "exaone4, no window": ("Exaone4", {"head_dim": 8, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "glm": ("Glm", {"head_dim": 8}),
     "glm4": ("Glm4", {"head_dim": 16}),
     "seed_oss": ("SeedOss", {"head_dim": 8, "attention_out_bias": True}),
