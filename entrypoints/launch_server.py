@@ -25,6 +25,7 @@ import setproctitle
 import uvicorn
 import uvloop
 
+from ..runtime.checkpoint.folder_check import check_folder
 from ..runtime.checkpoint.hf_config import load_sampling_defaults
 from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folder
 from ..runtime.clients import SOLE_CLIENT
@@ -101,6 +102,9 @@ async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_com
         tokenizer = Tokenizer.load(tokenizer_folder)
         chat = ChatSetup(args.chat, tokenizer)
         defaults = _sampling_defaults(args)
+        if worker_command == WORKER_MODULE:
+            folder = resolve_model_folder(args.model.model_path)
+            check_folder(folder, args.model, context_length=args.scheduler.context_length)
         metrics = ServerMetrics(args.served_model_name)
         recorder = open_recorder(args.recording, metrics)
     except (ModelLoadError, TokenizerError, ChatSetupError, RecordingError) as error:

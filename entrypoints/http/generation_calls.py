@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from ...runtime.tokenizer_manager import TokenizerManager
+from ...scheduler.outcome import RequestRefused
 from ..fields.conversation_names import ConversationNames, read_names
 from ..fields.ignored import Ignored, IgnoredLog
 from ..fields.reading import check_model
@@ -48,7 +49,14 @@ class GenerationCalls:
             ignored = self._ignored_log.begin_request()
             rid = request.headers.get("x-request-id")
             names = read_names(fields, request.headers)
-            yield await parsed(request, lambda: parse(fields, rid, names, ignored)), ignored
+            try:
+                call = await parsed(request, lambda: parse(fields, rid, names, ignored))
+            except RequestRefused as error:
+                if error.code == "unsupported_content":  # a picture, say: other models may take it
+                    message = f"{error.message} (model {self.model})"
+                    raise RequestRefused(message, code=error.code, param=error.param) from error
+                raise
+            yield call, ignored
 
     def check_model(self, name: Any) -> None:
         """Raises RequestRefused (404) for the name of another model."""

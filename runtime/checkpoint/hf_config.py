@@ -20,6 +20,7 @@ from ..model_config import ACTIVATIONS, DecoderTraits, ModelConfig
 from ..models.registry import ARCHITECTURES
 from .model_files import ModelLoadError, UnsupportedModelError
 from .rope_config import layer_ropes
+from .text_part import text_part
 
 
 def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
@@ -36,7 +37,8 @@ def parse_model_config(
     context_length: int = 0,
     source: str = "config.json",
 ) -> ModelConfig:
-    """`load_model_config` for parsed JSON; errors call it ``source``."""
+    """`load_model_config` for parsed JSON; errors call it ``source``. Of a multimodal model, the text part is read."""
+    raw = text_part(raw) or raw
 
     def need(key: str) -> Any:
         if raw.get(key) is None:

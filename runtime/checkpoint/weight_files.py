@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .model_files import ModelLoadError, foreign_weights
+from .tensor_names import text_tensor_name
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -82,6 +83,23 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     for header in headers.values():  # what the index forgot is still there
         for name, tensor in header.items():
             found.setdefault(name, tensor)
+    return found
+
+
+def text_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of the checkpoint's text part, by their names in a checkpoint of the text part alone
+    (`tensor_names`). Raises ModelLoadError."""
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored_tensors(folder).items():
+        text_name = text_tensor_name(name)
+        if text_name is None:
+            continue
+        if text_name in found:
+            raise ModelLoadError(
+                f"{folder} holds {text_name} twice, as {found[text_name].name} and as {name}; "
+                "remove the file that does not belong to this model"
+            )
+        found[text_name] = tensor
     return found
 
 

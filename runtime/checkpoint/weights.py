@@ -20,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from .model_files import ModelLoadError
-from .tensor_names import TIED_HEAD, ignored_reason, text_tensor_name
-from .weight_files import StoredTensor, shorten, stored_tensors
+from .tensor_names import TIED_HEAD, ignored_reason
+from .text_part import text_part
+from .weight_files import StoredTensor, shorten, text_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -47,23 +48,6 @@ def load_weights(views: Mapping[str, torch.Tensor], folder: Path) -> None:
                 _check_finite(views[name], tensor, name, file)
     if TIED_HEAD in tensors and TIED_HEAD not in views and _EMBEDDING in views:
         _check_tied(tensors, folder)
-
-
-def text_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of the checkpoint's text part, by their names in a checkpoint of the text part alone
-    (`tensor_names`). Raises ModelLoadError."""
-    found: dict[str, StoredTensor] = {}
-    for name, tensor in stored_tensors(folder).items():
-        text_name = text_tensor_name(name)
-        if text_name is None:
-            continue
-        if text_name in found:
-            raise ModelLoadError(
-                f"{folder} holds {text_name} twice, as {found[text_name].name} and as {name}; "
-                "remove the file that does not belong to this model"
-            )
-        found[text_name] = tensor
-    return found
 
 
 def mapped_tensor(folder: Path, name: str) -> torch.Tensor | None:
@@ -164,9 +148,10 @@ def _check_tied(tensors: Mapping[str, StoredTensor], folder: Path) -> None:
 
 def _text_config(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    return text_part(config) or config
 
 
 def _by_file(tensors: Mapping[str, StoredTensor], wanted: Mapping[str, Any]) -> list[tuple[Path, list[str]]]:
