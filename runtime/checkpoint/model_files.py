@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-PATTERNS = ["*.json", "*.py", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+PATTERNS = ["*.json", "*.py", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 """File suffixes of weights written by torch.save. Loading one may run any code, so they are refused."""
