@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import cycle
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from .copying import RowCopy
 from .kernel import ARGUMENTS, compile_kernel, scratch_bytes
 from .pieces import TOKENS_AT_ONCE, Work, cut
 from .team import Call, Team
+from .vectors import LOG2_E
 
 SHORT_EXTEND = 32
 """New tokens up to which the kernel is faster than tiles on any processor."""
@@ -37,13 +39,16 @@ LEAST_SHARED_KEYS = 128
 ONE_THREAD = 1024
 """Work up to which one thread is faster than waking the others, in keys × tokens."""
 
-LOG2_E = 1.4426950408889634
-"""The kernel takes powers of two: 2^(x · log₂ e) is exp(x)."""
+Shape = tuple[int, int, int, bool, bool]
+"""Head size, queries over one KV head, size of a value, with a cap, with sinks: what a kernel is compiled for."""
 
-Kind = tuple[int | None, int, int, int]
-"""Window, KV heads, queries over one KV head, head size: what layers have in common that share a task."""
+Kind = tuple[int | None, int, Shape]
+"""Window, KV heads and shape: what layers have in common that share a task."""
 
-OF_A_LAYER = [args.QUERIES, args.QUERY_STEP, args.KEYS, args.VALUES, args.OUT, args.OUT_STEP, args.SCALE, args.LEFT]
+OF_A_LAYER = [
+    *(args.QUERIES, args.QUERY_STEP, args.KEYS, args.VALUES, args.OUT, args.OUT_STEP),
+    *(args.SCALE, args.INNER, args.SINKS, args.LEFT),
+]
 OF_A_TASK = np.array([number for number in range(ARGUMENTS) if number not in OF_A_LAYER])
 """Arguments that are the same for all layers of a kind, or not."""
 
@@ -67,18 +72,33 @@ class _Calls:
 
     def __init__(self, call: Call, count: int) -> None:
         self._arguments = np.zeros((count, ARGUMENTS), dtype=np.int64)
-        self._scales = self._arguments.view(np.float32)[:, 2 * args.SCALE]
+        floats = self._arguments.view(np.float32)
+        self._scales, self._inner_scales = floats[:, 2 * args.SCALE], floats[:, 2 * args.INNER]
         self._left = np.empty(0, dtype=np.int64)
         self.calls = [call.copied_to(row) for row in self._arguments]
 
-    def place(self, number: int, spec: AttentionSpec, pool: KVPool, q: torch.Tensor, out: torch.Tensor) -> Call:
-        """Set the addresses of one layer, and return its call. q and out: float32 [tokens, heads, head_dim]."""
+    def place(
+        self,
+        number: int,
+        spec: AttentionSpec,
+        pool: KVPool,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> Call:
+        """Set the addresses of one layer, and return its call. q and out: float32 [tokens, heads, size of a head];
+        sinks: see AttentionBackend.run."""
         call = self.calls[number]
         a, k, v = call.arguments, pool.k[spec.layer_id], pool.v[spec.layer_id]
         a[args.QUERIES], a[args.QUERY_STEP] = q.data_ptr(), 4 * q.stride(0)
         a[args.KEYS], a[args.VALUES] = k.data_ptr(), v.data_ptr()
         a[args.OUT], a[args.OUT_STEP] = out.data_ptr(), 4 * out.stride(0)
-        self._scales[number] = spec.scale * LOG2_E
+        if spec.logit_cap is None:
+            self._scales[number] = spec.scale * LOG2_E
+        else:
+            self._scales[number], self._inner_scales[number] = spec.logit_cap * LOG2_E, spec.scale / spec.logit_cap
+        if spec.has_sinks:
+            a[args.SINKS] = _address_of_sinks(spec, sinks)
         return call
 
     def start_task(self, task: _Task) -> None:
@@ -106,22 +126,23 @@ class _Planner:
 
     def prepare(self, batch: AttentionBatch, members: np.ndarray, spec: AttentionSpec) -> _Task:
         """members: bool [bs], the sequences that are attended."""
-        threads, group = torch.get_num_threads(), _group(spec)
+        threads, group, value_size = torch.get_num_threads(), spec.group, spec.value_size
         shared = [each for each in batch.shared if (each.count - 1) * each.length >= LEAST_SHARED_KEYS]
         work = cut(batch, members, shared, spec.sliding_window, spec.num_kv_heads, threads)
-        scratch, floats = scratch_bytes(spec.head_dim, group, TOKENS_AT_ONCE), work.partial_tokens * group
+        scratch, floats = scratch_bytes(spec.head_dim, value_size, group, TOKENS_AT_ONCE), work.partial_tokens * group
         if self._scratch.numel() < threads * scratch:
             self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
-        if self._partial.numel() < floats * (spec.head_dim + 2):
-            self._partial = torch.empty(floats * (spec.head_dim + 2))
+        if self._partial.numel() < floats * (value_size + 2):
+            self._partial = torch.empty(floats * (value_size + 2))
         sizes = work.groups[:, 1] - work.groups[:, 0]
-        k, table, partial = self._pool.k[spec.layer_id], batch.req_to_token, self._partial.data_ptr()
+        k, v = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
+        table, partial = batch.req_to_token, self._partial.data_ptr()
         a = np.zeros(ARGUMENTS, dtype=np.int64)
         a[args.COUNT], a[args.PIECES] = len(work.pieces), work.pieces.ctypes.data
         a[args.ROWS], a[args.BEGINS], a[args.ENDS] = (x.ctypes.data for x in (work.rows, work.begins, work.ends))
         a[args.GROUPS] = work.groups.ctypes.data
         a[args.TABLE], a[args.TABLE_STEP] = table.data_ptr(), 4 * table.stride(0)
-        a[args.SLOT_STEP] = k.stride(0) * k.element_size()
+        a[args.SLOT_STEP], a[args.VALUE_STEP] = (each.stride(0) * each.element_size() for each in (k, v))
         a[args.LARGEST], a[args.TOTALS], a[args.SUMS] = partial, partial + 4 * floats, partial + 8 * floats
         a[args.SCRATCH], a[args.SCRATCH_STEP] = self._scratch.data_ptr(), scratch
         few = 1 if work.cost <= ONE_THREAD else threads
@@ -134,15 +155,22 @@ class _Kernels:
     def __init__(self, pool: KVPool, specs: Sequence[AttentionSpec], team: Team) -> None:
         self._team, self._dtype = team, pool.dtype
         kind = str(pool.dtype).removeprefix("torch.")
-        self._kernels = {
-            shape: compile_kernel(*shape, kind) for shape in {(spec.head_dim, _group(spec)) for spec in specs}
-        }
-        sizes = {spec.num_heads * spec.head_dim for spec in specs} if pool.dtype != torch.float32 else ()
-        self._widen = {size: RowCopy(team, size, pool.dtype, torch.float32) for size in sizes}
-        self._narrow = {size: RowCopy(team, size, torch.float32, pool.dtype) for size in sizes}
+        self._kernels: dict[Shape, Any] = {}
+        self._widen: dict[int, RowCopy] = {}
+        self._narrow: dict[int, RowCopy] = {}
+        for shape in {_shape(spec) for spec in specs}:
+            head_dim, group, value_dim, has_cap, has_sinks = shape
+            self._kernels[shape] = compile_kernel(
+                head_dim, group, kind, value_dim=value_dim, has_cap=has_cap, has_sinks=has_sinks
+            )
+        if pool.dtype != torch.float32:
+            for size in {spec.num_heads * spec.head_dim for spec in specs}:
+                self._widen[size] = RowCopy(team, size, pool.dtype, torch.float32)
+            for size in {spec.num_heads * spec.value_size for spec in specs}:
+                self._narrow[size] = RowCopy(team, size, torch.float32, pool.dtype)
 
     def call(self, spec: AttentionSpec, *, lasts: bool = False) -> Call:
-        return Call(self._kernels[spec.head_dim, _group(spec)], ARGUMENTS, lasts=lasts)
+        return Call(self._kernels[_shape(spec)], ARGUMENTS, lasts=lasts)
 
     def widened(self, q: torch.Tensor) -> torch.Tensor:
         return q if q.dtype == torch.float32 else self._widen[q.shape[1] * q.shape[2]](q)
@@ -151,12 +179,20 @@ class _Kernels:
         return out if self._dtype == torch.float32 else self._narrow[out.shape[1] * out.shape[2]](out)
 
 
-def _group(spec: AttentionSpec) -> int:
-    return spec.num_heads // spec.num_kv_heads
+def _shape(spec: AttentionSpec) -> Shape:
+    return spec.head_dim, spec.group, spec.value_size, spec.logit_cap is not None, spec.has_sinks
 
 
 def _kind(spec: AttentionSpec) -> Kind:
-    return spec.sliding_window, spec.num_kv_heads, _group(spec), spec.head_dim
+    return spec.sliding_window, spec.num_kv_heads, _shape(spec)
+
+
+def _address_of_sinks(spec: AttentionSpec, sinks: torch.Tensor | None) -> int:
+    """Raises ValueError unless the kernel can read them where they are."""
+    if sinks is None or sinks.dtype != torch.float32 or sinks.shape != (spec.num_heads,) or not sinks.is_contiguous():
+        found = "none" if sinks is None else f"{sinks.dtype} {tuple(sinks.shape)}, strides {sinks.stride()}"
+        raise ValueError(f"sinks of layer {spec.layer_id}: {found}; pass contiguous float32 ({spec.num_heads},)")
+    return sinks.data_ptr()
 
 
 class NumbaPagedBackend:
@@ -211,9 +247,9 @@ class NumbaPagedBackend:
         batch = self._batch
         if batch is None:
             raise RuntimeError("run before plan: call plan(batch) once per step")
-        out = torch.empty(q.shape, dtype=torch.float32)
+        out = torch.empty((*q.shape[:2], spec.value_size), dtype=torch.float32)
         if self._long_tokens is not None:
-            out[self._long_tokens] = self._long.run(spec, q[self._long_tokens]).float()
+            out[self._long_tokens] = self._long.run(spec, q[self._long_tokens], sinks).float()
         if self._has_short:
             calls, task = self._calls[_kind(spec)], self._tasks.get(_kind(spec))
             if task is None:
@@ -222,7 +258,7 @@ class NumbaPagedBackend:
             else:
                 calls.restart_task(task)
             wide = self._kernels.widened(q)
-            self._team.run(calls.place(0, spec, self._pool, wide, out), task.threads)
+            self._team.run(calls.place(0, spec, self._pool, wide, out, sinks), task.threads)
         return self._kernels.narrowed(out)
 
     # -- recorded steps ------------------------------------------------------------------------------------------------
@@ -255,6 +291,8 @@ class RecordedAttention:
         self._calls = {
             kind: _Calls(kernels.call(alike[0], lasts=True), len(alike)) for kind, alike in self._of_kind.items()
         }
+        self._numbers = {spec: cycle(_places_of(spec, self._of_kind[_kind(spec)])) for spec in specs}
+        """Which call of its kind a layer is; layers that share their K and V may have equal specs, and take turns."""
         self._tasks: list[_Task] = []
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -268,13 +306,18 @@ class RecordedAttention:
 
     def run(self, spec: AttentionSpec, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionBackend.run. Called once for each layer, while it is recorded."""
-        wide, out = self._kernels.widened(q), self._team.empty(q.shape, torch.float32)
-        number = self._of_kind[_kind(spec)].index(spec)
-        self._team.run(self._calls[_kind(spec)].place(number, spec, self._pool, wide, out), 1)
+        wide = self._kernels.widened(q)
+        out = self._team.empty((*q.shape[:2], spec.value_size), torch.float32)
+        number = next(self._numbers[spec])
+        self._team.run(self._calls[_kind(spec)].place(number, spec, self._pool, wide, out, sinks), 1)
         return self._kernels.narrowed(out)
 
     def freeze(self) -> None:
         """See GraphAttention.freeze: nothing moves."""
+
+
+def _places_of(spec: AttentionSpec, specs: Sequence[AttentionSpec]) -> list[int]:
+    return [number for number, other in enumerate(specs) if other == spec]
 
 
 def _tokens_of(batch: AttentionBatch, members: np.ndarray) -> slice | torch.Tensor:

@@ -38,8 +38,6 @@ def load_attention(
         from .backend import ANY_EXTEND, SHORT_EXTEND, NumbaPagedBackend
     except ImportError as error:  # not installed, or not for this numpy
         raise NumbaUnavailable(f"Numba cannot be imported ({error}); pip install -e '.[cpu]'") from error
-    if unknown := [spec for spec in specs if not spec.is_plain]:
-        raise NumbaUnavailable(f"there is no kernel for soft caps, sinks and values narrower than keys ({unknown[0]})")
     where = {"page_size": page_size, "dtype": dtype, "device": device}
     by_length = {
         longest: partial(NumbaPagedBackend, team=team, longest_extend=longest) for longest in (SHORT_EXTEND, ANY_EXTEND)

@@ -1,7 +1,7 @@
 """The building blocks of the kernel: operations on a few rows at once, as Numba intrinsics.
 
-All take addresses and counts. ``head_dim``, ``rows`` (queries over one KV head) and ``kind`` (of numbers in the pool:
-an index into KINDS) are constants of a kernel: loops over them are unrolled.
+All take addresses and counts. ``head_dim`` (of keys), ``value_dim``, ``rows`` (queries over one KV head) and ``kind``
+(of numbers in the pool: an index into KINDS) are constants of a kernel: loops over them are unrolled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-from .vectors import LANES, Vectors, spans
+from .vectors import LANES, LOG2_E, Vectors, spans
 
 KINDS = ("float32", "bfloat16", "float16")
 """Types of the numbers in the pool; everything is computed in float32."""
@@ -128,6 +128,7 @@ def fill(_context: Any, _address: Any, _count: Any, _number: Any) -> Any:
 def score(
     _context: Any,
     head_dim: Any,
+    value_dim: Any,
     rows: Any,
     kind: Any,
     fetches: Any,
@@ -138,16 +139,17 @@ def score(
     _ahead: Any,
     _count: Any,
     _step: Any,
+    _value_step: Any,
     _scores: Any,
 ) -> Any:
     """scores[row, j] = queries[row] · keys[slots[j]], for j below count, in rows of BLOCK floats; the last vector is
-    padded with −∞. slots, ahead: int32. fetches: 1 to prefetch the values of these slots and the keys of those ahead,
-    which hides most of what scattered slots cost."""
-    size, number, name = sized(head_dim), sized(rows), KINDS[sized(kind)]
+    padded with −∞. slots, ahead: int32. steps: bytes from slot to slot, of keys and of values. fetches: 1 to prefetch
+    the values of these slots and the keys of those ahead, which hides most of what scattered slots cost."""
+    size, value_size, number, name = sized(head_dim), sized(value_dim), sized(rows), KINDS[sized(kind)]
     item = 4 if name == "float32" else 2
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
-        queries, keys, values, slots, ahead, count, step, scores = arguments[4:]
+        queries, keys, values, slots, ahead, count, step, value_step, scores = arguments[5:]
         held = [
             [v.load(v.shifted(queries, 4 * (row * size + at)), width) for at, width in spans(size)]
             for row in range(number)
@@ -157,17 +159,39 @@ def score(
             place = v.element(v.shifted(scores, 4 * BLOCK * row), last_vector, 4 * LANES)
             v.store(v.constant(float("-inf")), place)
         with v.loop(count) as loop:
-            slot = v.b.mul(v.load_int(v.element(slots, loop.index, 4)), step)
-            key = v.b.add(keys, slot)
+            slot = v.load_int(v.element(slots, loop.index, 4))
+            key = v.b.add(keys, v.b.mul(slot, step))
             if sized(fetches):
-                v.prefetch(v.b.add(values, slot), size * item)
+                v.prefetch(v.b.add(values, v.b.mul(slot, value_step)), value_size * item)
                 v.prefetch(v.b.add(keys, v.b.mul(v.load_int(v.element(ahead, loop.index, 4)), step)), size * item)
             parts = [v.load(v.shifted(key, item * at), width, name) for at, width in spans(size)]
             for row in range(number):
                 v.store_float(v.dot(held[row], parts), v.element(v.shifted(scores, 4 * BLOCK * row), loop.index, 4))
 
-    signature = VOID(head_dim, rows, kind, fetches, INT, INT, INT, INT, INT, INT, INT, INT)
+    signature = VOID(head_dim, value_dim, rows, kind, fetches, INT, INT, INT, INT, INT, INT, INT, INT, INT)
     return signature, without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def soften(_context: Any, rows: Any, capped: Any, _scores: Any, _count: Any, _inner: Any) -> Any:
+    """scores[row] becomes tanh(inner × score), in all vectors that hold ``count`` scores; −∞ stays, as it is padding.
+    With inner = scale / cap, cap × that is the soft cap of Gemma 2 (Riviere et al. 2024). capped: 0 does nothing."""
+    number = sized(rows) if sized(capped) else 0
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        scores, count, inner = arguments[2:]
+        if not number:
+            return
+        vectors = v.b.udiv(v.b.add(count, v.i64_of(LANES - 1)), v.i64_of(LANES))
+        inners, padding = v.splat(inner, LANES), v.constant(float("-inf"))
+        for row in range(number):
+            with v.loop(vectors) as loop:
+                place = v.element(v.shifted(scores, 4 * BLOCK * row), loop.index, 4 * LANES)
+                found = v.load(place, LANES)
+                bent = v.tanh(v.b.fmul(found, inners))
+                v.store(v.b.select(v.b.fcmp_ordered("==", found, padding), padding, bent), place)
+
+    return VOID(rows, capped, INT, INT, FLOAT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
@@ -247,7 +271,7 @@ def add_rows(
 @intrinsic(prefer_literal=True)
 def add_values(
     _context: Any,
-    head_dim: Any,
+    value_dim: Any,
     rows: Any,
     kind: Any,
     _sums: Any,
@@ -267,15 +291,15 @@ def add_values(
         def value_at(index: Any) -> Any:
             return v.b.add(values, v.b.mul(v.load_int(v.element(slots, index, 4)), step))
 
-        add_rows(v, sized(head_dim), sized(rows), name, arguments[3:6], count, value_at, v.fma)
+        add_rows(v, sized(value_dim), sized(rows), name, arguments[3:6], count, value_at, v.fma)
 
-    return VOID(head_dim, rows, kind, INT, INT, INT, INT, INT, INT, INT), without_result(generate)
+    return VOID(value_dim, rows, kind, INT, INT, INT, INT, INT, INT, INT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
 def join(
     _context: Any,
-    head_dim: Any,
+    value_dim: Any,
     rows: Any,
     _sums: Any,
     _largest: Any,
@@ -285,7 +309,7 @@ def join(
     _other_totals: Any,
 ) -> Any:
     """Add what another piece has found over other keys, by the largest score of both."""
-    size, number = sized(head_dim), sized(rows)
+    size, number = sized(value_dim), sized(rows)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         sums, largest, totals, other_sums, other_largest, other_totals = arguments[2:]
@@ -301,13 +325,37 @@ def join(
                 added = v.b.fmul(v.load(other, width), v.splat(there, width))
                 v.store(v.fma(v.load(place, width), v.splat(here, width), added), place)
 
-    return VOID(head_dim, rows, INT, INT, INT, INT, INT, INT), without_result(generate)
+    return VOID(value_dim, rows, INT, INT, INT, INT, INT, INT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
-def finish(_context: Any, head_dim: Any, rows: Any, _sums: Any, _totals: Any, _target: Any) -> Any:
+def add_sinks(
+    _context: Any, value_dim: Any, rows: Any, has_sinks: Any, _sums: Any, _largest: Any, _totals: Any, _sinks: Any
+) -> Any:
+    """Give sinks[row], a score in natural units, its share of totals[row]: it has a weight and no value. Sums and
+    totals are left by the larger of it and the largest score. has_sinks: 0 does nothing."""
+    size, number = sized(value_dim), sized(rows) if sized(has_sinks) else 0
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        sums, largest, totals, sinks = arguments[3:]
+        for row in range(number):
+            offset = 4 * row
+            sink = v.b.fmul(v.load_float(v.shifted(sinks, offset)), ir.Constant(v.f32, LOG2_E))
+            before, total = (v.load_float(v.shifted(each, offset)) for each in (largest, totals))
+            top = v.b.select(v.b.fcmp_ordered(">", sink, before), sink, before)
+            factor, weight = (v.first(v.exp2(v.splat(v.b.fsub(each, top), LANES))) for each in (before, sink))
+            v.store_float(v.b.fadd(v.b.fmul(total, factor), weight), v.shifted(totals, offset))
+            for at, width in spans(size):
+                place = v.shifted(sums, 4 * (row * size + at))
+                v.store(v.b.fmul(v.load(place, width), v.splat(factor, width)), place)
+
+    return VOID(value_dim, rows, has_sinks, INT, INT, INT, INT), without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def finish(_context: Any, value_dim: Any, rows: Any, _sums: Any, _totals: Any, _target: Any) -> Any:
     """target[row] = sums[row] / totals[row]"""
-    size, number = sized(head_dim), sized(rows)
+    size, number = sized(value_dim), sized(rows)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         sums, totals, target = arguments[2:]
@@ -318,4 +366,4 @@ def finish(_context: Any, head_dim: Any, rows: Any, _sums: Any, _totals: Any, _t
                 share = v.b.fdiv(v.load(v.shifted(sums, offset), width), v.splat(total, width))
                 v.store(share, v.shifted(target, offset))
 
-    return VOID(head_dim, rows, INT, INT, INT), without_result(generate)
+    return VOID(value_dim, rows, INT, INT, INT), without_result(generate)

@@ -43,6 +43,14 @@ EXP_COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795
 EXP2_COEFFICIENTS = (1.3276471782e-3, 9.6755413327e-3, 5.5507132741e-2, 2.4022119724e-1, 6.9314696706e-1)
 """Coefficients of (2^x − 1) / x on [−½, ½], by least squares weighted for the smallest maximum error of 2^x: 2e-7."""
 
+TANH_COEFFICIENTS = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+"""Coefficients of (tanh(x) − x) / x³ in x², up to |x| = SMALL_TANH: those of Cephes' tanhf (Moshier 1989)."""
+
+SMALL_TANH = 0.625
+
+LOG2_E = 1.4426950408889634
+"""2^(x · log₂ e) is exp(x)."""
+
 LN2_PARTS = (-0.693359375, 2.12194440e-4)
 """−ln 2 as a sum, the first of few bits: x − n·ln 2 is then exact enough."""
 
@@ -260,7 +268,7 @@ class Vectors:
         b, width = self.b, x.type.count
         lowest = self.constant(LOWEST_EXP, width)
         x = b.select(b.fcmp_unordered(">", x, lowest), x, lowest)
-        twos = self._intrinsic("rint", b.fmul(x, self.constant(1.4426950408889634, width)))
+        twos = self._intrinsic("rint", b.fmul(x, self.constant(LOG2_E, width)))
         for part in LN2_PARTS:
             x = self.fma(twos, self.constant(part, width), x)
         found = self.constant(EXP_COEFFICIENTS[0], width)
@@ -280,6 +288,18 @@ class Vectors:
         for coefficient in (*EXP2_COEFFICIENTS[1:], 1.0):
             found = self.fma(found, x, self.constant(coefficient, width))
         return b.fmul(found, self._power_of_two(twos))
+
+    def tanh(self, x: Any) -> Any:
+        """The hyperbolic tangent, right to 2e-7 of itself. NaN stays NaN."""
+        b, width = self.b, x.type.count
+        size, square, one = self.absolute(x), b.fmul(x, x), self.constant(1.0, width)
+        near = self.constant(TANH_COEFFICIENTS[0], width)
+        for coefficient in TANH_COEFFICIENTS[1:]:
+            near = self.fma(near, square, self.constant(coefficient, width))
+        near = self.fma(b.fmul(near, square), x, x)
+        shrunk = self.exp2(b.fmul(size, self.constant(-2 * LOG2_E, width)))
+        far = self._intrinsic("copysign", b.fdiv(b.fsub(one, shrunk), b.fadd(one, shrunk)), x)
+        return b.select(b.fcmp_ordered("<", size, self.constant(SMALL_TANH, width)), near, far)
 
     def _power_of_two(self, exponent: Any) -> Any:
         """exponent: whole numbers, as floats."""

@@ -15,9 +15,9 @@ from .operations import BLOCK, FLOAT, INT, KINDS, ROWS_AT_ONCE, VOID, add_rows, 
 from .vectors import HAS_PAIRS, LANES, Vectors, spans
 
 
-def in_pairs(kind: str, head_dim: int) -> bool:
+def in_pairs(kind: str, head_dim: int, value_dim: int) -> bool:
     """True if blocks of such keys and values are computed in pairs."""
-    return HAS_PAIRS and kind == "bfloat16" and head_dim % (2 * LANES) == 0
+    return HAS_PAIRS and kind == "bfloat16" and head_dim % (2 * LANES) == 0 and value_dim % LANES == 0
 
 
 @intrinsic(prefer_literal=True)
@@ -61,6 +61,7 @@ def turn(_context: Any, head_dim: Any, kind: Any, pairs: Any, _keys: Any, _slots
 def gather(
     _context: Any,
     head_dim: Any,
+    value_dim: Any,
     kind: Any,
     pairs: Any,
     _keys: Any,
@@ -68,33 +69,34 @@ def gather(
     _slots: Any,
     _ahead: Any,
     _step: Any,
+    _value_step: Any,
     _target: Any,
 ) -> Any:
-    """target[j] = values[slots[j]], for a whole block of keys: float32 [BLOCK, head_dim], side by side, so that they
+    """target[j] = values[slots[j]], for a whole block of keys: float32 [BLOCK, value_dim], side by side, so that they
     stay in a core's first cache while many rows pass. In pairs: words of the values of slots 2j and 2j + 1,
-    [BLOCK / 2, head_dim]. Prefetches keys and values of the slots ahead."""
-    size, name, together = sized(head_dim), KINDS[sized(kind)], 1 + sized(pairs)
+    [BLOCK / 2, value_dim]. Prefetches keys and values of the slots ahead."""
+    key_size, size, name, together = sized(head_dim), sized(value_dim), KINDS[sized(kind)], 1 + sized(pairs)
     item = 4 if name == "float32" else 2
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
-        keys, values, slots, ahead, step, target = arguments[3:]
+        keys, values, slots, ahead, step, value_step, target = arguments[4:]
 
-        def offset(slot: Any) -> Any:
-            return v.b.mul(v.load_int(slot), step)
+        def value_at(slot: Any) -> Any:
+            return v.b.add(values, v.b.mul(v.load_int(slot), value_step))
 
         with v.loop(v.i64_of(BLOCK // together)) as loop:
             own, later = (v.element(address, loop.index, 4 * together) for address in (slots, ahead))
-            places = [v.b.add(values, offset(v.shifted(own, 4 * number))) for number in range(together)]
+            places = [value_at(v.shifted(own, 4 * number)) for number in range(together)]
             row = v.element(target, loop.index, 4 * size)
             for at, width in spans(size):
                 found = [v.load(v.shifted(place, item * at), width, name) for place in places]
                 v.store(v.paired(*found) if together == 2 else found[0], v.shifted(row, 4 * at))
             for number in range(together):
-                next_one = offset(v.shifted(later, 4 * number))
-                v.prefetch(v.b.add(keys, next_one), size * item)
-                v.prefetch(v.b.add(values, next_one), size * item)
+                slot = v.shifted(later, 4 * number)
+                v.prefetch(v.b.add(keys, v.b.mul(v.load_int(slot), step)), key_size * item)
+                v.prefetch(value_at(slot), size * item)
 
-    return VOID(head_dim, kind, pairs, INT, INT, INT, INT, INT, INT), without_result(generate)
+    return VOID(head_dim, value_dim, kind, pairs, INT, INT, INT, INT, INT, INT, INT), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)
@@ -177,10 +179,10 @@ def weigh_block(
 
 @intrinsic(prefer_literal=True)
 def add_block(
-    _context: Any, head_dim: Any, rows: Any, pairs: Any, _sums: Any, _factors: Any, _weights: Any, _values: Any
+    _context: Any, value_dim: Any, rows: Any, pairs: Any, _sums: Any, _factors: Any, _weights: Any, _values: Any
 ) -> Any:
     """`add_values` for a whole block of values as `gather` leaves them, and weights as `weigh_block` does."""
-    size = sized(head_dim)
+    size = sized(value_dim)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         def value_at(index: Any) -> Any:
@@ -190,4 +192,4 @@ def add_block(
         count = v.i64_of(BLOCK // (1 + sized(pairs)))
         add_rows(v, size, sized(rows), "float32", arguments[3:6], count, value_at, multiply)
 
-    return VOID(head_dim, rows, pairs, INT, INT, INT, INT), without_result(generate)
+    return VOID(value_dim, rows, pairs, INT, INT, INT, INT), without_result(generate)

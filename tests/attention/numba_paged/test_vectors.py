@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba")
 
+from numba import njit
 from numba.core import config
 
 from baton.attention import processor
 from baton.attention.numba_paged import vectors
+from baton.attention.numba_paged.operations import soften
 
 
 def test_features_follow_numba_target_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +25,27 @@ def test_features_follow_numba_target_cpu(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(config, "CPU_NAME", name, raising=False)
         monkeypatch.setattr(config, "CPU_FEATURES", features, raising=False)
         assert [vectors.has("avx2"), vectors.has("avx512_bf16")] == found
+
+
+def test_tanh_is_right_to_a_few_last_digits() -> None:
+    """Of itself, not of 1: small scores under a large cap must stay what they are."""
+    x = np.concatenate([np.linspace(-40, 40, 100_001), np.geomspace(1e-30, 40, 50_001), [0.0, np.inf]])
+    x = np.resize(x.astype(np.float32), -(-len(x) // vectors.LANES) * vectors.LANES)
+    found = _tanh(x)
+    expected = np.tanh(x.astype(np.float64))
+    assert (np.abs(found - expected) <= 3e-7 * np.abs(expected)).all()
+    assert np.abs(found).max() == 1.0 and (np.signbit(found) == np.signbit(x)).all()
+    x[5] = np.nan
+    assert (np.isnan(_tanh(x)) == np.isnan(x)).all()
+
+
+def _tanh(x: np.ndarray) -> np.ndarray:
+    """By the kernel's `soften`, block by block."""
+    found = x.copy()
+    _soften_all(found.ctypes.data, len(found))
+    return found
+
+
+@njit
+def _soften_all(address, count):  # type: ignore
+    soften(1, 1, address, count, np.float32(1.0))
