@@ -88,6 +88,9 @@ def choose_backends(
             logger.warning("attention runs on torch's own kernels, without CUDA graphs: %s", error)
             return DeviceBackends(ops, attention, None)
     captures = args.attention_backend != "torch_native" and not args.disable_cuda_graph
+    if captures and config is not None and config.traits.experts is not None:
+        logger.info("no CUDA graphs: the host reads in each layer how many rows each expert has")
+        captures = False
     return DeviceBackends(ops, attention, CudaRecorder if captures else None)
 
 

@@ -35,7 +35,7 @@ CONFIG: Any = SimpleNamespace(  # what layer ops look at
     num_kv_heads=2,
     head_dim=64,
     rms_norm_eps=1e-5,
-    traits=SimpleNamespace(qk_norm=False),
+    traits=SimpleNamespace(qk_norm=False, experts=None),
 )
 
 
@@ -170,6 +170,14 @@ def test_gpu_uses_flashinfer_and_cuda_graphs():
     pool: Any = None
     assert backends.recorder is CudaRecorder and backends.attention(pool, []) == "flashinfer"
     assert choose(disable_cuda_graph=True).recorder is None
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_steps_with_experts_are_not_captured(monkeypatch):
+    monkeypatch.setattr(CONFIG.traits, "experts", "some")
+    backends = choose()
+    pool: Any = None
+    assert backends.recorder is None and backends.attention(pool, []) == "flashinfer"
 
 
 @pytest.mark.usefixtures("a_gpu")
