@@ -50,11 +50,6 @@ class AttentionSpec:
         """Query heads per KV head."""
         return self.num_heads // self.num_kv_heads
 
-    @property
-    def is_plain(self) -> bool:
-        """True if the layer has no cap and no sinks, and its values are as wide as its keys."""
-        return self.logit_cap is None and not self.has_sinks and self.value_size == self.head_dim
-
 
 def kv_shapes(specs: Sequence[AttentionSpec]) -> list[KVShape]:
     """What each of the pool's layers keeps. specs: of all attention layers; those of one ``layer_id`` are alike."""

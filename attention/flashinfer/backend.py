@@ -11,8 +11,8 @@ The kernels depend on the step:
     the same, beams over prefixes    prefixes by a prefill kernel, tails by decode, merged by their log-sum-exp
     more queries                     prefill: FA2 for short extends, FA3 for long ones where the card has it (Hopper)
 
-In a graph (`open_graph`) the arrays go to fixed buffers, and sizes are those of the shape. Layers of one window share a
-plan. The library is passed in: `library.py` loads the real one, tests pass a double.
+In a graph (`open_graph`) the arrays go to fixed buffers, and sizes are those of the shape. Layers of one kind (window,
+heads, scale and soft cap) share a plan. The library is passed in: `library.py` loads the real one, tests pass a double.
 """
 
 from __future__ import annotations
@@ -40,8 +40,17 @@ ROWS_PER_GROUP = 8
 """A graph for shared prefixes has room for one group per this many rows. The more room, the longer a plan takes."""
 
 
+_Kind = tuple[int | None, int, int, int, float, float | None]
+"""Window, heads, KV heads, head size, scale and soft cap: what layers have in common that share a plan."""
+
+
+def _kind(spec: AttentionSpec) -> _Kind:
+    return spec.sliding_window, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.logit_cap
+
+
 class FlashInferBackend:
-    """GraphBackend over a KVPool of float16 or bfloat16. All layers have the same heads; windows may differ."""
+    """GraphBackend over a KVPool of float16 or bfloat16. Layers may differ, see `_kind`; sinks are refused in
+    `library.check_supported`."""
 
     name: ClassVar[str] = "flashinfer"
 
@@ -56,8 +65,8 @@ class FlashInferBackend:
     ) -> None:
         """specs: the model's layers. build_kv_indices: kv_indices.build_kv_indices or its Triton kernel.
         max_graph_pages: the most page numbers that a step in a graph may need in all."""
-        self._arena = Arena(kv_pool, specs[0], library, build_kv_indices, max_graph_pages)
-        self._windows = list(dict.fromkeys(spec.sliding_window for spec in specs))
+        self._arena = Arena(kv_pool, library, build_kv_indices, max_graph_pages)
+        self._kinds = {_kind(spec): spec for spec in specs}
         self._copied = _CopyFence(kv_pool.device)
         self._eager = {kind: self._parts(kind, None) for kind in GraphKind}
         self._long = self._parts(GraphKind.EXTEND, None, fa3=True) if library.has_fa3 else self._eager[GraphKind.EXTEND]
@@ -72,7 +81,7 @@ class FlashInferBackend:
 
     def run(self, spec: AttentionSpec, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionBackend.run."""
-        return self._planned[spec.sliding_window].run(q, spec.layer_id)
+        return self._planned[_kind(spec)].run(q, spec.layer_id)
 
     def graph_kind(self, batch: AttentionBatch) -> GraphKind:
         """See GraphBackend.graph_kind."""
@@ -97,15 +106,15 @@ class FlashInferBackend:
         """See GraphBackend.open_graph."""
         return FlashInferGraph(self._parts(shape.kind, shape), self._copied)
 
-    def _parts(self, kind: GraphKind, shape: GraphShape | None, *, fa3: bool = False) -> dict[int | None, _Part]:
-        """How the layers of each window attend. shape: that of a graph, or None."""
-        return {window: self._part(window, kind, shape, fa3) for window in self._windows}
+    def _parts(self, kind: GraphKind, shape: GraphShape | None, *, fa3: bool = False) -> dict[_Kind, _Part]:
+        """How the layers of each kind attend. shape: that of a graph, or None."""
+        return {each: self._part(spec, kind, shape, fa3) for each, spec in self._kinds.items()}
 
-    def _part(self, window: int | None, kind: GraphKind, shape: GraphShape | None, fa3: bool) -> _Part:
+    def _part(self, spec: AttentionSpec, kind: GraphKind, shape: GraphShape | None, fa3: bool) -> _Part:
         def kernel(role: str, window: int | None, causal: bool | None, count: int | None) -> Kernel:
-            return Kernel(self._arena, f"{role} {name}", window, causal=causal, fa3=fa3, count=count)
+            return Kernel(self._arena, spec, f"{role} {name}", window, causal=causal, fa3=fa3, count=count)
 
-        name = f"window {window}"
+        window, name = spec.sliding_window, str(_kind(spec))
         count = None if shape is None else shape.sequences
         if kind is GraphKind.DECODE:
             return _Flat(window, kernel("flat", window, None, count))
@@ -120,7 +129,7 @@ class FlashInferBackend:
 class FlashInferGraph:
     """GraphAttention of one captured forward."""
 
-    def __init__(self, parts: dict[int | None, _Part], copied: _CopyFence) -> None:
+    def __init__(self, parts: dict[_Kind, _Part], copied: _CopyFence) -> None:
         self._parts = parts
         self._copied = copied
 
@@ -130,7 +139,7 @@ class FlashInferGraph:
 
     def run(self, spec: AttentionSpec, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionBackend.run."""
-        return self._parts[spec.sliding_window].run(q, spec.layer_id)
+        return self._parts[_kind(spec)].run(q, spec.layer_id)
 
     def freeze(self) -> None:
         """See GraphAttention.freeze."""
@@ -155,7 +164,7 @@ class _CopyFence:
 
 
 class _Part(Protocol):
-    """How the layers of one window attend in a step."""
+    """How the layers of one kind attend in a step."""
 
     def plan_part(self, batch: AttentionBatch) -> None: ...
 

@@ -45,15 +45,13 @@ class Arena:
     def __init__(
         self,
         pool: KVPool,
-        spec: AttentionSpec,
         library: FlashInferLibrary,
         build_kv_indices: Callable[..., None],
         max_graph_pages: int,
     ) -> None:
-        """spec: any layer's. build_kv_indices: kv_indices.build_kv_indices or its Triton kernel. max_graph_pages: the
-        most page numbers of one step in a graph."""
+        """build_kv_indices: kv_indices.build_kv_indices or its Triton kernel. max_graph_pages: the most page numbers of
+        one step in a graph."""
         self.pool = pool
-        self.spec = spec
         self.library = library
         self.build_kv_indices = build_kv_indices
         self.max_graph_pages = max_graph_pages
@@ -87,20 +85,32 @@ class Kernel:
     """Paged attention of some sequences. ``run`` attends as the last ``plan`` prepared it."""
 
     def __init__(
-        self, arena: Arena, role: str, window: int | None, *, causal: bool | None, fa3: bool, count: int | None
+        self,
+        arena: Arena,
+        spec: AttentionSpec,
+        role: str,
+        window: int | None,
+        *,
+        causal: bool | None,
+        fa3: bool,
+        count: int | None,
     ) -> None:
-        """role: a name, unique among the kernels of one step. causal: whether a prefill is causal; None means a decode,
-        one query per sequence. count: sequences of a graph; None without a graph."""
+        """spec: that of any layer that it serves. role: a name, unique among the kernels of one step. window: how many
+        tokens a query sees, which need not be the spec's. causal: whether a prefill is causal; None means a decode, one
+        query per sequence. count: sequences of a graph; None without a graph."""
         self._arena = arena
+        self._spec = spec
         self._role = role
         self._causal = causal
         self._backend = "fa3" if fa3 else "fa2"
         self._options = {
-            "sm_scale": arena.spec.scale,
+            "sm_scale": spec.scale,
             "window_left": -1 if window is None else window - 1,
             "q_data_type": arena.pool.dtype,
             "kv_data_type": arena.pool.dtype,
         }
+        if spec.logit_cap is not None:
+            self._options["logits_soft_cap"] = spec.logit_cap
         self._count = count
         self._fixed = None if count is None else torch.zeros(5 * count + 2, dtype=torch.int32, device=arena.pool.device)
         self._wrapper: Any = None
@@ -157,7 +167,7 @@ class Kernel:
         self._frozen = True
 
     def _plan_wrapper(self, host: _Arrays, device: _Arrays, indices: torch.Tensor, most_queries: int) -> None:
-        spec, page_size = self._arena.spec, self._arena.pool.page_size
+        spec, page_size = self._spec, self._arena.pool.page_size
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, page_size)
         is_first = self._wrapper is None
         if is_first:

@@ -43,12 +43,8 @@ def load_attention(
     specs: Sequence[AttentionSpec], *, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> MakeAttention:
     """A backend factory, once its kernels have passed the probe on this device. Raises FlashInferUnavailable."""
-    check_supported(specs[0], dtype, torch.cuda.get_device_capability(device))
-    if len({dataclasses.replace(spec, layer_id=0, sliding_window=None) for spec in specs}) > 1 or not specs[0].is_plain:
-        raise FlashInferUnavailable(
-            "layers with soft caps, sinks, values narrower than keys, or heads that differ between layers are not "
-            "planned for FlashInfer"
-        )
+    for spec in specs:
+        check_supported(spec, dtype, torch.cuda.get_device_capability(device))
     library = import_library(has_fa3=torch.cuda.get_device_capability(device)[0] == 9)
     check_compiler()
     build_kv_indices = choose_kv_indices(device)
@@ -75,13 +71,16 @@ def load_attention(
 
 
 def check_supported(spec: AttentionSpec, dtype: torch.dtype, capability: tuple[int, int]) -> None:
-    """Raises FlashInferUnavailable for dtypes, head sizes or cards that FlashInfer has no kernels for."""
+    """Raises FlashInferUnavailable for dtypes, kinds of layers or cards that FlashInfer has no kernels for."""
     if dtype not in (torch.float16, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         raise FlashInferUnavailable(f"FlashInfer computes in half precision, not {name}; use --dtype bfloat16")
     if spec.head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         raise FlashInferUnavailable(f"FlashInfer has kernels for heads of {known}, this model's have {spec.head_dim}")
+    if spec.has_sinks or spec.value_size != spec.head_dim:
+        what = "sinks" if spec.has_sinks else f"values of {spec.value_size} numbers beside keys of {spec.head_dim}"
+        raise FlashInferUnavailable(f"Baton attends to layers with {what} by torch, not by FlashInfer")
     if capability < MIN_CAPABILITY:
         card = ".".join(map(str, capability))
         raise FlashInferUnavailable(f"FlashInfer needs a card of compute capability 8.0 (Ampere) or newer, not {card}")

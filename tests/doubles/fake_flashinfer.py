@@ -105,7 +105,9 @@ class _Wrapper:
         else:
             self.kv_indptr, self.indices, self.last_page_len = kv_indptr, indices, last_page_len
 
-    def finish_plan(self, qo_indptr, heads, *, causal, sm_scale, window_left, q_data_type, kv_data_type) -> None:
+    def finish_plan(
+        self, qo_indptr, heads, *, causal, sm_scale, window_left, q_data_type, kv_data_type, logits_soft_cap=None
+    ) -> None:
         rows = int(qo_indptr[-1])
         if self.name == "decode":
             self.qo_indptr = qo_indptr
@@ -113,6 +115,7 @@ class _Wrapper:
             raise RuntimeError("Buffer overflow when allocating memory. Increase the workspace buffer size.")
         assert q_data_type == kv_data_type
         self.heads, self.causal, self.scale, self.window_left = heads, causal, sm_scale, window_left
+        self.logits_soft_cap = logits_soft_cap
         self.rows = rows
         self.planned = True
         self.number = next(plan_numbers)
@@ -143,6 +146,8 @@ class _Wrapper:
         queries, keys, group = len(q), len(k), q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(group, dim=1).float() for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q.float(), k) * self.scale
+        if self.logits_soft_cap is not None:
+            scores = self.logits_soft_cap * torch.tanh(scores / self.logits_soft_cap)
         position = torch.arange(queries).unsqueeze(1) + keys - queries
         visible = torch.ones(queries, keys, dtype=torch.bool)
         if self.causal:

@@ -201,6 +201,31 @@ def test_layers_with_different_windows_have_separate_plans():
         torch.testing.assert_close(backend.run(spec, scene.q), native.run(spec, scene.q), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("lengths", [DECODE, EXTEND, LONG], ids=["decode", "extend", "long"])
+def test_soft_caps(lengths):
+    scene = Scene(lengths, window=20, logit_cap=0.7)
+    check(scene.run(make_backend(scene)), scene)
+
+
+def test_soft_cap_of_beams(monkeypatch):
+    monkeypatch.setattr(flashinfer, "SHARED_KEYS", 1)
+    scene = Scene(BEAMS, shared=groups(1), logit_cap=0.7)
+    check(scene.run(make_backend(scene)), scene)
+
+
+def test_layers_of_different_kinds_have_separate_plans():
+    scene = Scene(EXTEND)
+    specs = [dataclasses.replace(scene.spec, **change) for change in ({}, {"scale": 0.1}, {"logit_cap": 0.7})]
+    specs.append(dataclasses.replace(scene.spec, num_heads=2))
+    backend = FlashInferBackend(scene.pool, specs, FakeFlashInfer().library, build_kv_indices)
+    native = TorchNativeBackend(scene.pool)
+    for one in (backend, native):
+        one.plan(scene.batch())
+    for spec in specs:
+        q = scene.q[:, : spec.num_heads]
+        torch.testing.assert_close(backend.run(spec, q), native.run(spec, q), atol=2e-6, rtol=1e-5)
+
+
 def test_calls_bind_to_real_flashinfer_signatures(monkeypatch):
     """Every call the tests above make binds to the real signature (0.6.12)."""
     real = pytest.importorskip("flashinfer")
