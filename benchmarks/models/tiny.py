@@ -244,7 +244,7 @@ MODELS: tuple[TinyModel, ...] = (
          num_attention_heads=6, local_attention=20,
          global_attn_every_n_layers=2),
     tiny("BioGPT", "BioGpt"),
-    tiny("LFM 2 (hybrid)", "Lfm2"),
+    tiny("LFM 2 (hybrid)", "Lfm2", layer_types=["conv", "full_attention", "conv"]),
     tiny("Jamba (hybrid)", "Jamba", **EXPERTS),
     tiny("Bamba (hybrid)", "Bamba", mamba_n_heads=6, mamba_d_head=16, attn_layer_indices=[1]),
     tiny("Falcon H1 (hybrid)", "FalconH1", mamba_d_ssm=48, mamba_n_heads=6, mamba_d_head=8),

@@ -12,7 +12,7 @@ from ..layers.step_inputs import StepInputs
 
 
 class ServedModel(Protocol):
-    """A decoder with its weights: `models.decoder.Decoder`, or transformers' own (`models.transformers_model`)."""
+    """A decoder with its weights: `models.decoder.Decoder`, or transformers' own (`runner.transformers_model`)."""
 
     @property
     def specs(self) -> list[AttentionSpec]:

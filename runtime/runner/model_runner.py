@@ -32,7 +32,6 @@ from ..layers.step_inputs import StepInputs
 from ..model_config import ModelConfig, ServedConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
 from ..models.served_model import ServedModel
-from ..models.transformers_model import TransformersModel, load_transformers_model
 from .cuda_graph import GraphCatalog, GraphRunner
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
@@ -47,6 +46,7 @@ from .memory_sizing import (
     profiled_bytes,
 )
 from .step_profile import StepProfiler
+from .transformers_model import TransformersModel, load_transformers_model
 
 logger = logging.getLogger(__name__)
 

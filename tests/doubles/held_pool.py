@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import KVPool
 from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.host_tier import TierCopy
 
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 class HeldPool(HostPool):
     """``calls`` has what was begun; ``errors`` what calls raise, by kind, first host slot and layer."""
 
-    def __init__(self, device_pool: MHAKVPool, num_tokens: int, **options: Any) -> None:
+    def __init__(self, device_pool: KVPool, num_tokens: int, **options: Any) -> None:
         super().__init__(device_pool, num_tokens, **options)
         self.calls: list[Call] = []
         self.errors: dict[tuple[str, int, int], BaseException] = {}

@@ -18,6 +18,7 @@ from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.config import ModelArgs
 from baton.runtime.kv_transfer.thread_transfer import ThreadTransfers
 from baton.runtime.kv_transfer.transfer import TransferError
+from baton.runtime.models.decoder import Decoder
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.scheduler.batch import KVCopies
 from tests.doubles.cpu_graphs import count_replays, graph_backends
@@ -127,6 +128,7 @@ def test_only_the_requested_layers_must_be_loaded(make_scene: Callable[..., Scen
     scene = make_scene()
     scene.lose()
     seen: list[int] = []
+    assert isinstance(scene.runner._model, Decoder)
     for layer in scene.runner._model.layers:
         attention: Any = layer.self_attn
 

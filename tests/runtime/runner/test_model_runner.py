@@ -14,6 +14,7 @@ import torch
 
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
+from baton.runtime.models.decoder import Decoder
 from baton.runtime.runner import model_runner
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.scheduler.batch import KVCopies
@@ -77,6 +78,7 @@ def test_half_precision_logits_are_summed_in_float32(tmp_path, attention, tied):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": tied}))
     runner = make_runner(tmp_path, dtype="bfloat16", attention_backend=attention)
     hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    assert isinstance(runner._model, Decoder)
     views = runner._model.checkpoint_views()
     weight = views["model.embed_tokens.weight" if tied else "lm_head.weight"].double()
     normed = hidden.double() / (hidden.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()

@@ -11,8 +11,9 @@ import torch
 
 from baton.runtime.checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from baton.runtime.config import ModelArgs
-from baton.runtime.models.transformers_model import OTHER_MASK, MaskRule, TransformersModel, trace_mask
+from baton.runtime.runner import transformers_model
 from baton.runtime.runner.model_runner import ModelRunner
+from baton.runtime.runner.transformers_model import OTHER_MASK, MaskRule, TransformersModel, attend, trace_mask
 from tests.doubles.model_driver import ModelDriver
 from tests.doubles.tiny_models import TINY, make_reference
 
@@ -58,7 +59,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def make_runner(folder: Path, **settings: Any) -> ModelRunner:
     args = {name: settings.pop(name) for name in ("attention_backend", "load_format") if name in settings}
     model_args = ModelArgs(model_path=str(folder), device="cpu", model_impl="transformers", **args)
-    given = {"context_length": 0, "num_rows": 8, "page_size": 1, "max_total_tokens": 4096} | settings
+    given: dict[str, Any] = {"context_length": 0, "num_rows": 8, "page_size": 1, "max_total_tokens": 4096} | settings
     return ModelRunner(model_args, **given)
 
 
@@ -130,6 +131,19 @@ def test_auto_takes_transformers_for_unknown_architectures_only(tmp_path):
 def test_models_that_cannot_be_served_are_refused_by_name(tmp_path, name, changes, message):
     save(tmp_path, name, **changes)
     with pytest.raises(ModelLoadError, match=message):
+        make_runner(tmp_path)
+
+
+def test_model_that_computes_other_logits_is_refused(tmp_path, monkeypatch):
+    """A model that keeps something else between its tokens would do the same."""
+
+    def forgetful(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return attend(module, query, key, value)[0] * 0.5, None
+
+    save(tmp_path, "StableLm", initializer_range=0.2)
+    make_runner(tmp_path)
+    monkeypatch.setattr(transformers_model, "attend", forgetful)
+    with pytest.raises(ModelLoadError, match="its logits differ from transformers'"):
         make_runner(tmp_path)
 
 

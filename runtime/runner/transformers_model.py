@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from ...attention.backend import AttentionBackend, AttentionSpec
-from ...memory_pool.kv_pool import KVPool
+from ...attention.backend import AttentionBackend, AttentionBatch, AttentionSpec, kv_shapes
+from ...attention.torch_native import TorchNativeBackend
+from ...memory_pool.kv_pool import KVPool, MHAKVPool
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from ..layers.step_inputs import StepInputs
 from ..model_config import ServedConfig
@@ -37,6 +39,13 @@ SERVING, TRACING = "baton", "baton-trace"
 
 LARGEST_MASK = 1 << 20
 """Positions up to which a mask is compared with its rule."""
+
+
+CHECKED_TOKENS = 12
+"""Of a sequence that is computed in both ways at start."""
+MEAN_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.2}
+"""Largest mean difference of its logits, as a share of their mean size. Experts may be chosen differently after
+rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +79,14 @@ class _Attention:
         self.backend: AttentionBackend | None = None
         self.calls = 0
         """Calls in this step."""
-        self.seen: list[torch.Tensor] = []
-        """Keys of the calls of a trace, kept so that no memory is used twice."""
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Keys and values of the calls of a trace, kept so that no memory is used twice."""
 
 
 class TransformersModel:
     """See `served_model.ServedModel`. One step at a time."""
 
+    @torch.no_grad()
     def __init__(self, model: Any, config: ServedConfig, dtype: torch.dtype) -> None:
         """model: of transformers, with its weights, made for the attention function `TRACING`. Raises
         UnsupportedModelError if it cannot be served."""
@@ -87,11 +97,14 @@ class TransformersModel:
         for module in model.modules():
             module.baton_attention = self._attention
         name, kind = self._trace()
+        ids = torch.arange(CHECKED_TOKENS, device=model.device) * 7 % config.vocab_size
+        expected = self._reference_logits(ids)
         model.set_attn_implementation(SERVING)
         # The model's forward computes the logits of what its base returns: the base is taken out, and hidden states
         # that a step has computed are put in.
         self._base, self._given = model.get_submodule(name), _Given(kind)
         model.set_submodule(name, self._given)
+        self._check(ids, expected)
 
     @property
     def specs(self) -> list[AttentionSpec]:
@@ -126,6 +139,38 @@ class TransformersModel:
     def is_recordable(self, tokens: int) -> bool:
         """See ServedModel.is_recordable: transformers computes with torch."""
         return False
+
+    def _reference_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """float32 [tokens, vocab]: the logits of one sequence by transformers' own attention."""
+        self._model.set_attn_implementation("eager")
+        return self._model(input_ids=ids[None], use_cache=False).logits[0].float()
+
+    def _check(self, ids: torch.Tensor, expected: torch.Tensor) -> None:
+        """Compute the same sequence in two chunks on a small pool. Raises UnsupportedModelError if other logits come
+        out: the model keeps something between its tokens that is no K or V."""
+        device, tokens, found = ids.device, len(ids), []
+        pool = MHAKVPool(num_tokens=tokens, page_size=1, shapes=kv_shapes(self.specs), dtype=self.dtype, device=device)
+        backend = TorchNativeBackend(pool)
+        slots = torch.arange(1, tokens + 1, device=device)
+        for start, stop in ((0, CHECKED_TOKENS // 2), (CHECKED_TOKENS // 2, tokens)):
+            backend.plan(
+                AttentionBatch(
+                    req_to_token=torch.stack((slots, torch.zeros_like(slots))).int(),
+                    host_rows=np.zeros(1, dtype=np.int32),
+                    prefix_lens=np.full(1, start, dtype=np.int32),
+                    extend_lens=np.full(1, stop - start, dtype=np.int32),
+                    pad_row=1,
+                )
+            )
+            inputs = StepInputs(ids[start:stop], torch.arange(start, stop, device=device), slots[start:stop])
+            found.append(self.compute_logits(self(inputs, pool, backend)))
+        difference = (torch.cat(found) - expected).abs().mean() / expected.abs().mean().clamp(min=1e-6)
+        allowed = MEAN_DIFFERENCE[self.dtype]
+        if not difference <= allowed:  # NaN is not
+            raise UnsupportedModelError(
+                f"{self.config.architecture}: on Baton's KV cache its logits differ from transformers' by "
+                f"{float(difference):.2g} of their size on average ({allowed} is allowed): it keeps more than K and V"
+            )
 
     def _trace(self) -> tuple[str, type[Any]]:
         """Run one token. Returns the name of the base, which turns ids into hidden states, and the type of what it
@@ -225,8 +270,8 @@ def attend_traced(
         raise UnsupportedModelError(f"{name} makes a mask of its own")
     window = attention_mask.window if isinstance(attention_mask, MaskRule) else sliding_window
     heads, kv_heads = query.shape[1], key.shape[1]
-    same = [number for number, seen in enumerate(state.seen) if seen.data_ptr() == key.data_ptr()]
-    state.seen.append(key)
+    same = [number for number, seen in enumerate(state.seen) if _is_same(seen[0], key) and _is_same(seen[1], value)]
+    state.seen.append((key, value))
     stores = not same
     number = state.layers[same[0]].spec.layer_id if same else sum(layer.stores for layer in state.layers)
     spec = AttentionSpec(
@@ -243,6 +288,10 @@ def attend_traced(
     sinks = None if s_aux is None else s_aux.detach().float().reshape(-1)
     state.layers.append(_Layer(spec, sinks, stores))
     return value.transpose(1, 2).repeat_interleave(heads // kv_heads, dim=2), None
+
+
+def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
 
 
 def trace_mask(
@@ -305,8 +354,9 @@ def load_transformers_model(
         raise UnsupportedModelError(f"transformers {transformers.__version__} cannot read it: {error}") from error
     config = read_config(raw, folder, context_length)
     kind = _model_class(raw, config.architecture, trust_remote_code)
-    layer_types = set(getattr(raw.get_text_config(decoder=True), "layer_types", None) or ["recurrent"])
-    if getattr(kind, "_is_stateful", False) and not layer_types <= ATTENTION_LAYERS:
+    layer_types = set(getattr(raw.get_text_config(decoder=True), "layer_types", None) or ())
+    is_stateful = getattr(kind, "_is_stateful", False) and not layer_types
+    if is_stateful or not layer_types <= ATTENTION_LAYERS:
         raise UnsupportedModelError(f"{config.architecture} keeps recurrent states, which are not served yet")
     if getattr(raw, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{config.architecture} has an encoder; decoder-only models are served")
@@ -340,7 +390,7 @@ def load_transformers_model(
     return TransformersModel(model, config, chosen)
 
 
-ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention"}
+ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers that keep no states."""
 
 ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")

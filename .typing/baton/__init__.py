@@ -1,1 +1,0 @@
-../../entrypoints/package/__init__.py
