@@ -103,10 +103,11 @@ test-clients: $(TESTING)  ## slow: clients, evaluations and test kits of others;
 	$(BIN)/python tests/doubles/foreign_envs.py instructor litellm lm-eval sglang
 	$(BIN)/python -m pytest -m clients $(call marked,clients)
 
+# lint-imports asks for root packages: in .typing, the layers are such.
 check: $(TESTING)       ## ruff, pyright, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/pyright
-	PYTHONPATH=.typing $(BIN)/lint-imports  # there the layers are roots of their own, which it asks for
+	PYTHONPATH=.typing $(BIN)/lint-imports
 
 # Hours: one process, and it gives way to others. What was found out is kept in build/mutants; a later run goes on there.
 # Nothing is left to chance: hashes, hypothesis and the simulation have fixed seeds.

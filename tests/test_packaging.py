@@ -241,5 +241,7 @@ def test_pre_commit_hooks_match_make_check() -> None:
     recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
     checked = re.findall(r"\$\(BIN\)/([^&\n]*[^&\s])", recipe[1])
-    hooks = re.findall(r"^ +entry: \.venv/bin/(.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    hooks = re.findall(
+        r"^ +entry: (?:env \S+ )?\.venv/bin/(.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE
+    )
     assert hooks == checked and len(hooks) == 4

@@ -39,7 +39,8 @@ def test_every_flag_sets_exactly_its_field() -> None:
         "str": lambda d: d + "x",
         "bool": None,
     }
-    special = {"load_format": "dummy", "dtype": "float16", "device": "cpu", "attention_backend": "torch_native",
+    special = {"model_impl": "baton", "load_format": "dummy", "dtype": "float16", "device": "cpu",
+               "attention_backend": "torch_native",
                "linear_backend": "onednn", "schedule_policy": "lpm", "radix_eviction_policy": "lfu",
                "log_level": "debug", "page_size": "16", "item_trie": "t=x.npy", "overlap_schedule": "on",
                "random_seed": "7", "api_key": "k", "pin_time": "cdf", "speculative_algorithm": "NGRAM",

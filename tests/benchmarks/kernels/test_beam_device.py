@@ -19,7 +19,7 @@ def test_benchmarked_kernels_agree_at_tiny_sizes(monkeypatch):
 def test_differing_kernel_results_are_an_error(monkeypatch):
     monkeypatch.setattr(torch_native, "MIN_SAVED_KEYS", 0)
     monkeypatch.setattr(
-        "baton.attention.torch_native.attend_shared", lambda spec, tile, q, pools, buffers, out: out.zero_()
+        "baton.attention.torch_native.attend_shared", lambda spec, tile, q, pools, buffers, out, sinks: out.zero_()
     )
     with torch.inference_mode(), pytest.raises(AssertionError, match="not close"):
         attention_times(2, 3, 20, 2, repeat=1)
