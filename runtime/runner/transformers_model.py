@@ -377,6 +377,10 @@ def load_transformers_model(
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
+        if isinstance(error, KeyError) and TRACING in str(error):  # from the model's own table of attention classes
+            raise UnsupportedModelError(
+                f"{config.architecture}: transformers' code for it has attention of its own"
+            ) from error
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UnsupportedModelError(f"transformers cannot load it: {reason}") from error
     wrong = {name: sorted(map(str, info.get(f"{name}_keys") or ())) for name in ("missing", "mismatched")}
