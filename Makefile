@@ -44,6 +44,7 @@ TORCH       := $(shell grep '^torch==' constraints.txt)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL := $(BIN)/pip install -q -c constraints.txt
 
+# The distribution was once called baton; installed beside baton-serve, it would hide the package's own names.
 $(SERVING): pyproject.toml constraints.txt setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 ifeq ($(wildcard /dev/nvidiactl),)
@@ -52,6 +53,7 @@ ifeq ($(wildcard /dev/nvidiactl),)
 	    echo "no CPU build of $(TORCH) was found; installing the one of pip's index"
 endif
 	$(PIP_INSTALL) $(TORCH)
+	$(BIN)/pip uninstall -q -y baton 2> /dev/null || true
 	$(PIP_INSTALL) -e '.[cpu,tiers]'
 	touch $@
 

@@ -6,7 +6,7 @@
         print(engine.generate("The capital", {"temperature": 0, "max_new_tokens": 8})["text"])
 
 This file is installed as the package ``baton``. It imports nothing by itself: ``Engine`` is imported when it is asked
-for, as it brings torch.
+for, so that importing the package costs nothing.
 """
 
 from __future__ import annotations
