@@ -39,6 +39,8 @@ class AttentionSpec:
     """Soft cap of the scores (Gemma 2); None: no cap."""
     has_sinks: bool = False
     """Each head has a learned score that takes a share of the weights and no value (gpt-oss); see `run`."""
+    values_in_keys: bool = False
+    """A value is the first ``value_dim`` numbers of its key, and the pool keeps it once (latent attention)."""
 
     @property
     def value_size(self) -> int:
@@ -53,7 +55,9 @@ class AttentionSpec:
 
 def kv_shapes(specs: Sequence[AttentionSpec]) -> list[KVShape]:
     """What each of the pool's layers keeps. specs: of all attention layers; those of one ``layer_id`` are alike."""
-    by_layer = {spec.layer_id: KVShape(spec.num_kv_heads, spec.head_dim, spec.value_size) for spec in specs}
+    by_layer = {
+        spec.layer_id: KVShape(spec.num_kv_heads, spec.head_dim, spec.value_size, spec.values_in_keys) for spec in specs
+    }
     return [by_layer[layer] for layer in range(len(by_layer))]
 
 

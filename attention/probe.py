@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..memory_pool.kv_pool import KVPool, MHAKVPool
+from ..memory_pool.kv_pool import KVPool, make_kv_pool
 from .backend import AttentionBackend, AttentionBatch, AttentionSpec, SharedPrefix, kv_shapes
 from .torch_native import capped, weights_of
 
@@ -62,7 +62,7 @@ class ProbeScene:
         for row, own in enumerate(pages):
             table[row, : len(own) * page_size] = (np.array(own)[:, None] * page_size + np.arange(page_size)).ravel()
         self.spec = spec
-        self.pool = MHAKVPool(
+        self.pool = make_kv_pool(
             num_tokens=num_pages * page_size,
             page_size=page_size,
             shapes=kv_shapes([spec]),
@@ -70,7 +70,7 @@ class ProbeScene:
             device=device,
         )
         generator = torch.Generator(device).manual_seed(0)
-        for tensor in (*self.pool.k, *self.pool.v):
+        for tensor in (*self.pool.layers.k, *self.pool.layers.v):
             tensor[page_size:].normal_(generator=generator)
         self.batch = AttentionBatch(
             req_to_token=torch.from_numpy(table).to(device),

@@ -14,6 +14,7 @@ from lengths that the host knows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -144,26 +145,29 @@ class TorchNativeBackend:
         plan = self._plans.get((spec.sliding_window, group))
         if plan is None:
             plan = self._plans[spec.sliding_window, group] = self._make_plan(batch, spec.sliding_window, group)
-        pools = self._pool.k[spec.layer_id], self._pool.v[spec.layer_id]
+        pools = [self._pool.k[spec.layer_id]]
+        if not spec.values_in_keys:
+            pools.append(self._pool.v[spec.layer_id])
         buffers = self._rooms(pools, plan.most_keys)
         out = torch.empty(*q.shape[:-1], spec.value_size, dtype=q.dtype, device=q.device)
         for shared in plan.shared:
             attend_shared(spec, shared, q, pools, buffers, out, sinks)
         for tile in plan.tiles:
-            keys, values = (_gather(pool, tile, buffer) for pool, buffer in zip(pools, buffers))
+            keys = _gather(pools[0], tile, buffers[0])
+            values = keys[..., : spec.value_size] if spec.values_in_keys else _gather(pools[1], tile, buffers[1])
             for block in tile.blocks:
                 _attend(spec, tile.sequences, block, q, keys, values, out, sinks)
         return out
 
-    def _rooms(self, pools: tuple[torch.Tensor, torch.Tensor], keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room to gather so many keys and values: [keys, kv_heads, size of a head] each."""
+    def _rooms(self, pools: list[torch.Tensor], keys: int) -> list[torch.Tensor]:
+        """Room to gather so many keys, and values if there are any apart: [keys, kv_heads, size of a head] each."""
         rooms = []
         for number, pool in enumerate(pools):
             size = keys * pool.shape[1] * pool.shape[2]
             if self._buffers[number].numel() < size:
                 self._buffers[number] = torch.empty(size, dtype=pool.dtype, device=pool.device)
             rooms.append(self._buffers[number][:size].view(keys, *pool.shape[1:]))
-        return rooms[0], rooms[1]
+        return rooms
 
     def _make_plan(self, batch: AttentionBatch, window: int | None, group: int) -> _Plan:
         extend_lens = batch.extend_lens.astype(np.int64)
@@ -424,13 +428,14 @@ def attend_shared(
     spec: AttentionSpec,
     tile: SharedTile,
     q: torch.Tensor,
-    pools: tuple[torch.Tensor, torch.Tensor],
-    buffers: tuple[torch.Tensor, torch.Tensor],
+    pools: Sequence[torch.Tensor],
+    buffers: Sequence[torch.Tensor],
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attend the group's queries and write them to out. q, out: [tokens, num_heads, size of a head]; pools: keys and
-    values, [slots, kv_heads, size of a head]; buffers: for ``tile.keys`` of them; sinks: see AttentionBackend.run."""
+    """Attend the group's queries and write them to out. q, out: [tokens, num_heads, size of a head]; pools: keys,
+    and values unless these are in the keys, [slots, kv_heads, size of a head]; buffers: for ``tile.keys`` of each;
+    sinks: see AttentionBackend.run."""
     n, kv_heads, head_dim, group = tile.count, spec.num_kv_heads, spec.head_dim, spec.group
     prefix, tails = [], []
     for pool, buffer in zip(pools, buffers):
@@ -438,6 +443,9 @@ def attend_shared(
         prefix.append(gather(pool, tile.prefix, buffer).float().transpose(0, 1))
         own = gather(pool, tile.tails, buffer[tile.prefix_len :]).float()
         tails.append(own.view(n, tile.tail_len, *pool.shape[1:]).transpose(1, 2))
+    if spec.values_in_keys:
+        for parts in (prefix, tails):
+            parts.append(parts[0][..., : spec.value_size])
     queries = (q[tile.queries].float() * spec.scale).view(n, kv_heads, group, head_dim)
     results = out[tile.queries].view(n, kv_heads, group, spec.value_size)
     at_once = max(1, SCORES // (spec.num_heads * (tile.prefix_len + tile.tail_len)))

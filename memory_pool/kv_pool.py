@@ -27,11 +27,13 @@ class KVShape:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    values_in_keys: bool = False
+    """V is no memory of its own, but the first ``value_dim`` numbers of each head of K (`MLAKVPool`)."""
 
     @property
     def numbers(self) -> int:
         """Numbers of one token."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
+        return self.num_kv_heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
 
 
 def uniform_shapes(num_layers: int, num_kv_heads: int, head_dim: int) -> list[KVShape]:
@@ -119,12 +121,15 @@ class KVPool(Protocol):
         ...
 
 
-class MHAKVPool:
-    """K/V tensors of multi-head and grouped-query attention, allocated once.
+class _SlotTensors:
+    """What the pools below have in common: tensors by slot, allocated once.
 
     Pages that were never written read as zeros: attention multiplies masked keys by zero, and 0 x NaN would be NaN.
-    Raises MemoryError where a CPU cannot hold the pool, torch.OutOfMemoryError where a GPU cannot.
     """
+
+    k: list[torch.Tensor]
+    v: list[torch.Tensor]
+    layers: KVLayers
 
     def __init__(
         self,
@@ -138,7 +143,9 @@ class MHAKVPool:
     ) -> None:
         """num_tokens: usable tokens, a positive multiple of page_size; the padding page comes on top. shapes: of each
         layer. copy_disjoint: copies slots that do not overlap, of layers that are uniform; a GPU has a kernel for
-        it."""
+        it.
+
+        Raises MemoryError where a CPU cannot hold the pool, torch.OutOfMemoryError where a GPU cannot."""
         if num_tokens < page_size or num_tokens % page_size:
             raise ValueError(f"KV pool of {num_tokens} tokens: use a positive multiple of the page size ({page_size})")
         self.num_tokens = num_tokens
@@ -147,19 +154,20 @@ class MHAKVPool:
         self.dtype = dtype
         self.device = device
         self.bytes_per_token = kv_bytes_per_token(shapes, dtype)
-
-        def zeros(num_kv_heads: int, size: int) -> torch.Tensor:
-            return untouched_zeros((self.num_slots, num_kv_heads, size), dtype, device)
-
         try:
-            self.k = [zeros(shape.num_kv_heads, shape.key_dim) for shape in shapes]
-            self.v = [zeros(shape.num_kv_heads, shape.value_dim) for shape in shapes]
+            self._allocate(shapes)
         except torch.OutOfMemoryError:  # on a GPU: the caller, which shares out its memory, knows what to change
             raise
         except (MemoryError, ValueError) as error:  # from the CPU allocator; ValueError: more than there are addresses
             raise MemoryError(f"cannot allocate the {self.describe()} on {device}; lower --max-total-tokens") from error
-        self.layers = KVLayers.of(self.k, self.v, device)
         self._copy_disjoint = copy_disjoint if self.layers.is_uniform else copy_kv
+
+    def _allocate(self, shapes: Sequence[KVShape]) -> None:
+        """Set k, v and layers."""
+        raise NotImplementedError
+
+    def _zeros(self, num_kv_heads: int, size: int) -> torch.Tensor:
+        return untouched_zeros((self.num_slots, num_kv_heads, size), self.dtype, self.device)
 
     def describe(self) -> str:
         """One line for the start-up log: tokens x bytes per token = size."""
@@ -180,6 +188,57 @@ class MHAKVPool:
             if bad.any():
                 return start + int(bad.int().argmax())
         return None
+
+
+class MHAKVPool(_SlotTensors):
+    """K/V tensors of multi-head and grouped-query attention."""
+
+    def _allocate(self, shapes: Sequence[KVShape]) -> None:
+        self.k = [self._zeros(shape.num_kv_heads, shape.key_dim) for shape in shapes]
+        self.v = [self._zeros(shape.num_kv_heads, shape.value_dim) for shape in shapes]
+        self.layers = KVLayers.of(self.k, self.v, self.device)
+
+
+class MLAKVPool(_SlotTensors):
+    """One tensor per layer for multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2").
+
+        k[layer]: [slots, 1, latent + rotary part]        v[layer]: [slots, 1, latent], a view of it
+
+    The latent is the key and the value of every query head, so V takes no memory. Copies, host tiers and checks see it
+    in ``layers``, which has no V.
+    """
+
+    def _allocate(self, shapes: Sequence[KVShape]) -> None:
+        if not all(shape.values_in_keys for shape in shapes):
+            raise ValueError("an MLA pool keeps latents in every layer; use make_kv_pool for the shapes of a model")
+        self.k = [self._zeros(shape.num_kv_heads, shape.key_dim) for shape in shapes]
+        self.v = [keys[..., : shape.value_dim] for keys, shape in zip(self.k, shapes, strict=True)]
+        self.layers = KVLayers.of(self.k, [], self.device)
+
+
+def make_kv_pool(
+    *,
+    num_tokens: int,
+    page_size: int,
+    shapes: Sequence[KVShape],
+    dtype: torch.dtype,
+    device: torch.device,
+    copy_disjoint: CopyKV = copy_kv,
+) -> KVPool:
+    """The pool for layers of these shapes, with the arguments of all pools: see `MHAKVPool`. Raises ValueError if only
+    some layers keep latents, which no model served does."""
+    kinds = {shape.values_in_keys for shape in shapes}
+    if len(kinds) > 1:
+        raise ValueError("some layers keep K and V and others latents: there is no pool for that")
+    pool = MLAKVPool if kinds == {True} else MHAKVPool
+    return pool(
+        num_tokens=num_tokens,
+        page_size=page_size,
+        shapes=shapes,
+        dtype=dtype,
+        device=device,
+        copy_disjoint=copy_disjoint,
+    )
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -84,7 +84,8 @@ class ExpertTraits:
 
     is_sparse: per layer, whether it has experts. intermediate_size: of each expert; shared_size: of the shared one.
     renormalises: the chosen weights are divided by their sum. weight_scale: they are multiplied by it.
-    num_groups, top_groups: experts are chosen from the best groups only.
+    num_groups, top_groups: experts are chosen from the best groups only, those with the largest sum of their
+    ``group_best`` best scores.
     routes_in_float32: the router's logits are computed in float32.
     has_bias: experts have biases. clamp: (alpha, limit) of a clamped SwiGLU in place of the model's activation.
     """
@@ -99,10 +100,33 @@ class ExpertTraits:
     weight_scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
     routes_in_float32: bool = False
     has_bias: bool = False
     clamp: tuple[float, float] | None = None
     names: ExpertNames = field(default_factory=ExpertNames)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentTraits:
+    """Multi-head latent attention; see `models/latent_attention.py`. Sizes in numbers.
+
+    query_rank: of the latent that queries are made of; None: they are made of the input itself.
+    latent_size: of the latent that keys and values are made of, which is what a token keeps.
+    plain_size, rotary_size: of a head of q and k, the parts without and with rotary embedding.
+    value_size: of a head of v.
+    """
+
+    query_rank: int | None
+    latent_size: int
+    plain_size: int
+    rotary_size: int
+    value_size: int
+
+    @property
+    def key_size(self) -> int:
+        """What the KV pool keeps of a token in a layer."""
+        return self.latent_size + self.rotary_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +145,7 @@ class DecoderTraits:
     activation: of the gate, one of ACTIVATIONS; None: the config's hidden_act.
     ties_by_default: the LM head is the embedding if the config does not say.
     experts: a mixture of experts in some layers.
+    latent: attention over latents, in all layers; qkv_bias is then of the projections to latents.
     has_sinks: each head has a learned score that takes a share of the attention weights.
     norms: where the layer has norms. norm_offset: is added to the weights of norms, also those of q and k.
     embedding_multiplier, residual_multiplier, logit_multiplier: scale embeddings, what a layer adds, and logits.
@@ -144,6 +169,7 @@ class DecoderTraits:
     activation: str | None = None
     ties_by_default: bool = False
     experts: ExpertTraits | None = None
+    latent: LatentTraits | None = None
     has_sinks: bool = False
     norms: NormNames = field(default_factory=NormNames)
     norm_offset: float = 0.0
@@ -162,6 +188,7 @@ class DecoderTraits:
             self.qk_row_norm
             or self.position_scale is not None
             or self.experts is not None
+            or self.latent is not None
             or self.embedding_multiplier != 1
             or self.residual_multiplier != 1
         )
@@ -195,6 +222,7 @@ class ModelConfig(ServedConfig):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """With latent attention, of the rotated part."""
     rms_norm_eps: float
     activation: str
     """Of the gate, one of ACTIVATIONS."""
@@ -202,3 +230,9 @@ class ModelConfig(ServedConfig):
     """Of each layer; None: q and k are not rotated."""
     traits: DecoderTraits
     tie_word_embeddings: bool
+
+    @property
+    def position_scale(self) -> tuple[float, int] | None:
+        """`DecoderTraits.position_scale`, if there are positions for which it matters."""
+        scale = self.traits.position_scale
+        return scale if scale is not None and self.context_length > scale[1] else None

@@ -39,8 +39,12 @@ LEAST_SHARED_KEYS = 128
 ONE_THREAD = 1024
 """Work up to which one thread is faster than waking the others, in keys × tokens."""
 
+ROWS_OF_MANY = 4
+"""Of the heads that share a latent, so many (or the most that divide their number) are rows of the kernel at once."""
+
 Shape = tuple[int, int, int, bool, bool]
-"""Head size, queries over one KV head, size of a value, with a cap, with sinks: what a kernel is compiled for."""
+"""Head size, rows over one KV head, size of a value, with a cap, with sinks: what a kernel is compiled for. Rows are
+the queries of a token, or a part of them: see `_rows`."""
 
 Kind = tuple[int | None, int, Shape]
 """Window, KV heads and shape: what layers have in common that share a task."""
@@ -88,6 +92,7 @@ class _Calls:
     ) -> Call:
         """Set the addresses of one layer, and return its call. q and out: float32 [tokens, heads, size of a head];
         sinks: see AttentionBackend.run."""
+        q, out = _in_parts(spec, q), _in_parts(spec, out)
         call = self.calls[number]
         a, k, v = call.arguments, pool.k[spec.layer_id], pool.v[spec.layer_id]
         a[args.QUERIES], a[args.QUERY_STEP] = q.data_ptr(), 4 * q.stride(0)
@@ -126,9 +131,10 @@ class _Planner:
 
     def prepare(self, batch: AttentionBatch, members: np.ndarray, spec: AttentionSpec) -> _Task:
         """members: bool [bs], the sequences that are attended."""
-        threads, group, value_size = torch.get_num_threads(), spec.group, spec.value_size
+        threads, group, value_size = torch.get_num_threads(), _rows(spec), spec.value_size
         shared = [each for each in batch.shared if (each.count - 1) * each.length >= LEAST_SHARED_KEYS]
-        work = cut(batch, members, shared, spec.sliding_window, spec.num_kv_heads, threads)
+        parts = spec.group // group
+        work = cut(batch, members, shared, spec.sliding_window, spec.num_kv_heads, threads, parts)
         scratch, floats = scratch_bytes(spec.head_dim, value_size, group, TOKENS_AT_ONCE), work.partial_tokens * group
         if self._scratch.numel() < threads * scratch:
             self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
@@ -179,8 +185,26 @@ class _Kernels:
         return out if self._dtype == torch.float32 else self._narrow[out.shape[1] * out.shape[2]](out)
 
 
+def _rows(spec: AttentionSpec) -> int:
+    """Rows of the kernel: a token's queries over one KV head, or a part of the many over a latent."""
+    if not spec.values_in_keys or spec.has_sinks:  # the kernel finds a token's sinks by its KV head alone
+        return spec.group
+    return max(rows for rows in range(1, ROWS_OF_MANY + 1) if spec.group % rows == 0)
+
+
+def _in_parts(spec: AttentionSpec, heads: torch.Tensor) -> torch.Tensor:
+    """[tokens, heads, numbers], with the heads of a token in parts of `_rows`, each as a token of its own. Raises
+    ValueError where the kernel would need a copy, which it could not take in a recorded step."""
+    rows = _rows(spec)
+    if rows == spec.group:
+        return heads
+    if not heads.is_contiguous():
+        raise ValueError(f"queries over latents: strides {heads.stride()}; pass a contiguous tensor")
+    return heads.view(-1, rows, heads.shape[2])
+
+
 def _shape(spec: AttentionSpec) -> Shape:
-    return spec.head_dim, spec.group, spec.value_size, spec.logit_cap is not None, spec.has_sinks
+    return spec.head_dim, _rows(spec), spec.value_size, spec.logit_cap is not None, spec.has_sinks
 
 
 def _kind(spec: AttentionSpec) -> Kind:
@@ -257,7 +281,7 @@ class NumbaPagedBackend:
                 calls.start_task(task)
             else:
                 calls.restart_task(task)
-            wide = self._kernels.widened(q)
+            wide = self._kernels.widened(q.contiguous() if spec.values_in_keys else q)
             self._team.run(calls.place(0, spec, self._pool, wide, out, sinks), task.threads)
         return self._kernels.narrowed(out)
 

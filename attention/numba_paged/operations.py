@@ -7,6 +7,7 @@ All take addresses and counts. ``head_dim`` (of keys), ``value_dim``, ``rows`` (
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -20,6 +21,9 @@ KINDS = ("float32", "bfloat16", "float16")
 
 ROWS_AT_ONCE = 4
 """Rows with sums that stay in registers while values are added to them."""
+
+NUMBERS_AT_ONCE = 128
+"""So many numbers of each of these rows; wider values are added in parts."""
 
 BLOCK = 64
 """Keys of a block: scores of a row are so many floats."""
@@ -251,16 +255,18 @@ def add_rows(
     value_at: the address of value j. fma: multiplies a vector of it by a weight and adds that."""
     sums, factors, weights = addresses
     item = 4 if kind == "float32" else 2
-    for begin in range(0, number, ROWS_AT_ONCE):
+    for begin, column in product(range(0, number, ROWS_AT_ONCE), range(0, size, NUMBERS_AT_ONCE)):
+        width_of_part = min(NUMBERS_AT_ONCE, size - column)
+        columns = [(column + at, width) for at, width in spans(width_of_part)]
         held = {}
         for row in range(begin, min(number, begin + ROWS_AT_ONCE)):
             factor = v.load_float(v.shifted(factors, 4 * row))
-            for at, width in spans(size):
+            for at, width in columns:
                 place = v.shifted(sums, 4 * (row * size + at))
                 held[row, at, width] = v.variable(v.b.fmul(v.load(place, width), v.splat(factor, width)))
         with v.loop(count) as loop:
             value = value_at(loop.index)
-            parts = {at: v.load(v.shifted(value, item * at), width, kind) for at, width in spans(size)}
+            parts = {at: v.load(v.shifted(value, item * at), width, kind) for at, width in columns}
             for (row, at, width), place in held.items():
                 weight = v.load_float(v.element(v.shifted(weights, 4 * BLOCK * row), loop.index, 4))
                 v.b.store(fma(v.splat(weight, width), parts[at], v.b.load(place)), place)

@@ -47,7 +47,7 @@ class Work:
     groups: np.ndarray
     """[g, 4]: first piece, piece behind the last, first token, token behind the last."""
     rows: np.ndarray
-    """[tokens]: row of req_to_token."""
+    """[tokens]: row of req_to_token. (Where a token counts as several, these are the tokens here.)"""
     begins: np.ndarray
     """[tokens]: the first key that a token sees."""
     ends: np.ndarray
@@ -77,14 +77,21 @@ def cut(
     window: int | None,
     kv_heads: int,
     threads: int,
+    parts: int = 1,
 ) -> Work:
-    """members: bool [bs], the sequences that are attended; those of ``shared`` are among them."""
-    if not shared and len(members) == batch.extend_lens.sum() and members.all() and batch.extend_lens.all():
+    """members: bool [bs], the sequences that are attended; those of ``shared`` are among them.
+
+    parts: each token counts as so many tokens that see the same keys. So many heads over one KV head (latent attention
+    has up to 128) are attended a few at a time, while a block of keys stays in a core's cache.
+    """
+    is_decode = len(members) == batch.extend_lens.sum() and members.all() and batch.extend_lens.all()
+    if not shared and is_decode and parts == 1:
         return _cut_decode(batch, window, kv_heads, threads)
-    new = batch.extend_lens.astype(np.int64)
+    new = batch.extend_lens.astype(np.int64) * parts
     first_token = np.cumsum(new) - new
     sequence = np.repeat(np.arange(len(new)), new)
-    ends = batch.prefix_lens.astype(np.int64)[sequence] + np.arange(len(sequence)) - first_token[sequence] + 1
+    position = (np.arange(len(sequence)) - first_token[sequence]) // parts
+    ends = batch.prefix_lens.astype(np.int64)[sequence] + position + 1
     begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
     rows = batch.host_rows.astype(np.int64)[sequence]
     work = Work(np.empty((0, 8), np.int64), np.empty((0, 4), np.int64), rows, begins, ends, 0, 0)
@@ -99,13 +106,13 @@ def cut(
     for row in np.flatnonzero(alone & (new > 1)).tolist():
         for first in range(int(first_token[row]), int(first_token[row] + new[row]), TOKENS_AT_ONCE):
             last = min(first + TOKENS_AT_ONCE, int(first_token[row] + new[row]))
-            parts = _in_parts(work, first, last, int(begins[first]), int(ends[last - 1]), target)
-            if len(parts) == 1:
-                plain += parts
+            pieces = _in_parts(work, first, last, int(begins[first]), int(ends[last - 1]), target)
+            if len(pieces) == 1:
+                plain += pieces
             else:
-                groups.append(parts)
+                groups.append(pieces)
     for group in shared:
-        groups.append(_of_beams(work, group, int(first_token[group.first]), target))
+        groups.append(_of_beams(work, group, int(first_token[group.first]), group.count * parts, target))
     _give_heads(work, plain, groups, kv_heads)
     return work
 
@@ -160,14 +167,15 @@ def _in_parts(work: Work, first: int, last: int, low: int, high: int, target: in
     return [_Part(first, last, low, high, False, tokens * (high - low)) for low, high in pairwise(bounds)]
 
 
-def _of_beams(work: Work, group: SharedPrefix, first: int, target: int) -> list[_Part]:
-    last = first + group.count
+def _of_beams(work: Work, group: SharedPrefix, first: int, count: int, target: int) -> list[_Part]:
+    """first, count: the group's tokens."""
+    last = first + count
     parts = []
     for start in range(first, last, TOKENS_AT_ONCE):
         stop = min(start + TOKENS_AT_ONCE, last)
         parts += _in_parts(work, start, stop, int(work.begins[start]), group.length, target)
     tail = int(work.ends[first]) - group.length + PER_TOKEN
-    step = max(1, min(group.count, target // tail))
+    step = max(1, min(count, target // tail))
     for start in range(first, last, step):
         stop = min(start + step, last)
         parts.append(_Part(start, stop, group.length, NO_END, True, (stop - start) * tail))

@@ -145,7 +145,7 @@ MODELS: tuple[TinyModel, ...] = (
     tiny("Mistral", "Mistral", sliding_window=20),
     tiny("Ministral", "Ministral", **HEADS, **MIXED),
     tiny("Ministral 3", "Ministral3", **HEADS, sliding_window=None),
-    tiny("Mistral 4", "Mistral4", **LATENT, **EXPERTS),
+    tiny("Mistral 4", "Mistral4", **(LATENT | {"head_dim": 12}), **EXPERTS),
     tiny("Mixtral", "Mixtral", **EXPERTS),
     tiny("Qwen 2, 2.5", "Qwen2"),
     tiny("Qwen 2, windows", "Qwen2", use_sliding_window=True, sliding_window=24, max_window_layers=1),

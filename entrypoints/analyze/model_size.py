@@ -1,10 +1,13 @@
-"""The size of a token's KV in a model, from its config.json: for any architecture with K and V in every layer."""
+"""The size of a token's KV in a model, from its config.json: for any architecture with K and V, or with a latent that
+Baton keeps as it is, in every layer."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from ...runtime.models.registry import ARCHITECTURES
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -14,7 +17,7 @@ class ModelSizeError(ValueError):
 
 
 def kv_bytes_per_token(folder: Path) -> int:
-    """Bytes of K and V of one token in all layers, in the checkpoint's dtype. Raises ModelSizeError."""
+    """Bytes of a token's K and V, or latent, in all layers, in the checkpoint's dtype. Raises ModelSizeError."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -27,8 +30,11 @@ def kv_bytes_per_token(folder: Path) -> int:
     text = config.get("text_config")
     config |= text if isinstance(text, dict) else {}
     otherwise = "; give --kv-bytes-per-token"
+    keeps_latents = bool(config.get("kv_lora_rank")) and any(
+        name in ARCHITECTURES for name in config.get("architectures") or ()
+    )
     for name, why in _OTHER_CACHES.items():
-        if config.get(name):
+        if config.get(name) and not (keeps_latents and name == "kv_lora_rank"):
             raise ModelSizeError(f"--model {folder}: {name} in config.json: {why}{otherwise}")
 
     def need(*names: str) -> int:
@@ -37,6 +43,9 @@ def kv_bytes_per_token(folder: Path) -> int:
                 return value
         raise ModelSizeError(f"--model {folder}: config.json has no {names[0]}{otherwise}")
 
+    if keeps_latents:
+        size = need("kv_lora_rank") + need("qk_rope_head_dim")
+        return need("num_hidden_layers") * size * _dtype_bytes(config, folder)
     heads = need("num_key_value_heads", "num_attention_heads")
     if type(head_dim := config.get("head_dim")) is not int:
         head_dim = need("hidden_size") // need("num_attention_heads")

@@ -47,13 +47,6 @@ def parse_model_config(
 
     architecture = _supported_architecture(raw, source)
     num_heads, hidden_size = need("num_attention_heads"), need("hidden_size")
-    num_kv_heads = raw.get("num_key_value_heads") or num_heads
-    head_dim = raw.get("head_dim") or hidden_size // num_heads
-    if num_heads % num_kv_heads or head_dim % 2:
-        raise ModelLoadError(
-            f"{source}: {num_heads} heads, {num_kv_heads} KV heads, head_dim {head_dim}: "
-            "heads must be a multiple of KV heads and head_dim even"
-        )
     limit = need("max_position_embeddings")
     if context_length < 0 or context_length > limit:
         raise ModelLoadError(
@@ -68,6 +61,15 @@ def parse_model_config(
     except ValueError as refused:
         raise ModelLoadError(f"{source}: {refused}") from None
     _check_experts(traits, source)
+    num_kv_heads = raw.get("num_key_value_heads") or num_heads
+    head_dim = raw.get("head_dim") or hidden_size // num_heads
+    if traits.latent is not None:
+        num_kv_heads, head_dim = num_heads, traits.latent.rotary_size
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelLoadError(
+            f"{source}: {num_heads} heads, {num_kv_heads} KV heads, head_dim {head_dim}: "
+            "heads must be a multiple of KV heads and head_dim even"
+        )
     activation = traits.activation or raw.get("hidden_act") or "silu"
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(
@@ -138,6 +140,11 @@ def _check_experts(traits: DecoderTraits, source: str) -> None:
         raise ModelLoadError(
             f"{source}: {experts.num_experts} experts cannot be divided into {experts.num_groups} groups, of which "
             f"{experts.top_groups} are used; correct n_group and topk_group"
+        )
+    if experts.num_groups > 1 and experts.group_best > experts.num_experts // experts.num_groups:
+        raise ModelLoadError(
+            f"{source}: groups are compared by their {experts.group_best} best experts, but {experts.num_experts} "
+            f"experts in {experts.num_groups} groups are fewer; correct n_group"
         )
     if experts.top_k > experts.num_experts // experts.num_groups * experts.top_groups:
         raise ModelLoadError(

@@ -37,6 +37,8 @@ def layer_ropes(
 
     def read(parameters: Mapping[str, Any]) -> RopeConfig:
         partial = parameters.get("partial_rotary_factor") or raw.get("partial_rotary_factor")
+        if traits.latent is not None:  # it says how much of a head is rotated, and head_dim is of that part
+            partial = 1
         if traits.partial_rotary is None and partial not in (None, 1):
             raise UnsupportedModelError(
                 f"{source}: partial_rotary_factor {partial}: this architecture rotates whole heads"

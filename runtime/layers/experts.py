@@ -54,9 +54,11 @@ class Router:
         return experts, weights * traits.weight_scale
 
     def _in_best_groups(self, ranked: torch.Tensor) -> torch.Tensor:
-        """Scores with -inf outside the best groups: those with the largest sum of their two best (DeepSeek-V3)."""
+        """Scores with -inf outside the best groups: those with the largest score (DeepSeek-V2), or the largest sum of
+        their two best (DeepSeek-V3)."""
         groups = ranked.unflatten(1, (self._traits.num_groups, -1))
-        best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(self._traits.top_groups, dim=-1).indices
+        strength = groups.topk(self._traits.group_best, dim=-1).values.sum(dim=-1)
+        best = strength.topk(self._traits.top_groups, dim=-1).indices
         is_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, False)
         return groups.masked_fill(is_out.unsqueeze(-1), float("-inf")).flatten(1)
 

@@ -105,6 +105,13 @@ def apply_rotary(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return torch.cat(turned, dim=-1)
 
 
+def scaled_by_position(q: torch.Tensor, positions: torch.Tensor, beta: float, length: int) -> torch.Tensor:
+    """q [tokens, heads, numbers] × (1 + beta × ln(1 + ⌊position / length⌋)), as Llama 4 does it; positions: int64
+    [tokens]."""
+    scale = 1 + beta * torch.log1p((positions // length).float())
+    return q * scale.to(q.dtype)[:, None, None]
+
+
 def rotate_and_store(
     qkv: torch.Tensor,
     positions: torch.Tensor,

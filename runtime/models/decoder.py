@@ -24,9 +24,10 @@ from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
 from ..layers.product_trials import LateTrials, choose_products
 from ..layers.products import NUMBA, BlockKernel
-from ..layers.rotary import RotaryEmbedding, head_order
+from ..layers.rotary import RotaryEmbedding, head_order, scaled_by_position
 from ..layers.step_inputs import StepInputs
 from ..model_config import ExpertTraits, ModelConfig
+from .latent_attention import LatentAttention, latent_spec
 
 EMBEDDING = "model.embed_tokens"
 """Its name in a checkpoint."""
@@ -35,6 +36,8 @@ EMBEDDING = "model.embed_tokens"
 def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
     """The attention spec of each layer."""
     traits = config.traits
+    if traits.latent is not None:
+        return [latent_spec(config, layer_id) for layer_id in range(config.num_layers)]
     return [
         AttentionSpec(
             layer_id=layer_id,
@@ -86,8 +89,7 @@ class SelfAttention:
         self.rms_norm_eps = config.rms_norm_eps
         self._head_order = head_order(config.ropes[layer_id], head_dim, is_interleaved=traits.is_interleaved)
         self._norm_offset = traits.norm_offset
-        scale = traits.position_scale
-        self._position_scale = scale if scale is not None and config.context_length > scale[1] else None
+        self._position_scale = config.position_scale
         self._rotary = rotary
         self._ops = ops
 
@@ -112,10 +114,12 @@ class SelfAttention:
             self.rms_norm_eps,
         )
         if self._position_scale is not None:
-            beta, length = self._position_scale
-            scale = 1 + beta * torch.log1p((inputs.positions // length).float())
-            q = q * scale.to(q.dtype)[:, None, None]
+            q = scaled_by_position(q, inputs.positions, *self._position_scale)
         return self.o_proj(attention.run(self.spec, q, self.sinks).view(len(x), -1))
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.qkv_proj, self.o_proj]
 
     def finish_loading(self) -> None:
         """Bring what has been loaded into the form in which it is computed. To be called once."""
@@ -308,7 +312,8 @@ class DecoderLayer:
         self._around_attention = Branch(
             config, names.before_attention, names.after_attention, ops, dtype=dtype, device=device
         )
-        self.self_attn = SelfAttention(config, layer_id, ops, rotary, dtype=dtype, device=device)
+        kind = SelfAttention if config.traits.latent is None else LatentAttention
+        self.self_attn = kind(config, layer_id, ops, rotary, dtype=dtype, device=device)
         self._around_mlp = Branch(config, names.before_mlp, names.after_mlp, ops, dtype=dtype, device=device)
         experts = config.traits.experts
         is_sparse = experts is not None and experts.is_sparse[layer_id]
@@ -336,7 +341,7 @@ class DecoderLayer:
 
     @property
     def linears(self) -> list[Linear]:
-        return [self.self_attn.qkv_proj, self.self_attn.o_proj, *self.mlp.linears]
+        return [*self.self_attn.linears, *self.mlp.linears]
 
     def finish_loading(self) -> None:
         """See Decoder.finish_loading."""

@@ -5,6 +5,7 @@ To add an architecture that fits `decoder.py`, write one small file beside this 
 
 from __future__ import annotations
 
+from .deepseek import deepseek_v2_traits, deepseek_v3_traits, glm4_moe_lite_traits, mistral4_traits, youtu_traits
 from .ernie import ernie4_5_moe_traits, ernie4_5_traits
 from .exaone4 import exaone4_traits
 from .gemma import gemma2_traits, gemma3_traits, gemma_traits
@@ -24,6 +25,8 @@ from .smollm3 import smollm3_traits
 from .traits import TraitsReader
 
 ARCHITECTURES: dict[str, TraitsReader] = {
+    "DeepseekV2ForCausalLM": deepseek_v2_traits,
+    "DeepseekV3ForCausalLM": deepseek_v3_traits,
     "Ernie4_5ForCausalLM": ernie4_5_traits,
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe_traits,
     "Exaone4ForCausalLM": exaone4_traits,
@@ -32,6 +35,7 @@ ARCHITECTURES: dict[str, TraitsReader] = {
     "GemmaForCausalLM": gemma_traits,
     "Glm4ForCausalLM": glm4_traits,
     "Glm4MoeForCausalLM": glm4_moe_traits,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite_traits,
     "GlmForCausalLM": glm_traits,
     "GptOssForCausalLM": gpt_oss_traits,
     "GraniteForCausalLM": granite_traits,
@@ -39,6 +43,7 @@ ARCHITECTURES: dict[str, TraitsReader] = {
     "LlamaForCausalLM": llama_traits,
     "Ministral3ForCausalLM": ministral3_traits,
     "MinistralForCausalLM": ministral_traits,
+    "Mistral4ForCausalLM": mistral4_traits,
     "MistralForCausalLM": mistral_traits,
     "MixtralForCausalLM": mixtral_traits,
     "Olmo2ForCausalLM": olmo2_traits,
@@ -51,4 +56,5 @@ ARCHITECTURES: dict[str, TraitsReader] = {
     "Qwen3ForCausalLM": qwen3_traits,
     "SeedOssForCausalLM": seed_oss_traits,
     "SmolLM3ForCausalLM": smollm3_traits,
+    "YoutuForCausalLM": youtu_traits,
 }

@@ -73,6 +73,7 @@ class MemoryPlan:
     kv_tokens: int
     kv_bytes: int
     """Includes the padding page."""
+    bytes_per_token: int
     free_left: int
     """The rest of what was available before loading."""
 
@@ -80,7 +81,8 @@ class MemoryPlan:
         """One line for the log."""
         return (
             f"memory: weights {_gib(self.weights)}, activations {_gib(self.activations)}, CUDA graphs "
-            f"{_gib(self.graphs)}, KV {self.kv_tokens} tokens in {_gib(self.kv_bytes)}, {_gib(self.free_left)} left"
+            f"{_gib(self.graphs)}, KV {self.kv_tokens} tokens × {self.bytes_per_token} bytes in "
+            f"{_gib(self.kv_bytes)}, {_gib(self.free_left)} left"
         )
 
 
@@ -157,6 +159,7 @@ def plan_memory(
         graphs=graph_bytes,
         kv_tokens=tokens,
         kv_bytes=kv_bytes,
+        bytes_per_token=bytes_per_token,
         free_left=available - weight_bytes - activation_bytes - graph_bytes - kv_bytes,
     )
 

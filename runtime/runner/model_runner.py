@@ -18,7 +18,7 @@ import torch
 
 from ...attention import processor
 from ...attention.backend import AttentionBackend, GraphBackend, kv_shapes
-from ...memory_pool.kv_pool import KVPool, MHAKVPool, are_disjoint, kv_bytes_per_token, untouched_zeros
+from ...memory_pool.kv_pool import KVPool, are_disjoint, kv_bytes_per_token, make_kv_pool, untouched_zeros
 from ...scheduler.batch import ScheduleBatch
 from ...scheduler.config import DEFAULT_CHUNK
 from ..checkpoint.hf_config import load_model_config
@@ -341,7 +341,7 @@ class ModelRunner:
         )
 
     def _make_pool(self, backends: DeviceBackends, tokens: int) -> KVPool:
-        return MHAKVPool(
+        return make_kv_pool(
             num_tokens=tokens,
             page_size=self._settings.page_size,
             shapes=self._kv_shapes,

@@ -52,6 +52,13 @@ def test_caps_sinks_and_value_widths(lengths, window, kind):
     Scene(lengths, window=window, heads=6, kv_heads=2, **kind).check()
 
 
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES.keys())
+def test_values_in_keys(lengths, page_size):
+    """Latent attention: all heads read one key, and a part of it as the value."""
+    Scene(lengths, heads=6, kv_heads=1, head_dim=12, value_dim=8, values_in_keys=True, page_size=page_size).check()
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (6, 2), (8, 1)])
 def test_head_groups(heads, kv_heads):
     Scene(SHAPES["all at once"], heads=heads, kv_heads=kv_heads).check()
@@ -108,6 +115,13 @@ def test_beams_over_one_prefix(attended, heads, kv_heads, layout):
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_beams_with_caps_sinks_and_value_widths(attended, kind):
     Scene([(50, 1)] * 5, heads=6, kv_heads=2, shared=(SharedPrefix(0, 5, 44),), **kind).check()
+    assert attended == [5]
+
+
+@pytest.mark.parametrize("layout", ["scattered", "ascending"])
+def test_beams_with_values_in_keys(attended, layout):
+    latent = {"heads": 6, "kv_heads": 1, "head_dim": 12, "value_dim": 8, "values_in_keys": True}
+    Scene([(30, 1), *[(50, 1)] * 5], layout=layout, shared=(SharedPrefix(1, 5, 44),), **latent).check()
     assert attended == [5]
 
 

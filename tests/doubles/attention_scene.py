@@ -7,7 +7,7 @@ import torch
 
 from baton.attention.backend import AttentionBackend, AttentionBatch, AttentionSpec, SharedPrefix, kv_shapes
 from baton.attention.torch_native import TorchNativeBackend
-from baton.memory_pool.kv_pool import MHAKVPool
+from baton.memory_pool.kv_pool import make_kv_pool
 
 CPU = torch.device("cpu")
 HEAD_DIM = 8
@@ -35,25 +35,29 @@ class Scene:
         value_dim=0,
         logit_cap: float | None = None,
         has_sinks=False,
+        values_in_keys=False,
         dtype=torch.float32,
     ):
         """lengths: (prefix, new tokens) of each sequence. layout of its slots: scattered, ascending or descending."""
         rng = np.random.default_rng(seed)
         self.seed = seed
-        self.spec = AttentionSpec(0, heads, kv_heads, head_dim, head_dim**-0.5, window, value_dim, logit_cap, has_sinks)
+        scale = head_dim**-0.5
+        self.spec = AttentionSpec(
+            0, heads, kv_heads, head_dim, scale, window, value_dim, logit_cap, has_sinks, values_in_keys
+        )
         self.prefix_lens = np.array([prefix for prefix, _ in lengths], dtype=np.int32)
         self.extend_lens = np.array([new for _, new in lengths], dtype=np.int32)
         totals = self.prefix_lens + self.extend_lens
         num_pages = int(sum(-(-total // page_size) for total in totals)) + 3
-        self.pool = MHAKVPool(
+        self.pool = make_kv_pool(
             num_tokens=num_pages * page_size,
             page_size=page_size,
             shapes=kv_shapes([self.spec]),
             dtype=dtype,
             device=CPU,
         )
-        self.pool.k[0][page_size:] = float("nan")
-        self.pool.v[0][page_size:] = float("nan")
+        for tensor in (*self.pool.layers.k, *self.pool.layers.v):
+            tensor[page_size:] = float("nan")
         ascending = np.arange(1, num_pages + 1)
         pages = {"ascending": ascending, "descending": ascending[::-1], "scattered": rng.permutation(ascending)}[layout]
         num_rows = len(lengths) + 2
@@ -79,9 +83,12 @@ class Scene:
                 for owned in (slots, self.k, self.v):
                     owned[other][part] = owned[first][part]
                 self.req_to_token[self.rows[other], part] = slots[first][part]
+        if values_in_keys:
+            self.v = [k[..., : self.spec.value_size] for k in self.k]
         for own, k, v in zip(slots, self.k, self.v, strict=True):
             self.pool.k[0][own] = k
-            self.pool.v[0][own] = v
+            if not values_in_keys:
+                self.pool.v[0][own] = v
         self.q = torch.randn(int(self.extend_lens.sum()), heads, head_dim, generator=generator).to(dtype)
         self.sinks = torch.randn(heads, generator=generator) if has_sinks else None
 

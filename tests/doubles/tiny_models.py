@@ -37,6 +37,23 @@ LONGROPE = {
     "original_max_position_embeddings": 512,
 }
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
+LATENT = {
+    "kv_lora_rank": 20,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+    "num_key_value_heads": 6,
+}
+GROUPED_EXPERTS = EXPERTS | {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
+SHARP_YARN = YARN | {"factor": 8.0, "mscale": 0.9, "mscale_all_dim": 0.7}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, tied, odd head_dim": ("Llama", {"tie_word_embeddings": True, "head_dim": 14}),
@@ -149,6 +166,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_shared_experts": 2,
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        LATENT | GROUPED_EXPERTS | {"topk_method": "group_limited_greedy", "rope_parameters": SHARP_YARN},
+    ),
+    "deepseek_v2_lite": ("DeepseekV2", LATENT | GROUPED_EXPERTS | {"q_lora_rank": None, "attention_bias": True}),
+    "deepseek_v3": ("DeepseekV3", LATENT | GROUPED_EXPERTS | {"rope_parameters": SHARP_YARN, "attention_bias": True}),
+    "kimi_k2": ("DeepseekV3", LATENT | GROUPED_EXPERTS | {"n_group": 1, "topk_group": 1, "qk_rope_head_dim": 12}),
+    "deepseek_v3, halves": ("DeepseekV3", LATENT | GROUPED_EXPERTS | {"rope_interleave": False}),
+    "glm4_moe_lite": ("Glm4MoeLite", LATENT | GROUPED_EXPERTS | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "mistral4": (
+        "Mistral4",
+        LATENT
+        | GROUPED_EXPERTS
+        | {
+            "rope_parameters": SHARP_YARN
+            | {"original_max_position_embeddings": 40, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 8 / 18}
+        },
+    ),
+    "youtu": ("Youtu", LATENT | {"tie_word_embeddings": True}),
     "ernie_moe": (
         "Ernie4_5_Moe",
         {"moe_k": 2, "moe_num_experts": 6, "moe_num_shared_experts": 2, "moe_intermediate_size": 24, "head_dim": 8},

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from baton.memory_pool.kv_pool import (
+    KVPool,
+    KVShape,
     MHAKVPool,
+    MLAKVPool,
     are_disjoint,
     copy_kv,
     kv_bytes_per_token,
+    make_kv_pool,
     uniform_shapes,
     untouched_zeros,
 )
@@ -176,3 +180,69 @@ def test_first_non_finite_slot_is_found(part: str, bad: float) -> None:
     for piece in (1, 2, 3, 4096):
         assert pool.first_not_finite(slots, piece) == 3
     assert pool.first_not_finite(slots[:3]) is None and pool.first_not_finite(slots[:0]) is None
+
+
+# -- latents -----------------------------------------------------------------------------------------------------------
+
+LATENTS = [KVShape(1, 12, 8, values_in_keys=True)] * 3
+
+
+def latent_pool(page_size: int = 16, **changes) -> KVPool:
+    pool = make_kv_pool(num_tokens=64, page_size=page_size, shapes=LATENTS, dtype=torch.bfloat16, device=CPU, **changes)
+    for layer, tensor in enumerate(pool.k):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 251 + layer)
+    return pool
+
+
+def test_pool_fits_the_shapes():
+    assert isinstance(latent_pool(), MLAKVPool)
+    plain = make_kv_pool(num_tokens=4, page_size=1, shapes=uniform_shapes(2, 2, 4), dtype=torch.float32, device=CPU)
+    assert type(plain) is MHAKVPool
+    with pytest.raises(ValueError, match="some layers keep K and V and others latents"):
+        make_kv_pool(
+            num_tokens=4,
+            page_size=1,
+            shapes=[*LATENTS, KVShape(1, 12, 8)],
+            dtype=torch.float32,
+            device=CPU,
+        )
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_latent_pool_keeps_a_token_once(page_size: int):
+    """layers × (latent + rotary part) × bytes, and no memory for values."""
+    pool = latent_pool(page_size)
+    assert pool.bytes_per_token == kv_bytes_per_token(LATENTS, torch.bfloat16) == 3 * 12 * 2
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in (*pool.k, *pool.v)}
+    assert sum(storage.nbytes() for storage in storages.values()) == pool.bytes_per_token * pool.num_slots
+    assert pool.layers.v == [] and len(pool.layers.v_pointers) == 0 and not pool.layers.is_uniform
+    for keys, values in zip(pool.k, pool.v, strict=True):
+        assert values.shape == (64 + page_size, 1, 8) and torch.equal(values, keys[..., :8])
+    pool.k[1][5, 0, 7] = -3
+    assert pool.v[1][5, 0, 7] == -3
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_latent_copies_move_whole_tokens(disjoint: bool):
+    """By torch: the kernel for copies takes K and V."""
+
+    def kernel(*_: object) -> None:
+        raise AssertionError("the kernel was called")
+
+    pool = latent_pool(copy_disjoint=kernel)
+    before = [tensor.clone() for tensor in pool.k]
+    source, target = ([20, 30], [2, 47]) if disjoint else ([3, 4, 40], [4, 3, 17])
+    pool.copy(torch.tensor(source), torch.tensor(target), disjoint=disjoint)
+    for tensor, old in zip(pool.k, before, strict=True):
+        old[target] = old[source]
+        assert torch.equal(tensor, old)
+
+
+@pytest.mark.parametrize("number", [0, 8, 11])
+def test_non_finite_latent_is_found(number: int) -> None:
+    """Also in the rotary part, which is no value."""
+    pool = latent_pool()
+    slots = torch.tensor([9, 4, 30], dtype=torch.int32)
+    assert pool.first_not_finite(slots) is None
+    pool.k[2][4, 0, number] = float("nan")
+    assert pool.first_not_finite(slots) == 1

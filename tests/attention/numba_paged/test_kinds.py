@@ -86,6 +86,42 @@ def test_whole_blocks(dtype: torch.dtype, value_dim: int) -> None:
     check(Scene(BEAMS, shared=(SharedPrefix(1, 5, 60),), head_dim=64, value_dim=value_dim, dtype=dtype, **WIDE))
 
 
+@pytest.mark.parametrize("heads", [1, 6, 7, 16, 128])
+@pytest.mark.parametrize("case", ["decode", "mixed", "beams"])
+def test_values_in_keys(case: str, heads: int) -> None:
+    """Latent attention: many heads read one key, a few of them at a time."""
+    lengths, shared = {"decode": (DECODE, ()), "mixed": (MIXED, ()), "beams": (BEAMS, (SharedPrefix(1, 5, 60),))}[case]
+    latent = {"heads": heads, "kv_heads": 1, "head_dim": 12, "value_dim": 8, "values_in_keys": True}
+    check(Scene(lengths, page_size=4, shared=shared, **latent))
+    check(Scene(lengths, shared=shared, **latent), longest_extend=3)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BRAIN, HALF], ids=str)
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(96, 64), (160, 144), (200, 136)])
+def test_blocks_of_latents(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
+    """Whole blocks of keys, and values that do not fit in registers at once. 200 numbers are no whole vectors."""
+    latent = {"heads": 16, "kv_heads": 1, "head_dim": head_dim, "value_dim": value_dim, "values_in_keys": True}
+    check(Scene([(0, 90), (500, 1), (64, 1), (63, 2)], dtype=dtype, **latent))
+    check(Scene(BEAMS, shared=(SharedPrefix(1, 5, 60),), dtype=dtype, **latent))
+
+
+@pytest.mark.parametrize("kind", [{"has_sinks": True}, {"logit_cap": 0.7}], ids=str)
+def test_latents_with_caps_and_sinks(kind: dict[str, Any]) -> None:
+    """The kernel finds sinks by the KV head, so that all heads are rows at once."""
+    check(Scene(MIXED, heads=6, kv_heads=1, head_dim=12, value_dim=8, values_in_keys=True, **kind))
+
+
+def test_strided_queries_over_latents() -> None:
+    """A view that holds more than the queries is copied; a recorded step, which cannot copy, refuses it."""
+    scene = Scene(MIXED, heads=6, kv_heads=1, head_dim=12, value_dim=8, values_in_keys=True)
+    wide = torch.full((len(scene.q), 7, 12), float("nan"))
+    wide[:, :6] = scene.q
+    scene.q = wide[:, :6]
+    check(scene)
+    with pytest.raises(ValueError, match=r"queries over latents: strides \(84, 12, 1\); pass a contiguous"):
+        backend._in_parts(scene.spec, scene.q)
+
+
 @pytest.mark.parametrize("sink", [-1e4, -60.0, 60.0, 1e4])
 def test_extreme_sinks(sink: float) -> None:
     """One that takes nothing, and one that takes all."""

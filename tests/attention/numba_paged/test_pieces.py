@@ -41,15 +41,17 @@ def seen_by(work: Work, head: int) -> dict[int, list[int]]:
     return found
 
 
-def check(work: Work, batch: AttentionBatch, members: np.ndarray, window: int | None, kv_heads: int) -> None:
+def check(
+    work: Work, batch: AttentionBatch, members: np.ndarray, window: int | None, kv_heads: int, parts: int = 1
+) -> None:
     expected: dict[int, list[int]] = {}
     token = 0
     for member, prefix, new in zip(members.tolist(), batch.prefix_lens.tolist(), batch.extend_lens.tolist()):
         for position in range(prefix, prefix + new):
             if member:
                 low = 0 if window is None else max(0, position - window + 1)
-                expected[token] = list(range(low, position + 1))
-            token += 1
+                expected |= {token + part: list(range(low, position + 1)) for part in range(parts)}
+            token += parts
     for head in range(kv_heads):
         found = seen_by(work, head)
         assert {token: sorted(keys) for token, keys in found.items()} == expected
@@ -86,7 +88,8 @@ def test_each_key_belongs_to_exactly_one_piece(data: Any) -> None:
         patch.setattr(pieces, "PART_KEYS", data.draw(st.sampled_from([1, 16, 256])))
         patch.setattr(pieces, "TOKENS_AT_ONCE", data.draw(st.sampled_from([1, 7, 64])))
         batch = step(lengths, shared)
-        check(cut(batch, members, shared, window, kv_heads, threads), batch, members, window, kv_heads)
+        parts = data.draw(st.sampled_from([1, 1, 2, 5]))
+        check(cut(batch, members, shared, window, kv_heads, threads, parts), batch, members, window, kv_heads, parts)
 
 
 def work_of(work: Work) -> list[int]:

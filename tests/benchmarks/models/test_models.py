@@ -14,9 +14,16 @@ BY_NAME = {tiny.name: tiny for tiny in MODELS}
 
 
 @pytest.mark.equality
-@pytest.mark.parametrize(("name", "code"), [("Qwen 3", "baton"), ("DiffLlama", "transformers")])
-def test_rows_of_served_models(name: str, code: str, tmp_path: Path) -> None:
-    result = run_checks(BY_NAME[name], tmp_path, ("page 16", "handoff", "fork", "beam"))
+@pytest.mark.parametrize(
+    ("name", "code", "more"),
+    [
+        ("Qwen 3", "baton", ()),
+        ("DiffLlama", "transformers", ()),
+        ("DeepSeek V3, Kimi K2", "baton", ("retraction", "host")),
+    ],
+)
+def test_rows_of_served_models(name: str, code: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    result = run_checks(BY_NAME[name], tmp_path, ("page 16", "handoff", "fork", "beam", *more))
     assert result["code"] == code and is_served(result), result
 
 

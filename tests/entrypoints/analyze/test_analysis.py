@@ -180,10 +180,18 @@ def test_kv_bytes_per_token_come_from_model_config(tmp_path: Path) -> None:
     assert kv_bytes_per_token(write_config(tmp_path, **llama)) == 4 * 262144
 
 
+def test_kv_bytes_per_token_of_latents(tmp_path: Path) -> None:
+    """DeepSeek-V3: 61 layers of 512 + 64 numbers, not 128 heads of 192 + 128."""
+    config = {"num_hidden_layers": 61, "num_attention_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    folder = write_config(tmp_path, **config, architectures=["DeepseekV3ForCausalLM"], torch_dtype="bfloat16")
+    assert kv_bytes_per_token(folder) == 61 * 576 * 2
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"kv_lora_rank": 512}, "keeps a compressed KV; give --kv-bytes-per-token"),
+        ({"kv_lora_rank": 512, "architectures": ["LongcatFlashForCausalLM"]}, "keeps a compressed KV"),
         ({"num_hidden_layers": 2, "num_attention_heads": 4}, "has no hidden_size"),
         ({"num_attention_heads": 4, "head_dim": 4, "num_hidden_layers": 0}, "has no num_hidden_layers"),
         ({"num_attention_heads": 4, "head_dim": 4, "num_hidden_layers": 1, "dtype": "float8"}, "dtype float8"),

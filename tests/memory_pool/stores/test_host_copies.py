@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.memory_pool.allocator import Allocator
-from baton.memory_pool.kv_pool import KVLayers, KVShape, MHAKVPool
+from baton.memory_pool.kv_pool import KVLayers, KVShape, MHAKVPool, make_kv_pool
 from baton.memory_pool.stores import host_copies
 from baton.memory_pool.stores.host_copies import CopyPages, PagedLayers, copies_for
 from baton.memory_pool.stores.host_pool import HostPool
@@ -299,6 +299,27 @@ def test_layers_of_different_sizes_survive_store_and_load(name: str, page_size: 
                 tensor[given] = tensor[taken]
         assert all(torch.equal(found, expected) for found, expected in zip(tensors, after))
     assert host.layout == "of [160, 120, 160] bytes"
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_latents_survive_store_and_load(name: str, page_size: int):
+    """A layer is one plane: values are a part of the keys and are not stored again."""
+    shapes = [KVShape(1, 36, 32, values_in_keys=True)] * 3
+    pool = make_kv_pool(num_tokens=8 * page_size, page_size=page_size, shapes=shapes, dtype=torch.bfloat16, device=CPU)
+    for number, tensor in enumerate(pool.k):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 251 + number)
+    host = HostPool(pool, 8 * page_size, copy_pages=way(name))
+    assert host.layout == "3 of 72 bytes" and host.bytes_per_token == 3 * 72
+    assert host.memory.shape == (9, 3, 72 * page_size)
+    taken, kept, given = (slots_of(np.array(pages), page_size) for pages in ([5, 2], [1, 7], [3, 8]))
+    expected = [tensor.clone() for tensor in pool.k]
+    host.store(taken, kept)
+    for number, tensor in enumerate(pool.k):
+        tensor[taken] = -1
+        expected[number][given], expected[number][taken] = expected[number][taken].clone(), -1
+        host.load(kept, given, slice(number, number + 1))
+        assert torch.equal(tensor, expected[number]) and torch.equal(pool.v[number], tensor[..., :32])
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from baton.runtime.checkpoint.hf_config import load_model_config, parse_model_config
 from baton.runtime.checkpoint.model_files import ModelLoadError
-from baton.runtime.model_config import RopeConfig
+from baton.runtime.model_config import ExpertTraits, LatentTraits, RopeConfig
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -34,6 +34,14 @@ GLM_MOE: dict[str, Any] = {
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
 }
+DEEPSEEK: dict[str, Any] = {name: value for name, value in GLM_MOE.items() if name != "architectures"} | {
+    "kv_lora_rank": 20,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 4,
+}
+V2, V3 = ({"architectures": [f"DeepseekV{number}ForCausalLM"]} | DEEPSEEK for number in (2, 3))
 PHI: dict[str, Any] = {"architectures": ["Phi3ForCausalLM"]}
 LLAMA3 = {
     "factor": 8.0,
@@ -124,6 +132,11 @@ def test_traits_of_each_architecture():
             GLM_MOE | {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3},
             "3 experts, but 1 of 4 groups hold only 2",
         ),
+        (GLM_MOE | {"n_group": 8, "topk_group": 4}, "compared by their 2 best experts, but 8 experts in 8 groups"),
+        (V2 | {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc': DeepSeek-V2 has greedy and group_limited_greedy"),
+        (V3 | {"moe_layer_freq": 2}, "moe_layer_freq 2"),
+        (V3 | {"kv_lora_rank": None}, "no 'kv_lora_rank'"),
+        (V3 | {"qk_rope_head_dim": 5}, "head_dim 5.*even"),
         (PHI | {"partial_rotary_factor": 0.4}, "rotates 3 of 8 coordinates"),
         ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": 9}, "has no 'query_pre_attn_scalar', which Gemma2"),
         ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "an encoder"),
@@ -150,6 +163,42 @@ def test_traits_of_each_architecture():
 def test_unsupported_model_configs_are_refused(changes, message):
     with pytest.raises(ModelLoadError, match=message):
         parse(changes)
+
+
+def test_latent_attention():
+    """Heads are of the rotated part, which is rotated as a whole, whatever says how much of a head that is."""
+    config = parse(V3 | {"head_dim": 16, "partial_rotary_factor": 0.375})
+    latent = LatentTraits(query_rank=None, latent_size=20, plain_size=10, rotary_size=6, value_size=4)
+    assert (config.head_dim, config.num_kv_heads, config.ropes) == (6, 8, (RopeConfig(theta=10000.0),) * 4)
+    assert config.traits.latent == latent and latent.key_size == 26
+    assert config.traits.attention_scale == 0.25 and config.traits.is_interleaved and config.traits.needs_torch
+    assert not parse(V3 | {"rope_interleave": False}).traits.is_interleaved
+
+
+def test_yarn_sharpens_latent_attention():
+    yarn = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "mscale_all_dim": 0.707}
+    mscale = 0.1 * 0.707 * math.log(40) + 1
+    for key in ("rope_scaling", "rope_parameters"):
+        assert parse(V2 | {key: yarn}).traits.attention_scale == pytest.approx(0.25 * mscale**2)
+        for changes in ({"mscale_all_dim": 0}, {"factor": 1}, {"type": "default"}):
+            assert parse(V2 | {key: yarn | changes}).traits.attention_scale == 0.25
+
+
+def test_experts_of_deepseek():
+    def experts(changes: dict[str, Any]) -> ExpertTraits:
+        found = parse(changes | {"n_group": 4, "topk_group": 2}).traits.experts
+        assert found is not None
+        return found
+
+    greedy, limited = (experts(V2 | {"topk_method": method}) for method in (None, "group_limited_greedy"))
+    assert (greedy.num_groups, limited.num_groups, limited.top_groups, limited.group_best) == (1, 4, 2, 1)
+    assert not limited.renormalises and limited.names.correction is None and limited.routes_in_float32
+    third = experts(V3 | {"first_k_dense_replace": 3})
+    assert (third.num_groups, third.group_best, third.renormalises) == (4, 2, True)
+    assert third.is_sparse == (False, False, False, True) and third.names.correction
+    lite = {"architectures": ["Glm4MoeLiteForCausalLM"]} | DEEPSEEK
+    assert experts(lite).is_sparse == (False, True, True, True)
+    assert experts(lite | {"mlp_layer_types": ["sparse", "dense"] * 2}).is_sparse == (True, False, True, False)
 
 
 def test_context_length_is_bounded_by_model():

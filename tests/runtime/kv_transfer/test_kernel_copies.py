@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.memory_pool.kv_pool import KVLayers, MHAKVPool, copy_kv
+from baton.memory_pool.kv_pool import KVLayers, KVShape, MHAKVPool, copy_kv, make_kv_pool
 from baton.memory_pool.stores.host_copies import CopyPages
 from baton.memory_pool.stores.host_pool import HostPool
 from baton.runtime.kv_transfer.kernel_copies import KernelCopies, choose_copies
@@ -71,6 +71,17 @@ def test_kernel_copies_are_chosen_after_trial(monkeypatch: pytest.MonkeyPatch) -
         assert isinstance(choose_copies(sgl_ops.load(CPU)["transfer_kv"], pool), KernelCopies)
         assert kernel.calls == ["transfer_kv_all_layer"] * 4
     assert (device_bytes(pool) == before).all()
+
+
+def test_latents_are_not_copied_by_the_kernel() -> None:
+    """It takes K and V of a layer."""
+
+    def kernel(*_: object) -> None:
+        raise AssertionError("the kernel was called")
+
+    shapes = [KVShape(1, 36, 32, values_in_keys=True)] * 2
+    pool = make_kv_pool(num_tokens=8, page_size=1, shapes=shapes, dtype=torch.bfloat16, device=CPU)
+    assert choose_copies(kernel, pool) is None
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

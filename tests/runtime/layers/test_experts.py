@@ -84,6 +84,13 @@ def test_experts_come_from_the_best_groups():
     assert set(route(logits, choice=Choice.SIGMOID)) == {0, 4}
 
 
+def test_the_best_group_may_be_that_of_the_best_expert():
+    """DeepSeek-V2: the same logits, by the largest score of a group."""
+    logits = [9.0, -9.0, 2.0, 2.5, 3.0, 1.0]
+    assert set(route(logits, num_groups=3, top_groups=2, group_best=1)) == {0, 4}
+    assert set(route(logits, num_groups=3, top_groups=1, group_best=1)) == {0, 1}
+
+
 def test_weights_are_scaled_after_they_are_renormalised():
     assert sum(route([1.0, 2.0, 3.0], choice=Choice.SIGMOID, weight_scale=2.5).values()) == pytest.approx(2.5)
 

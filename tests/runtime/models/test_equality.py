@@ -103,7 +103,9 @@ def test_greedy_output_equals_transformers_generate(model):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "granite", "olmo2", "glm4", "gpt_oss", "glm4_moe"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "gemma3", "granite", "olmo2", "glm4", "gpt_oss", "glm4_moe", "deepseek_v3"]
+)
 def test_half_precision_is_as_close_to_float32_as_the_reference(name, dtype, tmp_path):
     """Half precision has no exact answer: our error against float32 may be at most twice transformers' own."""
     architecture, changes = MODELS[name]
@@ -135,3 +137,34 @@ def test_half_precision_checkpoint_runs_in_float32_on_cpu(tmp_path):
     driver = ModelDriver(runner)
     ids = np.arange(40)
     check(driver.step([(driver.open(ids), 40)]).logits[0], reference_logits(reference, ids)[-1])
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2_lite", "deepseek_v3"])
+def test_latents_are_all_that_is_kept(name, tmp_path, caplog):
+    """A token takes layers × (latent + rotary part) numbers, and the start-up log says so; transformers' code keeps
+    keys and values of each head."""
+    save_reference(name, tmp_path)
+    with caplog.at_level("INFO"):
+        runner = make_runner(tmp_path)
+    size = 3 * (20 + 8) * 4
+    assert runner.kv_pool.bytes_per_token == size and f"× {size} bytes" in caplog.text
+    assert sum(tensor.nbytes for tensor in runner.kv_pool.layers.k) == size * runner.kv_pool.num_slots
+    foreign = make_runner(tmp_path, model_impl="transformers")
+    assert foreign.kv_pool.bytes_per_token == 3 * 6 * ((10 + 8) + 6) * 4
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("chunk", [1, 7, 60])
+def test_latents_by_the_kernel_for_cpus(chunk, page_size, tmp_path):
+    """Prompts in chunks and a decode by Numba, as wide models are computed."""
+    pytest.importorskip("numba")
+    reference = save_reference("deepseek_v3", tmp_path)
+    runner = make_runner(tmp_path, page_size=page_size, attention_backend="numba")
+    assert runner.attention_name == "numba"
+    driver = ModelDriver(runner, page_size=page_size, seed=9)
+    rows = [driver.open(np.random.default_rng(length).integers(0, TINY["vocab_size"], length)) for length in (61, 62)]
+    for start in range(0, 60, chunk):
+        driver.step([(row, min(chunk, 60 - start)) for row in rows])
+    found = driver.step([(row, 1) for row in rows]).logits
+    for row, logits in zip(rows, found, strict=True):
+        check(logits, reference_logits(reference, row.ids[:61])[-1])

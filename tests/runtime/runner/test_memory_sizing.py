@@ -93,8 +93,8 @@ def test_memory_plan_adds_up():
     parts = made.weights + made.activations + made.graphs + made.kv_bytes + made.free_left
     assert parts == 10 * GIB and made.free_left >= MARGIN
     assert made.describe() == (
-        "memory: weights 1.00 GiB, activations 1.00 GiB, CUDA graphs 0.50 GiB, KV 4080 tokens in 4.00 GiB, "
-        "3.50 GiB left"
+        "memory: weights 1.00 GiB, activations 1.00 GiB, CUDA graphs 0.50 GiB, KV 4080 tokens × 1048576 bytes "
+        "in 4.00 GiB, 3.50 GiB left"
     )
 
 

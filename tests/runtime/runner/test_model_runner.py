@@ -101,7 +101,7 @@ def test_chunked_prefill_size_is_chosen_by_trial(folder, monkeypatch, caplog):
 def test_the_pool_size_is_logged(folder, caplog):
     with caplog.at_level(logging.INFO):
         make_runner(folder)
-    assert "attention torch_native; memory: weights" in caplog.text and "KV 512 tokens in" in caplog.text
+    assert "attention torch_native; memory: weights" in caplog.text and "KV 512 tokens × " in caplog.text
 
 
 def test_a_pool_sized_from_memory_holds_a_context(folder):

@@ -1,0 +1,147 @@
+"""Multi-head latent attention (MLA: DeepSeek-AI 2024, "DeepSeek-V2").
+
+A token's keys and values of all heads are made of one small vector, its *latent*. Only that is kept, with one key for
+the rotary embedding, which all heads share:
+
+    kept  = norm(W_a x) ‖ rotate(W_r x)                      the latent c and the rotated key r: one head of K
+    k_h   = W_uk,h c ‖ r          v_h = W_uv,h c             what heads see, as transformers computes it
+
+Here keys and values are never made. As q · W_uk c = (W_ukᵀ q) · c, the projection goes to the query, and as a sum of
+values is W_uv times the sum of latents, the other one goes to the output ("absorbed" weights):
+
+    score = (W_uk,hᵀ q_plain ‖ q_rotated) · kept             all heads read the same key
+    out_h = W_uv,h Σ weight × c                              and the same value, which is the first part of the key
+
+So attention is that of many queries over one KV head, whose values are a view of its keys (`MLAKVPool`), and every
+backend for such layers computes it. Prompts are computed in the same way as single tokens, so that a token's
+result does not depend on how its prompt was cut. With the sizes of DeepSeek a pair of query and key then takes 1088
+products in place of 320, but no keys and values are made for a prefix that is in the cache.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ...attention.backend import AttentionBackend, AttentionSpec
+from ...memory_pool.kv_pool import KVPool
+from ..layers.linear import Linear
+from ..layers.ops import Ops
+from ..layers.rotary import RotaryEmbedding, apply_rotary, head_order, scaled_by_position
+from ..layers.step_inputs import StepInputs
+from ..model_config import LatentTraits, ModelConfig
+
+NORM_EPS = 1e-6
+"""Of the norms of latents, whatever the config says of the others."""
+
+
+def latent_spec(config: ModelConfig, layer_id: int) -> AttentionSpec:
+    """A layer's attention as backends see it."""
+    latent, scale = config.traits.latent, config.traits.attention_scale
+    assert latent is not None and scale is not None
+    return AttentionSpec(
+        layer_id=layer_id,
+        num_heads=config.num_heads,
+        num_kv_heads=1,
+        head_dim=latent.key_size,
+        scale=scale,
+        sliding_window=config.traits.layer_windows[layer_id],
+        value_dim=latent.latent_size,
+        values_in_keys=True,
+    )
+
+
+class LatentAttention:
+    """Projections to and from latents around an attention backend."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_id: int,
+        ops: Ops,
+        rotary: RotaryEmbedding,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        traits, latent, heads, hidden = config.traits, config.traits.latent, config.num_heads, config.hidden_size
+        assert isinstance(latent, LatentTraits)
+        self.spec = latent_spec(config, layer_id)
+        self._sizes, self._rank = latent, latent.query_rank or 0
+        self._query_size = latent.plain_size + latent.rotary_size
+        where = {"dtype": dtype, "device": device}
+        parts = {"q_a_proj": self._rank} if self._rank else {}
+        parts["kv_a_proj_with_mqa"] = latent.key_size
+        self.down_proj = Linear(hidden, parts, bias=traits.qkv_bias, **where)
+        """x -> the latent of queries, if they have one; the latent and the rotary key."""
+        name = "q_b_proj" if self._rank else "q_proj"
+        self.q_proj = Linear(self._rank or hidden, {name: heads * self._query_size}, bias=False, **where)
+        self.o_proj = Linear(heads * latent.value_size, {"o_proj": hidden}, bias=traits.o_bias, **where)
+        self.kv_b_proj = torch.empty(heads, latent.plain_size + latent.value_size, latent.latent_size, **where)
+        """[heads, W_uk and W_uv, latent]"""
+        self.q_norm = torch.empty(self._rank, **where) if self._rank else None
+        self.kv_norm = torch.empty(latent.latent_size, **where)
+        self._rotary_order = head_order(
+            config.ropes[layer_id], latent.rotary_size, is_interleaved=traits.is_interleaved
+        )
+        self._position_scale = config.position_scale
+        self._rotary = rotary
+        self._ops = ops
+
+    def __call__(
+        self, x: torch.Tensor, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend
+    ) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        layer, sizes, heads = self.spec.layer_id, self._sizes, self.spec.num_heads
+        down = self.down_proj(x)
+        q_latent, latent, key = down.split((self._rank, sizes.latent_size, sizes.rotary_size), dim=1)
+        source = x if self.q_norm is None else F.rms_norm(q_latent, self.q_norm.shape, self.q_norm, NORM_EPS)
+        q = self.q_proj(source).view(len(x), heads, self._query_size)
+        plain, rotated = q.split((sizes.plain_size, sizes.rotary_size), dim=2)
+        rows = self._rotary.table.index_select(0, inputs.positions)
+        queries = x.new_empty(len(x), heads, sizes.key_size)
+        to_latent, to_values = self.kv_b_proj.split((sizes.plain_size, sizes.value_size), dim=1)
+        queries[..., : sizes.latent_size] = torch.bmm(plain.transpose(0, 1), to_latent).transpose(0, 1)
+        queries[..., sizes.latent_size :] = apply_rotary(rotated, rows)
+        if self._position_scale is not None:
+            queries = scaled_by_position(queries, inputs.positions, *self._position_scale)
+        if inputs.arrivals is not None:  # as late as can be: all of the layer so far went beside the copy
+            inputs.arrivals.wait_layer(layer)
+        kept = torch.cat(
+            (
+                F.rms_norm(latent, self.kv_norm.shape, self.kv_norm, NORM_EPS).unsqueeze(1),
+                apply_rotary(key.unsqueeze(1), rows),
+            ),
+            dim=2,
+        )
+        kv_pool.k[layer].index_copy_(0, inputs.out_cache_loc, kept)
+        found = attention.run(self.spec, queries)
+        values = torch.bmm(found.transpose(0, 1), to_values.transpose(1, 2)).transpose(0, 1)
+        return self.o_proj(values.reshape(len(x), -1))
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.down_proj, self.q_proj, self.o_proj]
+
+    def finish_loading(self) -> None:
+        """Bring what has been loaded into the form in which it is computed. To be called once."""
+        order = self._rotary_order
+        if order is None:
+            return
+        q = torch.arange(self.spec.num_heads * self._query_size).view(self.spec.num_heads, -1)
+        down = torch.arange(self._rank + self._sizes.key_size)
+        for outputs in (q, down):
+            rotated = outputs[..., -self._sizes.rotary_size :]
+            rotated.copy_(rotated[..., order])
+        self.q_proj.reorder_outputs(q.flatten())
+        self.down_proj.reorder_outputs(down)
+
+    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+        views: dict[str, torch.Tensor] = {}
+        for linear in self.linears:
+            views |= linear.checkpoint_views(prefix)
+        views[f"{prefix}.kv_b_proj.weight"] = self.kv_b_proj.view(-1, self._sizes.latent_size)
+        views[f"{prefix}.kv_a_layernorm.weight"] = self.kv_norm
+        if self.q_norm is not None:
+            views[f"{prefix}.q_a_layernorm.weight"] = self.q_norm
+        return views
