@@ -108,7 +108,7 @@ class Output(msgspec.Struct):
     position: among the call's outputs. sample: among those of its prompt. prompt_ids: packed int32, with the first
     update of an output with ``returns_prompt`` in its spec. e2e_latency: seconds from the call's arrival. It comes with
     ``finish``, as do ``beam``, ``drafts``, ``cache_report``, ``continuation`` and ``retained``; the last two only if
-    asked for.
+    asked for. vector: float32, with ``finish`` of a prompt that is pooled.
     """
 
     prompt: Prompt
@@ -130,6 +130,7 @@ class Output(msgspec.Struct):
     drafts: DraftCounts = NO_DRAFTS
     cache_report: CacheReport | None = None
     prepared_tokens: int = 0
+    vector: bytes = b""
 
     @property
     def prompt_token_ids(self) -> memoryview:
@@ -147,7 +148,7 @@ class Output(msgspec.Struct):
         self.completion_tokens = newer.completion_tokens
         self.finish, self.e2e_latency, self.beam = newer.finish, newer.e2e_latency, newer.beam
         self.continuation, self.retained, self.drafts = newer.continuation, newer.retained, newer.drafts
-        self.cache_report = newer.cache_report
+        self.cache_report, self.vector = newer.cache_report, newer.vector
 
 
 class Answer:
@@ -261,7 +262,7 @@ def _output(
         news.output_logprobs = Logprobs([output.output_logprobs], token_text, named)
     if output.finish is not None:
         news.finish, news.beam, news.continuation = output.finish, output.beam, output.continuation
-        news.drafts, news.cache_report = output.drafts, output.cache_report
+        news.drafts, news.cache_report, news.vector = output.drafts, output.cache_report, output.vector
         retained = output.retained
         # Without a ttl it was leased only for children already waiting; the caller did not ask for it.
         if retained is not None and (retained.refused is not None or retained.ttl > 0):

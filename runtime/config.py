@@ -25,6 +25,12 @@ class ModelArgs:
         "modelling of Hugging Face's transformers, with Baton's attention and KV cache. auto: Baton's own if there is "
         "one, else transformers.",
     )
+    pooling: Literal["auto", "last", "mean", "cls"] = flag(
+        "auto",
+        "Pooling of embeddings: the final hidden state of the last token, the mean over all tokens, or the state of "
+        "the first token (cls). auto: as the model's 1_Pooling/config.json says, else last. With any other value, "
+        "scores of text pairs are computed from embeddings.",
+    )
     trust_remote_code: bool = flag(
         False,
         "Run Python code that comes with the model's files, for models that transformers does not contain. Such code "

@@ -207,6 +207,8 @@ class TokenOutput(Message, frozen=True):
     beam: BeamOutput | None = None
     prepared_tokens: int = 0
     """Tokens among those found that were prepared in idle time."""
+    vector: bytes = b""
+    """float32, sent with the last output of a prompt that is pooled."""
     is_job_step: bool = False
     """Sent with the last output: it is a step of a job, whether or not its spec names one."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
+
+from ..scheduler.request_spec import PoolingKind
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
 """Activations of a gate, by their names in config.json."""
@@ -194,6 +197,27 @@ class DecoderTraits:
         )
 
 
+HeadKind = Literal["language", "labels", "none"]
+"""What stands on the decoder: logits of the next token; logits of classes; nothing, as in models that only embed."""
+
+LabelActivation = Literal["softmax", "sigmoid", "none"]
+"""What turns the logits of classes into their scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig:
+    """How a prompt becomes an embedding, as the checkpoint has it.
+
+    is_embedder: the checkpoint says so itself, with the files of sentence-transformers. normalizes: the vector is
+    divided by its length. refusal: why this model's embeddings cannot be computed; "" if they can.
+    """
+
+    is_embedder: bool = False
+    pooling: PoolingKind = "last"
+    normalizes: bool = True
+    refusal: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServedConfig:
     """What a server needs to know of a model, whatever computes it. Sizes in elements, lengths in tokens."""
@@ -211,6 +235,11 @@ class ServedConfig:
     """Tokens that end an output; empty if the files name none."""
     fingerprint: str = ""
     """Whatever else determines what is computed, as text."""
+    head: HeadKind = "language"
+    labels: tuple[str, ...] = ()
+    """Names of the classes, where the head is one of labels."""
+    label_activation: LabelActivation = "softmax"
+    embedding: EmbeddingConfig = EmbeddingConfig()
 
 
 @dataclass(frozen=True, kw_only=True)

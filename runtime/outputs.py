@@ -92,6 +92,8 @@ class OutputBuilder:
             self.close_sample(event.request)
         if event.finish is not None and event.request.sampling.beam_width is not None:
             return _search_outputs(event.request, event.finish, pending, now)
+        if event.finish is not None and output is not None and event.row in output.vectors:
+            return [_with_vector(_flush(event, pending, now), output.vectors[event.row])]
         return [_flush(event, pending, now)] if pending.stream or event.finish is not None else []
 
     def close_sample(self, request: Request) -> None:
@@ -127,6 +129,10 @@ def _flush(event: RequestEvent, pending: _Pending, now: float) -> TokenOutput:
     pending.params = None
     pending.ids, pending.input_logprobs, pending.output_logprobs = [], [], []
     return message
+
+
+def _with_vector(message: TokenOutput, vector: np.ndarray) -> TokenOutput:
+    return msgspec.structs.replace(message, vector=vector.astype(np.float32).tobytes())
 
 
 def _search_outputs(request: Request, finish: FinishReason, pending: _Pending, now: float) -> list[TokenOutput]:

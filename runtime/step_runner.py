@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..scheduler.batch import BeamCandidates, BeamStep, ScheduleBatch, StepResult, StopMatch
+from .pooling import Pooler, VectorsInFlight
 from .runner.device_copy import HostCopy, to_host, upload
 from .runner.forward_batch import last_of_each
 from .runner.model_runner import ForwardOutput, ModelRunner
@@ -46,6 +47,8 @@ class StepOutput:
     """Batch row -> logprobs of its new tokens, for sequences that want them."""
     input_logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
     """(serial, logprobs of prompt tokens that this step computed), in prompt order for each sequence."""
+    vectors: dict[int, np.ndarray] = field(default_factory=dict)
+    """Batch row -> float32, the vector of a prompt that is pooled and that this step ended."""
 
 
 @dataclass(slots=True)
@@ -73,9 +76,10 @@ class SampledStep:
     """int32 [bs]: tokens that are sampled for each row, without those of beams; n in all."""
     output_logprobs: SampledLogprobs | None
     input_logprobs: LogprobsInFlight | None
+    vectors: VectorsInFlight | None
     copy: HostCopy
     """The sampled tokens, int64 [n]; their peaks, float32 [n]; where something is banned, their own logits, float32
-    [n]; then the tensors of the logprobs."""
+    [n]; then the tensors of the logprobs, and those of the vectors."""
     has_bans: bool
     beams: list[BeamCandidates | None]
     unchecked_rows: list[int]
@@ -99,6 +103,7 @@ class StepRunner:
         self._ranker = BeamRanker(runner.config.vocab_size, runner.config.eos_token_ids, runner.device, sampler.ops)
         self._load_token_bytes = load_token_bytes
         self._stop_strings: StopStringChecker | None = None
+        self._pooler = Pooler(runner)
         self._sequences = SequenceTable()
         self._vocab_size = runner.config.vocab_size
 
@@ -135,7 +140,11 @@ class StepRunner:
         inputs = None
         if forward.logprob_hidden is not None:
             inputs = prompt_logprobs(forward.logprob_hidden, batch, self._sequences, self._runner.compute_logits)
-        scores = [wanted for wanted in (outputs.scores if outputs is not None else None, inputs) if wanted is not None]
+        vectors = None
+        if forward.pooled_hidden is not None:
+            vectors = self._pooler.pool(forward.pooled_hidden, batch, self._sequences)
+        asked = (outputs.scores if outputs is not None else None, inputs, vectors)
+        scores = [wanted for wanted in asked if wanted is not None]
         tokens = [sampled.ids, sampled.peaks, *([sampled.chosen] if sampled.chosen is not None else [])]
         copy = to_host([*tokens, *(tensor for score in scores for tensor in score.tensors)])
         next_ids = sampled.ids if (counts == 1).all() else _first_of_each(sampled.ids, counts)
@@ -150,6 +159,7 @@ class StepRunner:
             counts=counts,
             output_logprobs=outputs,
             input_logprobs=inputs,
+            vectors=vectors,
             copy=copy,
             has_bans=sampled.chosen is not None,
             beams=beams,
@@ -184,6 +194,9 @@ class StepRunner:
             rows = logprob_rows(step.batch)
             failed += [row for row, chunk in zip(rows.tolist(), chunks, strict=True) if np.isnan(chunk.values).any()]
             output.input_logprobs = list(zip(step.batch.serials[rows].tolist(), chunks, strict=True))
+        if found.vectors is not None:
+            output.vectors = found.vectors.read_vectors(arrays)
+            failed += [row for row, vector in output.vectors.items() if not np.isfinite(vector).all()]
         if failed:
             sound = self._runner.sound_tokens(step.batch, failed)
             known = step.batch.seq_lens + counts - found.counts  # wrong guesses do not count
@@ -208,6 +221,7 @@ class StepRunner:
 
     def _open_and_close(self, batch: ScheduleBatch) -> None:
         self._sequences.update_sequences(batch.opened, batch.closed)
+        self._pooler.drop(batch.closed)
         if self._stop_strings is not None:
             for serial in batch.closed:
                 self._stop_strings.drop(serial)

@@ -25,7 +25,7 @@ from ..radix.eviction.registry import ORDERS
 from ..radix.tiers.block_tier import BlockNames, BlockTier
 from ..radix.tiers.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
-from ..scheduler.request_spec import RequestSpec
+from ..scheduler.request_spec import PoolingSpec, RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.token_buffer import pack_ids
@@ -41,6 +41,7 @@ from .kv_transfer.block_io import BlockIO
 from .kv_transfer.tier_io import TierIO, is_finite, make_transfers
 from .launcher.child_process import WorkerProcess, run_child
 from .messages import ToWorker, WorkerReady
+from .model_config import ServedConfig
 from .runner.cpu_threads import watch_cpu_threads
 from .runner.device_backends import DeviceBackends
 from .runner.model_runner import ModelRunner
@@ -184,6 +185,7 @@ def _describe(
         "device": str(runner.device),
         "attention_backend": runner.attention_name,
         "cuda_graphs": runner.has_graphs,
+        "pooling": _describe_pooling(runner.config, config.model.pooling),
         "overlap": _overlaps(resolved.overlap_schedule, runner.device.type),
         "scheduler": dataclasses.asdict(resolved),
         "tiers": {
@@ -193,6 +195,22 @@ def _describe(
             "remote_cache_url": _shown(stores),
         },
         **{name: getattr(resolved, name) for name in ("context_length", "max_total_tokens", "max_running_requests")},
+    }
+
+
+def _describe_pooling(config: ServedConfig, asked: str) -> dict:
+    """How prompts become embeddings, and what stands on the decoder. asked: --pooling."""
+    embedding = config.embedding
+    is_asked = asked != "auto"
+    return {
+        "kind": asked if is_asked else embedding.pooling,
+        "normalizes": embedding.normalizes,
+        "is_embedder": is_asked or embedding.is_embedder,
+        "refusal": "" if is_asked else embedding.refusal,
+        "hidden_size": config.hidden_size,
+        "head": config.head,
+        "labels": list(config.labels),
+        "label_activation": config.label_activation,
     }
 
 
@@ -227,11 +245,18 @@ def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
     return TierIO(transfers, pool.page_size, threads)
 
 
-def warm_up(scheduler: Scheduler, step_runner: StepRunner) -> None:
-    """Run a prefill and a few decodes, so that the first client does not pay for lazy initialisation."""
-    sampling = SamplingParams(max_new_tokens=3, temperature=0.0, ignore_eos=True)
+def warm_up(scheduler: Scheduler, step_runner: StepRunner, *, generates: bool = True) -> None:
+    """Run a prefill and a few decodes, so that the first client does not pay for lazy initialisation. generates: False
+    for a model without a language head, which embeds instead."""
+    sampling = SamplingParams(max_new_tokens=3 if generates else 0, temperature=0.0, ignore_eos=True)
     now = time.monotonic()
-    spec = RequestSpec(rid="warm-up", input_ids=pack_ids([0, 0]), sampling=sampling, no_reuse_from=0)  # begins no job
+    spec = RequestSpec(
+        rid="warm-up",
+        input_ids=pack_ids([0, 0]),
+        sampling=sampling,
+        no_reuse_from=0,  # begins no job
+        pooling=None if generates else PoolingSpec(),
+    )
     scheduler.add_request(spec, now)
     while (batch := scheduler.next_batch(now)) is not None:
         scheduler.process_result(step_runner.run(batch).result, now)
@@ -265,7 +290,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         for name, trie in tries.items():
             item_tries.put(name, trie)
         tier_io = connect_tiers(worker, waker.wake)
-        warm_up(scheduler, step_runner)
+        warm_up(scheduler, step_runner, generates=info["pooling"]["head"] == "language")
         if trace is not None:
             scheduler.trace_jobs()
         history = None

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..memory_pool.req_to_token import RowUpdates
 from .constraints.constraint import AllowedTokens
-from .request_spec import LogprobOptions
+from .request_spec import LogprobOptions, PoolingSpec
 from .sampling_params import SamplingParams
 
 
@@ -43,6 +43,8 @@ class SequenceInfo:
     """int32: the prompt if a repetition penalty counts its tokens; else empty, so that a long prompt costs nothing."""
     banned: tuple[tuple[int, ...], ...] = ()
     """Token sequences that its output must not hold."""
+    pooling: PoolingSpec | None = None
+    """Set if its prompt is pooled."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,6 +92,21 @@ class BeamStep:
     """The tokens that a constraint allows, rows counted from ``start``; None without a constraint."""
     sequences: np.ndarray | None = None
     """int32 [stop - start, generated tokens]: the beams' tokens so far, if the request has stop strings."""
+
+
+@dataclass(slots=True, frozen=True)
+class PooledSpan:
+    """The new tokens ``start`` to ``stop`` of a batch row, counted from its first new one, go into the vector of its
+    prompt. There may be none: a step that only ends the prompt still asks for the vector."""
+
+    row: int
+    start: int
+    stop: int
+    position: int
+    """In the prompt, of the row's first new token. A vector that is gathered over several steps begins anew at 0: the
+    prompt of a request that was retracted is computed again."""
+    is_last: bool
+    """The step computes the end of the prompt, so its result has the vector."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -168,6 +185,8 @@ class ScheduleBatch:
     row_updates: RowUpdates
     """Changes of req_to_token since the previous batch; apply them before the forward."""
     copies: KVCopies = field(default_factory=lambda: KVCopies.join([]))
+    pooled: list[PooledSpan] = field(default_factory=list)
+    """The tokens that are pooled, in row order, at most one span for each row."""
     beams: list[BeamStep] = field(default_factory=list)
     """The searches among the rows, in row order."""
     allowed: AllowedTokens | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..memory_pool.req_to_token import RowUpdates
-from .batch import BeamStep, ForwardMode, KVCopies, ScheduleBatch, SequenceInfo
+from .batch import BeamStep, ForwardMode, KVCopies, PooledSpan, ScheduleBatch, SequenceInfo
 from .constraints.constraint import AllowedTokens, ConstraintState
 from .outcome import RequestRefused
 from .request import Request, RequestFault
@@ -228,6 +228,8 @@ def _fill_row(
             batch.logprob_targets.append(
                 request.token_ids.view(old + first + 1, min(new + 1, request.prompt_len)).copy()
             )
+    if request.spec.pooling is not None:
+        _add_pooled(batch, row, request, old, new)
     if not request.is_open:
         batch.opened.append(_info(request))
         step.opened.append(request)
@@ -244,6 +246,18 @@ def _fill_row(
     if row >= step.num_prompts:
         _note_gap(step, request)
     request.last_step = batch.step_id
+
+
+def _add_pooled(batch: ScheduleBatch, row: int, request: Request, old: int, new: int) -> None:
+    """old, new: computed length before and after the step."""
+    pooling, is_last, count = request.spec.pooling, new == request.prompt_len, new - old
+    assert pooling is not None
+    if not pooling.needs_first_tokens:
+        if is_last:
+            batch.pooled.append(PooledSpan(row, count - 1, count, old, is_last))
+        return
+    stop = count if pooling.kind == "mean" else int(old == 0)
+    batch.pooled.append(PooledSpan(row, 0, stop, old, is_last))
 
 
 def _note_gap(step: PlannedStep, running: Request) -> None:
@@ -297,6 +311,7 @@ def _info(request: Request) -> SequenceInfo:
         eos_ends=request.constraint is None or request.constraint.eos_ends,
         prompt_ids=request.token_ids.view(0, request.prompt_len).copy() if counts_prompt else NO_IDS,
         banned=request.spec.banned,
+        pooling=request.spec.pooling,
     )
 
 

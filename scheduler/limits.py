@@ -106,6 +106,22 @@ def check_logprob_limit(options: LogprobOptions | None, max_logprobs: int) -> No
             )
 
 
+def check_pooling(spec: RequestSpec) -> None:
+    """Raises RequestRefused if a prompt that is pooled asks for an output beside its vector, or continues another."""
+    sampling = spec.sampling
+    if spec.pooling is None:
+        return
+    for name, is_wrong in (
+        ("max_new_tokens", sampling.max_new_tokens != 0),
+        ("n", sampling.n != 1),
+        ("logprobs", spec.logprobs is not None),
+        ("continuation_of", spec.continuation is not None or spec.predecessor is not None),
+        ("retain_ttl", bool(spec.retain_ttl)),
+    ):
+        if is_wrong:
+            raise RequestRefused(f"a prompt that is pooled has one vector and no output; leave {name} out", param=name)
+
+
 def check_allowed_ids(request: Request, end_ids: Collection[int]) -> None:
     """Raises RequestRefused where only ids are allowed that end the request, and none may end it yet. end_ids: eos and
     stop ids of the request."""

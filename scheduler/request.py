@@ -321,7 +321,10 @@ class Request:
 
     @property
     def prefix_limit(self) -> int:
-        """Known tokens that may come from the cache: the last is always computed, and so is any that owes a logprob."""
+        """Known tokens that may come from the cache: the last is always computed, and so is any that owes a logprob or
+        a hidden state."""
+        if self.spec.pooling is not None and self.spec.pooling.needs_first_tokens:
+            return 0
         limit = len(self.token_ids) - 1
         return min(limit, self.logprob_next - 1) if self.logprob_next < self.prompt_len else limit
 

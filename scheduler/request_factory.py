@@ -8,7 +8,14 @@ from ..memory_pool.allocator import Allocator
 from .beam.search import BeamGroup
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
-from .limits import check_allowed_ids, check_beam_limits, check_lengths, check_logprob_limit, check_logprob_start
+from .limits import (
+    check_allowed_ids,
+    check_beam_limits,
+    check_lengths,
+    check_logprob_limit,
+    check_logprob_start,
+    check_pooling,
+)
 from .request import Request
 from .request_spec import RequestSpec
 from .stopping_criteria import StoppingCriteria
@@ -32,6 +39,7 @@ class RequestFactory:
         """Make ``spec.sampling.num_requests`` sequences; their prompt may not be known yet. Raises RequestRefused for a
         beam width, or a number of logprobs, that can never be served."""
         config = self._config
+        check_pooling(spec)
         check_logprob_limit(spec.logprobs, config.max_logprobs)
         check_beam_limits(spec.sampling, max_beam_width=config.max_beam_width, rows=config.max_running_requests)
         seed, count = spec.sampling.seed, spec.sampling.num_requests

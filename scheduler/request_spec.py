@@ -15,6 +15,8 @@ import numpy as np
 from .sampling_params import SamplingParams
 from .token_buffer import unpack_ids
 
+PoolingKind = Literal["last", "mean", "cls"]
+
 
 class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which logprobs a request wants: those of every output token, those of the prompt from position ``start_len`` on
@@ -34,6 +36,25 @@ class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def ranks_prompt(self) -> bool:
         return self.prompt_top_k is not None
+
+
+class PoolingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A prompt that is pooled, not continued: one vector is its whole output.
+
+    output: hidden, the pooled final hidden state; labels, the logits of the model's classification head; tokens, the
+    logprobs of ``token_ids`` as the next token. kind: what is pooled where output is hidden: the state of the last
+    token, the mean over all tokens, or the state of the first one (cls). Labels and tokens always use the last.
+    """
+
+    kind: PoolingKind = "last"
+    output: Literal["hidden", "labels", "tokens"] = "hidden"
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def needs_first_tokens(self) -> bool:
+        """True if states of tokens before the last are needed. The cache has K and V of a prefix, and no hidden states,
+        so such a prompt is computed as a whole."""
+        return self.output == "hidden" and self.kind != "last"
 
 
 class ContinuationSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,6 +107,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     None if that is not known.
     diverged_at: position at which the prompt is known to leave the last turn of its conversation; for reports only.
     clamps_output: ``sampling.max_new_tokens`` is a default, lowered where the context leaves less.
+    pooling: the prompt's vector is wanted, not an output: ``sampling.max_new_tokens`` is 0 and n is 1. Such a request
+    is not recorded, so no other can continue it; its KV goes to the tree as any prompt's does.
     prepares: set by the scheduler alone, on the chunks of a preparation (preparations.py): the finished request whose
     next turn it computes the beginning of. Such a request has the lowest class of all: it runs only when no other
     request is open, breaks no lease, retracts nothing, has no events and no job, and counts in no request's statistics.
@@ -113,6 +136,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     no_reuse_from: int | None = None
     clamps_output: bool = False
     diverged_at: int | None = None
+    pooling: PoolingSpec | None = None
     prepares: Predecessor | None = None
 
     @property

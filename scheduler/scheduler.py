@@ -353,6 +353,8 @@ class Scheduler:
             samples: dict[int, SampleRecord] = {}
             if is_preparation:
                 self._preparations.end_chunk(request, reason)
+            elif request.spec.pooling is not None:
+                pass  # nothing continues it, and thousands of them must not crowd conversations out of the record
             elif reason.type != "abort":
                 self._pins.extend_retention(request, now)
                 samples = self._continuations.record_end(request, kept_tokens, now, fence)

@@ -59,7 +59,8 @@ def _check_sizes(config: ModelConfig, tensors: Mapping[str, StoredTensor], folde
             f"{source} has vocab_size {expected[0]} and hidden_size {expected[1]}, but {embedding.name} in "
             f"{embedding.file.name} has shape {list(embedding.shape)}; config.json and weights are of different models"
         )
-    if embedding is not None and TIED_HEAD not in tensors and not config.tie_word_embeddings:
+    needs_head = config.head == "language" and not config.tie_word_embeddings
+    if embedding is not None and TIED_HEAD not in tensors and needs_head:
         raise ModelLoadError(
             f"the weights in {folder} have no {TIED_HEAD}, and {source} does not tie it to the embedding; set "
             "tie_word_embeddings to true if the model's head is its embedding, else download the folder again"

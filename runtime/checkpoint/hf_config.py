@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,30 @@ from typing import Any
 import msgspec
 
 from ...scheduler.sampling_params import SamplingParams
-from ..model_config import ACTIVATIONS, DecoderTraits, ModelConfig
-from ..models.registry import ARCHITECTURES
+from ..model_config import ACTIVATIONS, DecoderTraits, HeadKind, LabelActivation, ModelConfig
+from ..models.registry import ARCHITECTURES, decoder_of
 from .model_files import ModelLoadError, UnsupportedModelError
+from .pooling_files import read_embedding_config
 from .rope_config import layer_ropes
+from .tensor_names import TIED_HEAD
 from .text_part import text_part
+from .weight_files import text_tensors
 
 
 def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
     """Read a model folder. context_length 0 takes the model's. Raises ModelLoadError, which says what to change."""
     raw = _read_json(folder / "config.json")
     generation = load_generation_config(folder)
-    return parse_model_config(raw, generation, context_length=context_length, source=str(folder / "config.json"))
+    config = parse_model_config(raw, generation, context_length=context_length, source=str(folder / "config.json"))
+    embedding = read_embedding_config(folder)
+    if embedding.is_embedder and config.head == "language" and not config.tie_word_embeddings and _lacks_head(folder):
+        config = replace(config, head="none")
+    return replace(config, embedding=embedding)
+
+
+def _lacks_head(folder: Path) -> bool:
+    """True if the weights are there, and have no head. Raises ModelLoadError."""
+    return any(folder.glob("*.safetensors")) and TIED_HEAD not in text_tensors(folder)
 
 
 def parse_model_config(
@@ -45,7 +58,7 @@ def parse_model_config(
             raise ModelLoadError(f"{source} has no {key!r}; is it the config of a decoder language model?")
         return raw[key]
 
-    architecture = _supported_architecture(raw, source)
+    architecture, decoder, head = _supported_architecture(raw, source)
     num_heads, hidden_size = need("num_attention_heads"), need("hidden_size")
     limit = need("max_position_embeddings")
     if context_length < 0 or context_length > limit:
@@ -55,7 +68,7 @@ def parse_model_config(
         )
     need("num_hidden_layers")
     try:
-        traits = ARCHITECTURES[architecture](raw)
+        traits = ARCHITECTURES[decoder](raw)
     except KeyError as missing:
         raise ModelLoadError(f"{source} has no {missing}, which {architecture} needs") from None
     except ValueError as refused:
@@ -88,7 +101,12 @@ def parse_model_config(
         source=source,
     )
     eos = (generation or {}).get("eos_token_id")
+    ties = bool(raw.get("tie_word_embeddings", traits.ties_by_default))
+    labels = _labels(raw, source) if head == "labels" else ()
     return ModelConfig(
+        head="language" if head == "none" and ties else head,
+        labels=labels,
+        label_activation=_label_activation(raw, labels, source) if labels else "none",
         architecture=architecture,
         vocab_size=need("vocab_size"),
         hidden_size=hidden_size,
@@ -101,7 +119,7 @@ def parse_model_config(
         activation=activation,
         ropes=ropes,
         traits=traits,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", traits.ties_by_default)),
+        tie_word_embeddings=ties,
         dtype=_parse_dtype(raw, source),
         context_length=context_length or limit,
         max_position_embeddings=limit,
@@ -110,11 +128,42 @@ def parse_model_config(
     )
 
 
-def _supported_architecture(raw: Mapping[str, Any], source: str) -> str:
-    """The model's architecture. Raises ModelLoadError if it, or this variant of it, cannot be served."""
+def _labels(raw: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    """Names of a classification head's classes. transformers leaves out what it assumes: two of them."""
+    given = raw.get("id2label")
+    if given is None:
+        count = raw.get("num_labels", 2)
+        if not isinstance(count, int) or count < 1:
+            raise ModelLoadError(f"{source}: num_labels is {count!r}; it takes a number of classes")
+        return tuple(f"LABEL_{label}" for label in range(count))
+    try:
+        names = {int(label): str(name) for label, name in given.items()}
+        return tuple(names[label] for label in range(len(names)))
+    except (AttributeError, TypeError, ValueError, KeyError):
+        raise ModelLoadError(f"{source}: id2label must name the classes 0 to their number minus one") from None
+
+
+def _label_activation(raw: Mapping[str, Any], labels: tuple[str, ...], source: str) -> LabelActivation:
+    """As vLLM has it: the problem's type says; else one class is a sigmoid, several are a softmax."""
+    kinds: dict[str, LabelActivation] = {
+        "regression": "none",
+        "multi_label_classification": "sigmoid",
+        "single_label_classification": "softmax" if len(labels) > 1 else "sigmoid",
+    }
+    problem = raw.get("problem_type")
+    if problem is None:
+        return "softmax" if len(labels) > 1 else "sigmoid"
+    if problem not in kinds:
+        raise ModelLoadError(f"{source}: problem_type {problem!r} is not one of {', '.join(kinds)}")
+    return kinds[problem]
+
+
+def _supported_architecture(raw: Mapping[str, Any], source: str) -> tuple[str, str, HeadKind]:
+    """The model's architecture, that of `ARCHITECTURES` with its decoder, and its head. Raises ModelLoadError if it, or
+    this variant of it, cannot be served."""
     names = raw.get("architectures") or []
-    architecture = next((name for name in names if name in ARCHITECTURES), None)
-    if architecture is None:
+    found = next(((name, *decoder) for name in names if (decoder := decoder_of(name)) is not None), None)
+    if found is None:
         near = get_close_matches(names[0], ARCHITECTURES, n=3) if names else []
         raise UnsupportedModelError(
             f"{source}: architecture {', '.join(names) or 'missing'} is not supported; "
@@ -126,7 +175,9 @@ def _supported_architecture(raw: Mapping[str, Any], source: str) -> str:
         raise ModelLoadError(
             f"{source}: quantised weights ({method}) are not supported; use the bf16, f16 or f32 checkpoint"
         )
-    return architecture
+    if raw.get("is_causal") is False or raw.get("use_bidirectional_attention"):
+        raise ModelLoadError(f"{source}: its attention is bidirectional (an encoder); causal models are served")
+    return found
 
 
 def _check_experts(traits: DecoderTraits, source: str) -> None:

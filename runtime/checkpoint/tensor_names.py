@@ -21,8 +21,12 @@ TEXT_PREFIXES = (
     ("model.text_model.", "model."),
     ("thinker.model.", "model."),
     ("thinker.lm_head.", "lm_head."),
+    ("embed_tokens.", "model.embed_tokens."),
+    ("layers.", "model.layers."),
+    ("norm.", "model.norm."),
 )
-"""Prefix in a multimodal checkpoint -> prefix of the same tensor in a checkpoint of its text part; the first counts."""
+"""Prefix in a multimodal checkpoint, or one that was saved without a head -> prefix of the same tensor in a checkpoint
+of a language model; the first counts."""
 
 OTHER_PARTS = re.compile(
     r"(model\.|thinker\.)?"

@@ -50,7 +50,8 @@ class Embedding:
 
 
 class LMHead:
-    """Hidden states -> logits. ``tied_to``: an embedding that shares its matrix with this head."""
+    """Hidden states -> logits of the vocabulary, or of classes. ``tied_to``: an embedding that shares its matrix with
+    this head. ``name``: that of its weight in the checkpoint."""
 
     product: LogitsProduct | None = None
     """Computes the logits, if it is set, from a plain weight."""
@@ -61,13 +62,14 @@ class LMHead:
         hidden_size: int,
         *,
         tied_to: Embedding | None,
+        name: str = "lm_head",
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.is_tied = tied_to is not None
         self.linear = Linear(
             hidden_size,
-            {"lm_head": vocab_size},
+            {name: vocab_size},
             bias=False,
             dtype=dtype,
             device=device,

@@ -385,13 +385,21 @@ class Decoder:
             device=device,
             offset=traits.norm_offset,
         )
-        self.lm_head = LMHead(
-            config.vocab_size,
-            config.hidden_size,
-            tied_to=self.embed_tokens if config.tie_word_embeddings else None,
-            dtype=dtype,
-            device=device,
-        )
+        self.lm_head: LMHead | None = None
+        """None in a model that computes no logits of the next token."""
+        if config.head == "language":
+            self.lm_head = LMHead(
+                config.vocab_size,
+                config.hidden_size,
+                tied_to=self.embed_tokens if config.tie_word_embeddings else None,
+                dtype=dtype,
+                device=device,
+            )
+        self.label_head: LMHead | None = None
+        if config.head == "labels":
+            self.label_head = LMHead(
+                len(config.labels), config.hidden_size, tied_to=None, name="score", dtype=dtype, device=device
+            )
 
     @property
     def specs(self) -> list[AttentionSpec]:
@@ -413,13 +421,25 @@ class Decoder:
         return x if residual is None else self._ops.add(x, residual)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of some tokens [rows, hidden], as returned by a call -> float32 [rows, vocab_size]."""
+        """Hidden states of some tokens [rows, hidden], as returned by a call -> float32 [rows, vocab_size]; [rows, 0]
+        of a model without a language head."""
+        if self.lm_head is None:
+            return hidden.new_empty(len(hidden), 0, dtype=torch.float32)
         logits = self.lm_head(hidden, self.norm)
         if self._logit_multiplier != 1:
             logits.mul_(self._logit_multiplier)
         if self._logit_cap is not None:
             logits.div_(self._logit_cap).tanh_().mul_(self._logit_cap)
         return logits
+
+    def final_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See ServedModel.final_states."""
+        return self.norm(hidden).to(torch.float32)
+
+    def compute_labels(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See ServedModel.compute_labels."""
+        assert self.label_head is not None, "the model has no classification head"
+        return self.label_head(hidden, self.norm)
 
     def finish_loading(self) -> None:
         """Bring what has been loaded into the form in which it is computed. To be called once, before
@@ -446,6 +466,8 @@ class Decoder:
             if isinstance(layer.mlp, SparseMLP):
                 layer.mlp.experts.release_packed()
         linears = [linear for layer in self.layers for linear in layer.linears]
+        if self.lm_head is None:  # a head of classes is small: it keeps its plain product
+            return choose_products(linears, form, kernel=kernel)
         head = self.lm_head.linear
         if logits is not None:
             self.lm_head.product = logits
@@ -467,4 +489,7 @@ class Decoder:
         views = self.embed_tokens.checkpoint_views(EMBEDDING)
         for i, layer in enumerate(self.layers):
             views |= layer.checkpoint_views(f"model.layers.{i}")
-        return views | self.norm.checkpoint_views("model.norm") | self.lm_head.checkpoint_views()
+        views |= self.norm.checkpoint_views("model.norm")
+        for head in (self.lm_head, self.label_head):
+            views |= head.checkpoint_views() if head is not None else {}
+        return views

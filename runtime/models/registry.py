@@ -5,6 +5,7 @@ To add an architecture that fits `decoder.py`, write one small file beside this 
 
 from __future__ import annotations
 
+from ..model_config import HeadKind
 from .deepseek import deepseek_v2_traits, deepseek_v3_traits, glm4_moe_lite_traits, mistral4_traits, youtu_traits
 from .ernie import ernie4_5_moe_traits, ernie4_5_traits
 from .exaone4 import exaone4_traits
@@ -58,3 +59,23 @@ ARCHITECTURES: dict[str, TraitsReader] = {
     "SmolLM3ForCausalLM": smollm3_traits,
     "YoutuForCausalLM": youtu_traits,
 }
+
+_HEADS: tuple[tuple[str, HeadKind], ...] = (("ForSequenceClassification", "labels"), ("Model", "none"))
+"""Ending of an architecture's name -> the head that stands in place of the language model's."""
+
+
+def decoder_of(architecture: str) -> tuple[str, HeadKind] | None:
+    """The architecture of `ARCHITECTURES` whose decoder this one has, and its head; None if it has none of them.
+
+    >>> decoder_of("Qwen3ForSequenceClassification")
+    ('Qwen3ForCausalLM', 'labels')
+    >>> decoder_of("MistralModel")
+    ('MistralForCausalLM', 'none')
+    """
+    if architecture in ARCHITECTURES:
+        return architecture, "language"
+    for ending, head in _HEADS:
+        if architecture.endswith(ending):
+            name = f"{architecture.removesuffix(ending).removesuffix('Text')}ForCausalLM"
+            return (name, head) if name in ARCHITECTURES else None
+    return None

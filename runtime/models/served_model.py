@@ -34,6 +34,16 @@ class ServedModel(Protocol):
         """Hidden states of some tokens [rows, hidden] -> float32 [rows, vocab_size]."""
         ...
 
+    def final_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of some tokens [rows, hidden], as a step returns them -> float32, the same shape: the states
+        that the head reads, transformers' ``last_hidden_state``."""
+        ...
+
+    def compute_labels(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of some tokens [rows, hidden] -> float32 [rows, labels]: logits of the classification head, of
+        a model that has one."""
+        ...
+
     def is_recordable(self, tokens: int) -> bool:
         """True if a step of so many tokens consists of calls that attention's team can record on a CPU."""
         ...

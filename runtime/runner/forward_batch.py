@@ -31,6 +31,8 @@ class ForwardBatch:
     """Device int64 [sampled tokens]: the new tokens that are sampled after, batch.sampled_counts of each row."""
     logprob_indices: torch.Tensor | None
     """Device int64 [n]: the new tokens that need input logprobs; None for none."""
+    pooled_indices: torch.Tensor | None
+    """Device int64 [n]: the new tokens of batch.pooled, in order; None if there are no spans."""
     copies: tuple[torch.Tensor, torch.Tensor] | None
     """(source, target), device int64 [n] each: slots to copy before the step computes anything; None for none."""
 
@@ -100,6 +102,7 @@ def build_forward_batch(
         out_cache_loc,
         samples,
         logprobs,
+        pooled,
         update_index,
         update_values,
         source,
@@ -112,6 +115,7 @@ def build_forward_batch(
             *inputs,
             last_of_each(ends, batch.sampled_counts),
             wanted,
+            pooled_tokens(batch, ends),
             updates.flat_index(req_to_token.shape[1]),
             updates.values,
             batch.copies.source,
@@ -134,6 +138,7 @@ def build_forward_batch(
         attention=attention,
         sample_indices=samples,
         logprob_indices=logprobs if len(wanted) else None,
+        pooled_indices=pooled if batch.pooled else None,
         copies=(source, target) if len(batch.copies) else None,
     )
 
@@ -174,3 +179,10 @@ def logprob_tokens(batch: ScheduleBatch, ends: np.ndarray) -> np.ndarray:
         return np.empty(0, dtype=np.int64)
     column = np.arange(ends[-1]) - np.repeat(ends - lens, lens)
     return np.flatnonzero(column >= np.repeat(starts, lens))
+
+
+def pooled_tokens(batch: ScheduleBatch, ends: np.ndarray) -> np.ndarray:
+    """int64 [n]: the new tokens of batch.pooled, span after span. ends: int64 [bs], cumulative extend_lens."""
+    starts = ends - batch.extend_lens
+    spans = [np.arange(starts[span.row] + span.start, starts[span.row] + span.stop) for span in batch.pooled]
+    return np.concatenate(spans) if spans else np.empty(0, dtype=np.int64)

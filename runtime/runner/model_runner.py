@@ -64,6 +64,9 @@ class ForwardOutput:
     logprob_hidden: torch.Tensor | None
     """[n, hidden_size]: hidden states of the new tokens at or after their row's logprob_start, concatenated in row
     order; `ModelRunner.compute_logits` turns them into logits. None if no row asks for them."""
+    pooled_hidden: torch.Tensor | None = None
+    """[n, hidden_size]: hidden states of the tokens of batch.pooled, span after span, as `compute_logits` takes them.
+    None if the batch has no spans."""
 
 
 class ModelRunner:
@@ -197,6 +200,17 @@ class ModelRunner:
         """Hidden states [n, hidden_size] of a ForwardOutput -> float32 [n, vocab_size]."""
         return self._model.compute_logits(hidden)
 
+    @torch.inference_mode()
+    def final_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [n, hidden_size] of a ForwardOutput -> the model's final ones, float32, the same shape."""
+        return self._model.final_states(hidden)
+
+    @torch.inference_mode()
+    def compute_labels(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [n, hidden_size] of a ForwardOutput -> logits of the classification head, float32
+        [n, labels]. Only for models that have one."""
+        return self._model.compute_labels(hidden)
+
     @property
     def has_late_trials(self) -> bool:
         """True if some matrix products could not be tried at start."""
@@ -250,10 +264,11 @@ class ModelRunner:
             self.profiler.lap("plan")
             prepared()
             hidden = self._layers(step.inputs, self.attention)
-        wanted = step.logprob_indices
+        wanted, pooled = step.logprob_indices, step.pooled_indices
         return ForwardOutput(
             logits=self._model.compute_logits(hidden.index_select(0, step.sample_indices)),
             logprob_hidden=None if wanted is None else hidden.index_select(0, wanted),
+            pooled_hidden=None if pooled is None else hidden.index_select(0, pooled),
         )
 
     def _layers(self, inputs: StepInputs, attention: AttentionBackend) -> torch.Tensor:

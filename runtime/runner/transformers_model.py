@@ -29,6 +29,7 @@ from ...attention.backend import AttentionBackend, AttentionBatch, AttentionSpec
 from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import KVPool, MHAKVPool
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError
+from ..checkpoint.pooling_files import read_embedding_config
 from ..layers.step_inputs import StepInputs
 from ..model_config import ServedConfig
 
@@ -135,6 +136,14 @@ class TransformersModel:
         logits = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
         self._given.hidden = None
         return logits.to(torch.float32).contiguous()
+
+    def final_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See ServedModel.final_states: transformers' base has normed them."""
+        return hidden.to(torch.float32)
+
+    def compute_labels(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See ServedModel.compute_labels. Only models with a language head are loaded."""
+        raise NotImplementedError("a model of transformers has no classification head here")
 
     def is_recordable(self, tokens: int) -> bool:
         """See ServedModel.is_recordable: transformers computes with torch."""
@@ -448,6 +457,7 @@ def read_config(raw: Any, folder: Path, context_length: int) -> ServedConfig:
         bos_token_id=text.bos_token_id,
         eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
         fingerprint=raw.to_json_string(use_diff=False),
+        embedding=read_embedding_config(folder),
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from baton.runtime.config import ModelArgs, TierConfig, WorkerConfig
 from baton.runtime.kv_transfer.tier_io import BlocksEnded
 from baton.runtime.runner.device_backends import DeviceBackends
@@ -37,6 +39,8 @@ class Answer:
     inheritance: Inheritance | None = None
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     input_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    vector: np.ndarray | None = None
+    """Of a prompt that is pooled, float32."""
 
     @property
     def cached_tokens(self) -> int:
@@ -156,6 +160,7 @@ class LocalWorker:
                 answer.inheritance = event.request.inheritance
                 if event.row in output.output_logprobs:
                     answer.output_logprobs.append(output.output_logprobs[event.row])
+                answer.vector = output.vectors.get(event.row)
             if in_flight and in_flight[-1].sampled is None:
                 self.scheduler.add_masks(0.0)
                 self.step_runner.sample(in_flight[-1])

@@ -24,7 +24,7 @@ from baton.scheduler.constraints.constraint import Constraint
 from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request import Request, RequestEvent
-from baton.scheduler.request_spec import ContinuationSpec, Predecessor
+from baton.scheduler.request_spec import ContinuationSpec, PoolingSpec, Predecessor
 from baton.scheduler.sampling_params import Grammar, SamplingParams
 from baton.scheduler.scheduler import Scheduler
 from baton.scheduler.token_buffer import pack_ids
@@ -161,6 +161,7 @@ class Harness:
         no_reuse_from: int | None = None,
         unasked: bool = False,
         default_lease: bool = False,
+        pooling: PoolingSpec | None = None,
         **sampling,
     ) -> None:
         if trie is not None:
@@ -185,6 +186,7 @@ class Harness:
             no_reuse_from=no_reuse_from,
             unasked=unasked,
             default_lease=default_lease,
+            pooling=pooling,
         )
         constraint = ItemConstraint(trie, "items") if trie is not None else grammar
         if params.allowed_token_ids:
