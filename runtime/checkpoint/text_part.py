@@ -16,6 +16,7 @@ OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "vit_conf
 """Keys of the config that a text model does not have."""
 
 DECODERS = {
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -24,6 +25,7 @@ DECODERS = {
     "ministral": "MinistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",

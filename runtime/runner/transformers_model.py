@@ -364,6 +364,11 @@ def load_transformers_model(
     config = read_config(raw, folder, context_length)
     kind = _model_class(raw, config.architecture, trust_remote_code)
     layer_types = set(getattr(raw.get_text_config(decoder=True), "layer_types", None) or ())
+    if sparse := sorted(layer_types & SPARSE_LAYERS):
+        raise UnsupportedModelError(
+            f"{config.architecture} has sparse attention ({', '.join(sparse)}): its layers choose the tokens that they "
+            "attend to, and keep more than K and V for that, which is not served yet"
+        )
     is_stateful = getattr(kind, "_is_stateful", False) and not layer_types
     if is_stateful or not layer_types <= ATTENTION_LAYERS:
         raise UnsupportedModelError(f"{config.architecture} keeps recurrent states, which are not served yet")
@@ -405,6 +410,14 @@ def load_transformers_model(
 
 ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers that keep no states."""
+
+SPARSE_LAYERS = {
+    "indexed_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+    "minimax_m3_sparse",
+}
+"""Types of layers with an index of their keys (DeepSeek V3.2, GLM 5), or with compressed ones (DeepSeek V4)."""
 
 ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Of classes that compute logits of the next token."""

@@ -124,6 +124,11 @@ def test_auto_takes_transformers_for_unknown_architectures_only(tmp_path):
     ("name", "changes", "message"),
     [
         ("Mamba", {}, "MambaForCausalLM keeps recurrent states, which are not served yet"),
+        (
+            "DeepseekV32",
+            {"qk_rope_head_dim": 4, "num_key_value_heads": 6, "n_routed_experts": 8},
+            r"DeepseekV32ForCausalLM has sparse attention \(indexed_attention\): its layers choose the tokens",
+        ),
         ("Bloom", {}, "BloomForCausalLM: transformers' code for it does not run with another attention function"),
         ("Llama4Text", {"attention_chunk_size": 32, "num_local_experts": 2}, "neither causal nor a sliding window"),
     ],
