@@ -17,6 +17,28 @@ from ..memory_pool.kv_pool import KVShape
 
 
 @dataclass(slots=True, frozen=True)
+class Reach:
+    """How far back the queries of a layer see: ``window`` tokens, themselves included, and not beyond the beginning of
+    their chunk, a multiple of ``chunk``. None: all."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def first_keys(self, positions: np.ndarray) -> np.ndarray:
+        """int64, as positions: the first position that a query at each of them sees.
+
+        >>> Reach(window=3, chunk=4).first_keys(np.array([1, 3, 4, 7]))
+        array([0, 1, 4, 5])
+        """
+        first = np.zeros(positions.shape, dtype=np.int64)
+        if self.window is not None:
+            np.maximum(first, positions - self.window + 1, out=first)
+        if self.chunk is not None:
+            np.maximum(first, positions // self.chunk * self.chunk, out=first)
+        return first
+
+
+@dataclass(slots=True, frozen=True)
 class AttentionSpec:
     """One attention layer: the shape of its heads, and how scores become weights.
 
@@ -39,6 +61,8 @@ class AttentionSpec:
     """Soft cap of the scores (Gemma 2); None: no cap."""
     has_sinks: bool = False
     """Each head has a learned score that takes a share of the weights and no value (gpt-oss); see `run`."""
+    chunk: int | None = None
+    """A query sees no token of an earlier chunk of so many positions (Llama 4); None: all."""
     values_in_keys: bool = False
     """A value is the first ``value_dim`` numbers of its key, and the pool keeps it once (latent attention)."""
 
@@ -46,6 +70,11 @@ class AttentionSpec:
     def value_size(self) -> int:
         """Numbers of a head of v and of the output."""
         return self.value_dim or self.head_dim
+
+    @property
+    def reach(self) -> Reach:
+        """How far back a query sees."""
+        return Reach(self.sliding_window, self.chunk)
 
     @property
     def group(self) -> int:

@@ -103,8 +103,8 @@ class ProbeScene:
             scores = capped(scores, self.spec.logit_cap)
             age = torch.arange(prefix, prefix + new, device=k.device)[:, None] - torch.arange(len(k), device=k.device)
             hidden = age < 0
-            if self.spec.sliding_window is not None:
-                hidden |= age >= self.spec.sliding_window
+            oldest = torch.from_numpy(self.spec.reach.first_keys(np.arange(prefix, prefix + new))).to(k.device)
+            hidden |= torch.arange(len(k), device=k.device) < oldest[:, None]
             of_rows = None if self.sinks is None else self.sinks.view(k.shape[1], -1, 1).expand(-1, -1, new)
             weights = weights_of(scores.masked_fill(hidden, -torch.inf), of_rows)
             parts.append(torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2))

@@ -8,7 +8,7 @@ attends to them with one SDPA call per *block* of queries:
     beams of a search          their prefix read once for all:         see `SharedTile`
 
 Grouped queries are query rows: the `group` heads that share a KV head are attended as group × queries rows over that
-head, so K and V are never repeated. Tiles depend on the step and the window, not on the layer; they are planned once,
+head, so K and V are never repeated. Tiles depend on the step and the reach, not on the layer; they are planned once,
 from lengths that the host knows.
 """
 
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from ..memory_pool.kv_pool import KVPool
-from .backend import AttentionBatch, AttentionSpec, SharedPrefix
+from .backend import AttentionBatch, AttentionSpec, Reach, SharedPrefix
 
 BLOCK_ROWS = 256
 """Query rows (queries × group) per SDPA call of a long extend: large enough for full speed, small enough to skip much
@@ -94,7 +94,7 @@ class SharedTile:
 
 @dataclass(slots=True)
 class _Plan:
-    """How the layers of one window attend in a step."""
+    """How the layers of one reach attend in a step."""
 
     tiles: list[_Tile]
     shared: list[SharedTile]
@@ -126,13 +126,13 @@ class TorchNativeBackend:
     def __init__(self, kv_pool: KVPool) -> None:
         self._pool = kv_pool
         self._batch: AttentionBatch | None = None
-        self._plans: dict[tuple[int | None, int], _Plan] = {}
+        self._plans: dict[tuple[Reach, int], _Plan] = {}
         self._bands: dict[tuple[int | None, int], torch.Tensor] = {}
         self._buffers = [kv_pool.k[0].new_empty(0) for _ in range(2)]
         """Flat memory for gathered keys and values. Kept: fresh memory costs more than the gather."""
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Forget the last step. Tiles are made when the first layer with a given window needs them."""
+        """Forget the last step. Tiles are made when the first layer with a given reach needs them."""
         self._batch = batch
         self._plans.clear()
 
@@ -141,10 +141,10 @@ class TorchNativeBackend:
         batch = self._batch
         if batch is None:
             raise RuntimeError("run before plan: call plan(batch) once per step")
-        group = spec.group
-        plan = self._plans.get((spec.sliding_window, group))
+        reach, group = spec.reach, spec.group
+        plan = self._plans.get((reach, group))
         if plan is None:
-            plan = self._plans[spec.sliding_window, group] = self._make_plan(batch, spec.sliding_window, group)
+            plan = self._plans[reach, group] = self._make_plan(batch, reach, group)
         pools = [self._pool.k[spec.layer_id]]
         if not spec.values_in_keys:
             pools.append(self._pool.v[spec.layer_id])
@@ -169,10 +169,10 @@ class TorchNativeBackend:
             rooms.append(self._buffers[number][:size].view(keys, *pool.shape[1:]))
         return rooms
 
-    def _make_plan(self, batch: AttentionBatch, window: int | None, group: int) -> _Plan:
+    def _make_plan(self, batch: AttentionBatch, reach: Reach, group: int) -> _Plan:
         extend_lens = batch.extend_lens.astype(np.int64)
         prefix_lens = batch.prefix_lens.astype(np.int64)
-        key_starts = np.zeros_like(prefix_lens) if window is None else np.maximum(prefix_lens - window + 1, 0)
+        key_starts = reach.first_keys(prefix_lens)
         rows = _Rows(
             first_token=np.cumsum(extend_lens) - extend_lens,
             extend_lens=extend_lens,
@@ -180,39 +180,39 @@ class TorchNativeBackend:
             key_starts=key_starts,
             num_keys=prefix_lens + extend_lens - key_starts,
         )
-        groups = [shared for shared in batch.shared if saves_keys(batch, shared, window)]
+        groups = [shared for shared in batch.shared if saves_keys(batch, shared, reach)]
         is_plain = np.ones(len(extend_lens), dtype=bool)
         for shared in groups:
             is_plain[shared.first : shared.first + shared.count] = False
         block_length = max(BLOCK_ROWS // group, 1)
         is_long = extend_lens > block_length
         tiles = [
-            self._long_tile(batch, rows, row, window, group, block_length) for row in np.flatnonzero(is_long).tolist()
+            self._long_tile(batch, rows, row, reach, group, block_length) for row in np.flatnonzero(is_long).tolist()
         ]
         for members in _groups(rows, np.flatnonzero(~is_long & is_plain)):
-            tiles.append(self._grouped_tile(batch, rows, members, window, group))
+            tiles.append(self._grouped_tile(batch, rows, members, reach, group))
         return _Plan(tiles, [plan_shared(batch, shared, int(rows.first_token[shared.first])) for shared in groups])
 
     def _long_tile(
-        self, batch: AttentionBatch, rows: _Rows, row: int, window: int | None, group: int, block_length: int
+        self, batch: AttentionBatch, rows: _Rows, row: int, reach: Reach, group: int, block_length: int
     ) -> _Tile:
-        """One sequence with its queries in blocks; all masks are corners of one band."""
+        """One sequence with its queries in blocks, each within a chunk; all masks are corners of one band."""
         first, new = int(rows.first_token[row]), int(rows.extend_lens[row])
         prefix, start, length = int(rows.prefix_lens[row]), int(rows.key_starts[row]), int(rows.num_keys[row])
-        band = self._band(window, group, block_length, length)
+        band = self._band(reach.window, group, block_length, length)
+        bounds = np.arange(0, new, block_length)
+        if reach.chunk is not None:
+            bounds = np.union1d(bounds, np.arange(reach.chunk - prefix % reach.chunk, new, reach.chunk))
+        lows = reach.first_keys(prefix + bounds) - start
         blocks = []
-        for begin in range(0, new, block_length):
-            size = min(block_length, new - begin)
-            stop = prefix + begin + size - start
-            low = 0 if window is None else max(prefix + begin - window + 1 - start, 0)
+        for begin, end, low in zip(bounds.tolist(), [*bounds[1:].tolist(), new], lows.tolist(), strict=True):
+            size, stop = end - begin, prefix + end - start
             mask = band[(block_length - size) * group :, band.shape[1] - (stop - low) :]
-            blocks.append(_Block(slice(first + begin, first + begin + size), size, slice(low, stop), mask, None))
+            blocks.append(_Block(slice(first + begin, first + end), size, slice(low, stop), mask, None))
         slots = batch.req_to_token[int(batch.host_rows[row]), start : start + length]
         return _Tile(run_or_index(slots), 1, length, blocks)
 
-    def _grouped_tile(
-        self, batch: AttentionBatch, rows: _Rows, members: np.ndarray, window: int | None, group: int
-    ) -> _Tile:
+    def _grouped_tile(self, batch: AttentionBatch, rows: _Rows, members: np.ndarray, reach: Reach, group: int) -> _Tile:
         """Several sequences with few queries each, padded to [sequences, queries] over [sequences, keys]."""
         device, n = batch.req_to_token.device, len(members)
         length, keys = int(rows.extend_lens[members].max()), int(rows.num_keys[members].max())
@@ -241,7 +241,7 @@ class TorchNativeBackend:
             real = _upload(device, in_block)[0], _upload(device, token[in_block])[0]
         mask = None
         if length > 1 or is_key is not None:
-            mask = self._mask(device, rows.prefix_lens[members][:, None] + column, position, is_key, window, group)
+            mask = self._mask(device, rows.prefix_lens[members][:, None] + column, position, is_key, reach, group)
         return _Tile(slots, n, keys, [_Block(queries, length, slice(0, keys), mask, real)])
 
     def _mask(
@@ -250,18 +250,18 @@ class TorchNativeBackend:
         query_positions: np.ndarray,
         key_positions: torch.Tensor,
         is_key: torch.Tensor | None,
-        window: int | None,
+        reach: Reach,
         group: int,
     ) -> torch.Tensor:
         """query_positions [n, queries], key_positions and is_key [n, keys] -> [n, 1, queries × group, keys]"""
-        (query,) = _upload(device, query_positions)
+        query, first = _upload(device, query_positions, reach.first_keys(query_positions))
         if query.shape[1] == 1 and is_key is not None:
-            visible = is_key.unsqueeze(1)  # the only query is the newest token, and keys begin at its window
+            visible = is_key.unsqueeze(1)  # the only query is the newest token, and keys begin with the first it sees
         else:
             query, key = query.unsqueeze(2), key_positions.unsqueeze(1)
             visible = key <= query
-            if window is not None:
-                visible &= key > query - window
+            if reach != Reach():
+                visible &= key >= first.unsqueeze(2)
             if is_key is not None:
                 visible &= is_key.unsqueeze(1)
             visible = visible.repeat_interleave(group, dim=1)
@@ -402,10 +402,10 @@ def gather(pool: torch.Tensor, slots: slice | torch.Tensor, buffer: torch.Tensor
     return torch.index_select(pool, 0, slots, out=buffer[: len(slots)])
 
 
-def saves_keys(batch: AttentionBatch, shared: SharedPrefix, window: int | None) -> bool:
+def saves_keys(batch: AttentionBatch, shared: SharedPrefix, reach: Reach) -> bool:
     """Is sharing worthwhile, and does every query see the whole prefix?"""
-    length = int(batch.prefix_lens[shared.first]) + 1
-    return (shared.count - 1) * shared.length >= MIN_SAVED_KEYS and (window is None or length <= window)
+    sees_all = not reach.first_keys(batch.prefix_lens[shared.first : shared.first + 1]).any()
+    return (shared.count - 1) * shared.length >= MIN_SAVED_KEYS and sees_all
 
 
 def plan_shared(batch: AttentionBatch, shared: SharedPrefix, first_token: int) -> SharedTile:

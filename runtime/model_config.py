@@ -57,6 +57,8 @@ class Choice(Enum):
     SIGMOID = "sigmoid"
     LOGITS = "logits"
     """The largest logits are chosen, and their weights are the softmax over those."""
+    GATES = "gates"
+    """The largest logits are chosen, and each one's sigmoid multiplies what its expert reads (Llama 4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,17 @@ class ExpertTraits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PositionScale:
+    """q is multiplied by 1 + beta × ln(1 + ⌊(position + offset) / length⌋), in all layers, or only in those that rotate
+    nothing."""
+
+    beta: float
+    length: int
+    offset: int = 0
+    unrotated_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentTraits:
     """Multi-head latent attention; see `models/latent_attention.py`. Sizes in numbers.
 
@@ -137,16 +150,19 @@ class DecoderTraits:
     """How an architecture differs from the others that share `models/decoder.py`.
 
     layer_windows: per layer, how many tokens a query sees, itself included; None: all.
+    layer_chunks: per layer, the size of the chunks beyond which a query sees nothing; None, or empty: no chunks.
     layer_kinds: per layer, the name under which rope_parameters has its rotary embedding, where layers differ in it.
     rotates: per layer, whether q and k are rotated at all; empty: in all layers.
     qkv_bias, o_bias, mlp_bias: these projections add a bias.
     qk_norm: RMSNorm over each head of q and k, before the rotary embedding.
+    qk_unit_norm: RMSNorm over each head of q and k without a weight, in layers that rotate them.
     qk_row_norm: RMSNorm over all of q, and over all of k, before the rotary embedding.
     partial_rotary: share of each head that is rotated, if the config does not say; None: this cannot be changed.
     is_interleaved: neighbouring coordinates rotate together, instead of those of the two halves.
     has_fused_qkv, has_fused_gate_up: the checkpoint holds these projections as one matrix.
     activation: of the gate, one of ACTIVATIONS; None: the config's hidden_act.
     ties_by_default: the LM head is the embedding if the config does not say.
+    mlp_name, dense_size: of the MLP in a checkpoint, and its size in layers without experts; 0: intermediate_size.
     experts: a mixture of experts in some layers.
     latent: attention over latents, in all layers; qkv_bias is then of the projections to latents.
     has_sinks: each head has a learned score that takes a share of the attention weights.
@@ -154,16 +170,18 @@ class DecoderTraits:
     embedding_multiplier, residual_multiplier, logit_multiplier: scale embeddings, what a layer adds, and logits.
     logit_cap: logits are cap × tanh(logits / cap); None: as they are.
     attention_scale: of the scores; None: head_dim ** -0.5. attention_cap: soft cap of the scores.
-    position_scale: (beta, length): q is multiplied by 1 + beta × ln(1 + ⌊position / length⌋).
+    position_scale: of queries.
     """
 
     layer_windows: tuple[int | None, ...]
+    layer_chunks: tuple[int | None, ...] = ()
     layer_kinds: tuple[str, ...] = ()
     rotates: tuple[bool, ...] = ()
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_unit_norm: bool = False
     qk_row_norm: bool = False
     partial_rotary: float | None = None
     is_interleaved: bool = False
@@ -171,6 +189,8 @@ class DecoderTraits:
     has_fused_gate_up: bool = False
     activation: str | None = None
     ties_by_default: bool = False
+    mlp_name: str = "mlp"
+    dense_size: int = 0
     experts: ExpertTraits | None = None
     latent: LatentTraits | None = None
     has_sinks: bool = False
@@ -182,7 +202,7 @@ class DecoderTraits:
     logit_cap: float | None = None
     attention_scale: float | None = None
     attention_cap: float | None = None
-    position_scale: tuple[float, int] | None = None
+    position_scale: PositionScale | None = None
 
     @property
     def needs_torch(self) -> bool:
@@ -260,8 +280,9 @@ class ModelConfig(ServedConfig):
     traits: DecoderTraits
     tie_word_embeddings: bool
 
-    @property
-    def position_scale(self) -> tuple[float, int] | None:
-        """`DecoderTraits.position_scale`, if there are positions for which it matters."""
+    def position_scale(self, layer_id: int) -> PositionScale | None:
+        """Of a layer's queries, if there are positions for which it matters."""
         scale = self.traits.position_scale
-        return scale if scale is not None and self.context_length > scale[1] else None
+        if scale is None or self.context_length + scale.offset <= scale.length:
+            return None
+        return scale if self.ropes[layer_id] is None or not scale.unrotated_only else None

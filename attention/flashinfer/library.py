@@ -81,6 +81,8 @@ def check_supported(spec: AttentionSpec, dtype: torch.dtype, capability: tuple[i
     if spec.has_sinks or spec.value_size != spec.head_dim:
         what = "sinks" if spec.has_sinks else f"values of {spec.value_size} numbers beside keys of {spec.head_dim}"
         raise FlashInferUnavailable(f"Baton attends to layers with {what} by torch, not by FlashInfer")
+    if spec.chunk is not None:
+        raise FlashInferUnavailable("Baton attends in chunks (Llama 4) by torch, not by FlashInfer")
     if capability < MIN_CAPABILITY:
         card = ".".join(map(str, capability))
         raise FlashInferUnavailable(f"FlashInfer needs a card of compute capability 8.0 (Ampere) or newer, not {card}")

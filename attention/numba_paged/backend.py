@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ...memory_pool.kv_pool import KVPool
-from ..backend import AttentionBatch, AttentionSpec, GraphKind, GraphShape
+from ..backend import AttentionBatch, AttentionSpec, GraphKind, GraphShape, Reach
 from ..torch_native import TorchNativeBackend
 from . import kernel as args
 from .copying import RowCopy
@@ -46,8 +46,8 @@ Shape = tuple[int, int, int, bool, bool]
 """Head size, rows over one KV head, size of a value, with a cap, with sinks: what a kernel is compiled for. Rows are
 the queries of a token, or a part of them: see `_rows`."""
 
-Kind = tuple[int | None, int, Shape]
-"""Window, KV heads and shape: what layers have in common that share a task."""
+Kind = tuple[Reach, int, Shape]
+"""Reach, KV heads and shape: what layers have in common that share a task."""
 
 OF_A_LAYER = [
     *(args.QUERIES, args.QUERY_STEP, args.KEYS, args.VALUES, args.OUT, args.OUT_STEP),
@@ -134,7 +134,7 @@ class _Planner:
         threads, group, value_size = torch.get_num_threads(), _rows(spec), spec.value_size
         shared = [each for each in batch.shared if (each.count - 1) * each.length >= LEAST_SHARED_KEYS]
         parts = spec.group // group
-        work = cut(batch, members, shared, spec.sliding_window, spec.num_kv_heads, threads, parts)
+        work = cut(batch, members, shared, spec.reach, spec.num_kv_heads, threads, parts)
         scratch, floats = scratch_bytes(spec.head_dim, value_size, group, TOKENS_AT_ONCE), work.partial_tokens * group
         if self._scratch.numel() < threads * scratch:
             self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
@@ -208,7 +208,7 @@ def _shape(spec: AttentionSpec) -> Shape:
 
 
 def _kind(spec: AttentionSpec) -> Kind:
-    return spec.sliding_window, spec.num_kv_heads, _shape(spec)
+    return spec.reach, spec.num_kv_heads, _shape(spec)
 
 
 def _address_of_sinks(spec: AttentionSpec, sinks: torch.Tensor | None) -> int:
@@ -248,7 +248,7 @@ class NumbaPagedBackend:
         self._tasks: dict[Kind, _Task] = {}
 
     def plan(self, batch: AttentionBatch) -> None:
-        """See AttentionBackend.plan. Pieces are cut when the first layer with a given window needs them."""
+        """See AttentionBackend.plan. Pieces are cut when the first layer with a given reach needs them."""
         self._batch = batch
         self._tasks.clear()
         self._is_long = batch.extend_lens > self._longest_extend

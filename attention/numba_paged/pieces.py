@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..backend import AttentionBatch, SharedPrefix
+from ..backend import AttentionBatch, Reach, SharedPrefix
 
 PIECES_PER_THREAD = 8
 """Threads take pieces as they get on, so that one which waits for a core leaves the others more."""
@@ -74,7 +74,7 @@ def cut(
     batch: AttentionBatch,
     members: np.ndarray,
     shared: list[SharedPrefix],
-    window: int | None,
+    reach: Reach,
     kv_heads: int,
     threads: int,
     parts: int = 1,
@@ -86,13 +86,13 @@ def cut(
     """
     is_decode = len(members) == batch.extend_lens.sum() and members.all() and batch.extend_lens.all()
     if not shared and is_decode and parts == 1:
-        return _cut_decode(batch, window, kv_heads, threads)
+        return _cut_decode(batch, reach, kv_heads, threads)
     new = batch.extend_lens.astype(np.int64) * parts
     first_token = np.cumsum(new) - new
     sequence = np.repeat(np.arange(len(new)), new)
     position = (np.arange(len(sequence)) - first_token[sequence]) // parts
     ends = batch.prefix_lens.astype(np.int64)[sequence] + position + 1
-    begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
+    begins = reach.first_keys(ends - 1)
     rows = batch.host_rows.astype(np.int64)[sequence]
     work = Work(np.empty((0, 8), np.int64), np.empty((0, 4), np.int64), rows, begins, ends, 0, 0)
     in_group = np.zeros(len(new), dtype=bool)
@@ -117,10 +117,10 @@ def cut(
     return work
 
 
-def _cut_decode(batch: AttentionBatch, window: int | None, kv_heads: int, threads: int) -> Work:
+def _cut_decode(batch: AttentionBatch, reach: Reach, kv_heads: int, threads: int) -> Work:
     """As `cut`, for a step in which all sequences have one token: nearly all steps."""
     rows, ends = batch.host_rows.astype(np.int64), batch.prefix_lens.astype(np.int64) + 1
-    begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
+    begins = reach.first_keys(ends - 1)
     work = Work(np.empty((0, 8), np.int64), np.empty((0, 4), np.int64), rows, begins, ends, 0, 0)
     work.cost = int((ends - begins).sum() + PER_TOKEN * len(rows)) * kv_heads
     target = _target(work, threads)
@@ -159,7 +159,7 @@ def _decodes(work: Work, tokens: np.ndarray, target: int) -> tuple[list[_Part], 
 def _in_parts(work: Work, first: int, last: int, low: int, high: int, target: int) -> list[_Part]:
     """Tokens over the same keys, cut along the keys where that is too much for one piece."""
     tokens, keys = last - first, high - low
-    if keys <= 0:  # a window that has left a shared prefix behind
+    if keys <= 0:  # a window or chunk that has left a shared prefix behind
         return []
     count = min(max(1, tokens * keys // target), -(-keys // PART_KEYS)) if tokens * keys > 2 * target else 1
     size = -(-keys // (count * PART_KEYS)) * PART_KEYS if count > 1 else keys

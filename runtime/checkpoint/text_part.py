@@ -22,6 +22,7 @@ DECODERS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "ministral": "MinistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",

@@ -40,9 +40,9 @@ class Router:
             logits = F.linear(x.float(), self.weight.float())
         else:
             logits = F.linear(x, self.weight, self.bias).float()
-        if traits.choice is Choice.LOGITS:
+        if traits.choice in (Choice.LOGITS, Choice.GATES):
             chosen, experts = logits.topk(top_k, dim=-1)
-            return experts, chosen.softmax(dim=-1)
+            return experts, chosen.softmax(dim=-1) if traits.choice is Choice.LOGITS else chosen.sigmoid()
         scores = logits.sigmoid() if traits.choice is Choice.SIGMOID else logits.softmax(dim=-1)
         ranked = scores if self.correction is None else scores + self.correction
         if traits.num_groups > 1:
@@ -111,6 +111,8 @@ class Experts:
         by_expert = experts.flatten()
         order = by_expert.argsort(stable=True)
         rows = x.index_select(0, order // top_k)
+        if self._traits.choice is Choice.GATES:
+            rows = rows * weights.flatten()[order].to(x.dtype).unsqueeze(1)
         counts = torch.bincount(by_expert, minlength=self._traits.num_experts).tolist()
         found, start = torch.empty_like(rows), 0
         for expert, count in enumerate(counts):
@@ -119,6 +121,8 @@ class Experts:
                 found[own] = self.down[expert](self._activation(self.gate_up[expert](rows[own])))
                 start += count
         outputs = torch.empty_like(found).index_copy_(0, order, found).view(tokens, top_k, x.shape[1])
+        if self._traits.choice is Choice.GATES:
+            return outputs.sum(dim=1)
         return (outputs * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
     def release_packed(self) -> None:

@@ -120,7 +120,7 @@ class OpShape:
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
-            config.traits.qk_norm,
+            config.traits.qk_norm or config.traits.qk_unit_norm,
             config.rms_norm_eps,
         )
 

@@ -16,7 +16,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..model_config import RopeConfig
+from ..model_config import PositionScale, RopeConfig
 
 
 def rotated_size(rope: RopeConfig, head_dim: int) -> int:
@@ -105,10 +105,9 @@ def apply_rotary(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return torch.cat(turned, dim=-1)
 
 
-def scaled_by_position(q: torch.Tensor, positions: torch.Tensor, beta: float, length: int) -> torch.Tensor:
-    """q [tokens, heads, numbers] × (1 + beta × ln(1 + ⌊position / length⌋)), as Llama 4 does it; positions: int64
-    [tokens]."""
-    scale = 1 + beta * torch.log1p((positions // length).float())
+def scaled_by_position(q: torch.Tensor, positions: torch.Tensor, by: PositionScale) -> torch.Tensor:
+    """q: [tokens, heads, numbers]; positions: int64 [tokens] (Nakanishi 2025, "Scalable-Softmax")."""
+    scale = 1 + by.beta * torch.log1p(((positions + by.offset) // by.length).float())
     return q * scale.to(q.dtype)[:, None, None]
 
 

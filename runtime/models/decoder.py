@@ -48,6 +48,7 @@ def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
             sliding_window=window,
             logit_cap=traits.attention_cap,
             has_sinks=traits.has_sinks,
+            chunk=traits.layer_chunks[layer_id] if traits.layer_chunks else None,
         )
         for layer_id, window in enumerate(traits.layer_windows)
     ]
@@ -79,9 +80,11 @@ class SelfAttention:
         )
         self.o_proj = Linear(q_size, {"o_proj": config.hidden_size}, bias=traits.o_bias, dtype=dtype, device=device)
         # One weight per head of q and k, so that both are normed in one operation.
+        self._has_norm_weight = traits.qk_norm
+        is_unit_normed = traits.qk_unit_norm and config.ropes[layer_id] is not None
         self.qk_norm_weight = (
-            torch.empty(config.num_heads + config.num_kv_heads, head_dim, dtype=dtype, device=device)
-            if traits.qk_norm
+            torch.ones(config.num_heads + config.num_kv_heads, head_dim, dtype=dtype, device=device)
+            if traits.qk_norm or is_unit_normed
             else None
         )
         self.row_norm = QKRowNorm(q_size, kv_size, config, dtype=dtype, device=device) if traits.qk_row_norm else None
@@ -89,7 +92,7 @@ class SelfAttention:
         self.rms_norm_eps = config.rms_norm_eps
         self._head_order = head_order(config.ropes[layer_id], head_dim, is_interleaved=traits.is_interleaved)
         self._norm_offset = traits.norm_offset
-        self._position_scale = config.position_scale
+        self._position_scale = config.position_scale(layer_id)
         self._rotary = rotary
         self._ops = ops
 
@@ -114,7 +117,7 @@ class SelfAttention:
             self.rms_norm_eps,
         )
         if self._position_scale is not None:
-            q = scaled_by_position(q, inputs.positions, *self._position_scale)
+            q = scaled_by_position(q, inputs.positions, self._position_scale)
         return self.o_proj(attention.run(self.spec, q, self.sinks).view(len(x), -1))
 
     @property
@@ -140,7 +143,7 @@ class SelfAttention:
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         views = self.qkv_proj.checkpoint_views(prefix) | self.o_proj.checkpoint_views(prefix)
-        if self.qk_norm_weight is not None:
+        if self.qk_norm_weight is not None and self._has_norm_weight:
             # load_weights copies the checkpoint's head_dim numbers to every head's row.
             views[f"{prefix}.q_norm.weight"] = self.qk_norm_weight[: self.spec.num_heads]
             views[f"{prefix}.k_norm.weight"] = self.qk_norm_weight[self.spec.num_heads :]
@@ -317,11 +320,11 @@ class DecoderLayer:
         self._around_mlp = Branch(config, names.before_mlp, names.after_mlp, ops, dtype=dtype, device=device)
         experts = config.traits.experts
         is_sparse = experts is not None and experts.is_sparse[layer_id]
-        self._mlp_name = experts.names.block if experts is not None and is_sparse else "mlp"
+        self._mlp_name = experts.names.block if experts is not None and is_sparse else config.traits.mlp_name
         self.mlp: GatedMLP | SparseMLP = (
             SparseMLP(config, experts, ops, dtype=dtype, device=device)
             if experts is not None and is_sparse
-            else GatedMLP(config, ops, dtype=dtype, device=device)
+            else GatedMLP(config, ops, dtype=dtype, device=device, size=config.traits.dense_size)
         )
 
     def __call__(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..model_config import Choice, DecoderTraits, ExpertNames, ExpertTraits, LatentTraits
+from .mistral import position_scale
 from .traits import expert_count, full_attention
 
 SHARED = "shared_experts"
@@ -52,8 +53,6 @@ def glm4_moe_lite_traits(raw: Mapping[str, Any]) -> DecoderTraits:
 
 
 def mistral4_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    rope = raw.get("rope_parameters") or {}
-    beta, length = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
     return _latent_traits(
         raw,
         _experts(
@@ -62,7 +61,7 @@ def mistral4_traits(raw: Mapping[str, Any]) -> DecoderTraits:
             routes_in_float32=False,
             names=ExpertNames(shared=SHARED, packed=("experts.gate_up_proj", "experts.down_proj")),
         ),
-        position_scale=(float(beta), int(length)) if beta and length else None,
+        position_scale=position_scale(raw),
     )
 
 

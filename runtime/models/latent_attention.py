@@ -84,7 +84,7 @@ class LatentAttention:
         self._rotary_order = head_order(
             config.ropes[layer_id], latent.rotary_size, is_interleaved=traits.is_interleaved
         )
-        self._position_scale = config.position_scale
+        self._position_scale = config.position_scale(layer_id)
         self._rotary = rotary
         self._ops = ops
 
@@ -104,7 +104,7 @@ class LatentAttention:
         queries[..., : sizes.latent_size] = torch.bmm(plain.transpose(0, 1), to_latent).transpose(0, 1)
         queries[..., sizes.latent_size :] = apply_rotary(rotated, rows)
         if self._position_scale is not None:
-            queries = scaled_by_position(queries, inputs.positions, *self._position_scale)
+            queries = scaled_by_position(queries, inputs.positions, self._position_scale)
         if inputs.arrivals is not None:  # as late as can be: all of the layer so far went beside the copy
             inputs.arrivals.wait_layer(layer)
         kept = torch.cat(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..model_config import DecoderTraits
+from ..model_config import DecoderTraits, PositionScale
 from .traits import layer_kinds, one_window, windows_of
 
 
@@ -22,9 +22,11 @@ def ministral_traits(raw: Mapping[str, Any]) -> DecoderTraits:
 
 
 def ministral3_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    return DecoderTraits(layer_windows=one_window(raw), position_scale=position_scale(raw))
+
+
+def position_scale(raw: Mapping[str, Any]) -> PositionScale | None:
+    """That of Ministral 3 and Mistral 4, which is part of the rotary embedding's parameters."""
     rope = raw.get("rope_parameters") or {}
     beta, length = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
-    return DecoderTraits(
-        layer_windows=one_window(raw),
-        position_scale=(float(beta), int(length)) if beta and length else None,
-    )
+    return PositionScale(beta=float(beta), length=int(length)) if beta and length else None

@@ -14,6 +14,7 @@ from .glm import glm4_moe_traits, glm4_traits, glm_traits
 from .gpt_oss import gpt_oss_traits
 from .granite import granite_moe_traits, granite_traits
 from .llama import llama_traits
+from .llama4 import llama4_traits
 from .mistral import ministral3_traits, ministral_traits, mistral_traits
 from .mixtral import mixtral_traits
 from .olmo import olmo2_traits, olmo3_traits
@@ -41,6 +42,7 @@ ARCHITECTURES: dict[str, TraitsReader] = {
     "GptOssForCausalLM": gpt_oss_traits,
     "GraniteForCausalLM": granite_traits,
     "GraniteMoeForCausalLM": granite_moe_traits,
+    "Llama4ForCausalLM": llama4_traits,
     "LlamaForCausalLM": llama_traits,
     "Ministral3ForCausalLM": ministral3_traits,
     "MinistralForCausalLM": ministral_traits,

@@ -52,6 +52,14 @@ def test_caps_sinks_and_value_widths(lengths, window, kind):
     Scene(lengths, window=window, heads=6, kv_heads=2, **kind).check()
 
 
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("chunk", [1, 8, 20, 64])
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES.keys())
+def test_chunks(lengths, chunk, window):
+    """Llama 4: nothing of an earlier chunk is seen."""
+    Scene(lengths, chunk=chunk, window=window).check()
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES.keys())
 def test_values_in_keys(lengths, page_size):
@@ -133,6 +141,13 @@ def test_prefix_is_shared_in_batch_with_extends(attended):
 @pytest.mark.parametrize(("window", "expected"), [(60, [3]), (51, [3]), (50, []), (7, [])])
 def test_window_cutting_prefix_disables_sharing(attended, window, expected):
     Scene([(50, 1)] * 3 + [(9, 1)], window=window, shared=(SharedPrefix(0, 3, 40),)).check()
+    assert attended == expected
+
+
+@pytest.mark.parametrize(("chunk", "expected"), [(51, [3]), (50, []), (32, [])])
+def test_chunk_border_in_prefix_disables_sharing(attended, chunk, expected):
+    """Position 50 is in the first chunk, or alone in the second."""
+    Scene([(50, 1)] * 3 + [(9, 1)], chunk=chunk, shared=(SharedPrefix(0, 3, 40),)).check()
     assert attended == expected
 
 

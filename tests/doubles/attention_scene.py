@@ -35,6 +35,7 @@ class Scene:
         value_dim=0,
         logit_cap: float | None = None,
         has_sinks=False,
+        chunk: int | None = None,
         values_in_keys=False,
         dtype=torch.float32,
     ):
@@ -43,7 +44,7 @@ class Scene:
         self.seed = seed
         scale = head_dim**-0.5
         self.spec = AttentionSpec(
-            0, heads, kv_heads, head_dim, scale, window, value_dim, logit_cap, has_sinks, values_in_keys
+            0, heads, kv_heads, head_dim, scale, window, value_dim, logit_cap, has_sinks, chunk, values_in_keys
         )
         self.prefix_lens = np.array([prefix for prefix, _ in lengths], dtype=np.int32)
         self.extend_lens = np.array([new for _, new in lengths], dtype=np.int32)
@@ -110,10 +111,10 @@ class Scene:
     def expected(self) -> torch.Tensor:
         """One query at a time, in float64."""
         group, rows, token = self.spec.num_heads // self.spec.num_kv_heads, [], 0
-        window = self.spec.sliding_window or 10**9
+        window, chunk = self.spec.sliding_window or 10**9, self.spec.chunk or 10**9
         for k, v, prefix, new in zip(self.k, self.v, self.prefix_lens, self.extend_lens, strict=True):
             for position in range(int(prefix), int(prefix + new)):
-                low = max(0, position - window + 1)
+                low = max(0, position - window + 1, position // chunk * chunk)
                 seen_k = k[low : position + 1].double().repeat_interleave(group, dim=1)
                 seen_v = v[low : position + 1].double().repeat_interleave(group, dim=1)
                 scores = torch.einsum("hd,nhd->hn", self.q[token].double(), seen_k) * self.spec.scale

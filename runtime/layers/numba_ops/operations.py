@@ -145,9 +145,17 @@ class RotateAndStore:
     """See ops.RotateAndStoreOp. q stays where it was in qkv."""
 
     def __init__(self, team: Team, shape: OpShape, kind: str) -> None:
+        self._team = team
         self._heads, self._head_dim = shape.num_heads, shape.head_dim
-        sizes = shape.head_dim, shape.num_heads, shape.num_kv_heads, kind
-        self._kernel = _Kernel(team, rotate_kernel(*sizes, norms=shape.qk_norm))
+        self._sizes = shape.head_dim, shape.num_heads, shape.num_kv_heads, kind
+        self._kernels: dict[bool, _Kernel] = {}
+        self._kernel(norms=shape.qk_norm)
+
+    def _kernel(self, *, norms: bool) -> _Kernel:
+        """Layers may differ in this (Llama 4): what they need is compiled when the first of them is computed."""
+        if norms not in self._kernels:
+            self._kernels[norms] = _Kernel(self._team, rotate_kernel(*self._sizes, norms=norms))
+        return self._kernels[norms]
 
     def __call__(
         self,
@@ -160,9 +168,10 @@ class RotateAndStore:
         norm_weight: torch.Tensor | None,
         eps: float,
     ) -> torch.Tensor:
-        a = self._kernel.arguments
+        kernel = self._kernel(norms=norm_weight is not None)
+        a = kernel.arguments
         a[X], a[POSITIONS], a[SLOTS] = qkv.data_ptr(), positions.data_ptr(), slots.data_ptr()
         a[ANGLES], a[KEYS], a[VALUES] = rotary_table.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr()
         a[WEIGHT] = 0 if norm_weight is None else norm_weight.data_ptr()
-        self._kernel.run(len(qkv), qkv.numel(), eps)
+        kernel.run(len(qkv), qkv.numel(), eps)
         return qkv[:, : self._heads * self._head_dim].unflatten(1, (self._heads, self._head_dim))

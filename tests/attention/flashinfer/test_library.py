@@ -120,6 +120,7 @@ def test_fa3_is_not_used_on_ampere(fake, monkeypatch):
     [
         ({"dtype": torch.float32}, "half precision, not float32; use --dtype bfloat16"),
         ({"specs": [SPEC, dataclasses.replace(SPEC, layer_id=1, has_sinks=True)]}, "layers with sinks by torch"),
+        ({"specs": [dataclasses.replace(SPEC, chunk=32)]}, r"attends in chunks \(Llama 4\) by torch"),
         ({"specs": [dataclasses.replace(SPEC, value_dim=32)]}, "values of 32 numbers beside keys of"),
         ({"specs": [dataclasses.replace(SPEC, head_dim=96)]}, "heads of 64, 128, 256, this model's have 96"),
     ],

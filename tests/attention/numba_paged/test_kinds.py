@@ -86,6 +86,17 @@ def test_whole_blocks(dtype: torch.dtype, value_dim: int) -> None:
     check(Scene(BEAMS, shared=(SharedPrefix(1, 5, 60),), head_dim=64, value_dim=value_dim, dtype=dtype, **WIDE))
 
 
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("chunk", [1, 20, 64, 130])
+def test_chunks(chunk: int, window: int | None) -> None:
+    """Llama 4: nothing of an earlier chunk is seen."""
+    for lengths in (DECODE, MIXED):
+        check(Scene(lengths, chunk=chunk, window=window, heads=6, kv_heads=2, page_size=4))
+    check(Scene(MIXED, chunk=chunk, window=window, heads=6, kv_heads=2), longest_extend=3)
+    check(Scene(BEAMS, chunk=chunk, window=window, heads=6, kv_heads=2, shared=(SharedPrefix(1, 5, 60),)))
+    check(Scene([(0, 200), (37, 90)], chunk=chunk, window=window, head_dim=64, heads=6, kv_heads=2))
+
+
 @pytest.mark.parametrize("heads", [1, 6, 7, 16, 128])
 @pytest.mark.parametrize("case", ["decode", "mixed", "beams"])
 def test_values_in_keys(case: str, heads: int) -> None:

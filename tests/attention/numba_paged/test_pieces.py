@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.attention.backend import AttentionBatch, SharedPrefix
+from baton.attention.backend import AttentionBatch, Reach, SharedPrefix
 from baton.attention.numba_paged import pieces
 from baton.attention.numba_paged.pieces import Work, cut
 
@@ -41,15 +41,14 @@ def seen_by(work: Work, head: int) -> dict[int, list[int]]:
     return found
 
 
-def check(
-    work: Work, batch: AttentionBatch, members: np.ndarray, window: int | None, kv_heads: int, parts: int = 1
-) -> None:
+def check(work: Work, batch: AttentionBatch, members: np.ndarray, reach: Reach, kv_heads: int, parts: int = 1) -> None:
     expected: dict[int, list[int]] = {}
     token = 0
     for member, prefix, new in zip(members.tolist(), batch.prefix_lens.tolist(), batch.extend_lens.tolist()):
         for position in range(prefix, prefix + new):
             if member:
-                low = 0 if window is None else max(0, position - window + 1)
+                low = 0 if reach.window is None else max(0, position - reach.window + 1)
+                low = low if reach.chunk is None else max(low, position - position % reach.chunk)
                 expected |= {token + part: list(range(low, position + 1)) for part in range(parts)}
             token += parts
     for head in range(kv_heads):
@@ -81,7 +80,7 @@ def test_each_key_belongs_to_exactly_one_piece(data: Any) -> None:
     members = np.array([data.draw(st.booleans()) for _ in lengths], dtype=bool)
     for group in shared:
         members[group.first : group.first + group.count] = True
-    window = data.draw(st.sampled_from([None, 1, 16, 100]))
+    reach = Reach(*(data.draw(st.sampled_from([None, 1, 16, 100])) for _ in range(2)))
     kv_heads, threads = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "LEAST_WORK", data.draw(st.sampled_from([1, 50, 10_000])))
@@ -89,7 +88,7 @@ def test_each_key_belongs_to_exactly_one_piece(data: Any) -> None:
         patch.setattr(pieces, "TOKENS_AT_ONCE", data.draw(st.sampled_from([1, 7, 64])))
         batch = step(lengths, shared)
         parts = data.draw(st.sampled_from([1, 1, 2, 5]))
-        check(cut(batch, members, shared, window, kv_heads, threads, parts), batch, members, window, kv_heads, parts)
+        check(cut(batch, members, shared, reach, kv_heads, threads, parts), batch, members, reach, kv_heads, parts)
 
 
 def work_of(work: Work) -> list[int]:
@@ -104,17 +103,17 @@ def work_of(work: Work) -> list[int]:
     "lengths", [[(4000, 1)], [(1000, 1)] * 32, [(4000, 1), *[(10, 1)] * 60], [(3000, 30)]], ids=str
 )
 def test_work_per_piece_is_bounded(lengths: list[tuple[int, int]], threads: int) -> None:
-    work = cut(step(lengths), np.ones(len(lengths), dtype=bool), [], None, 4, threads)
+    work = cut(step(lengths), np.ones(len(lengths), dtype=bool), [], Reach(), 4, threads)
     most = max(work_of(work))
     least = max(3 * pieces.LEAST_WORK, pieces.PART_KEYS * max(new for _, new in lengths))
     assert most <= max(2.5 * work.cost / (threads * pieces.PIECES_PER_THREAD), least)
 
 
 def test_small_steps_are_cut_into_few_pieces() -> None:
-    work = cut(step([(20, 1)] * 64), np.ones(64, dtype=bool), [], None, 2, 8)
+    work = cut(step([(20, 1)] * 64), np.ones(64, dtype=bool), [], Reach(), 2, 8)
     assert len(work.pieces) <= 2 * (64 * 37 // pieces.LEAST_WORK + 1) and not len(work.groups)
 
 
 def test_single_thread_needs_no_partial_results() -> None:
-    work = cut(step([(3000, 1), (2000, 5)]), np.ones(2, dtype=bool), [], None, 2, 1)
+    work = cut(step([(3000, 1), (2000, 5)]), np.ones(2, dtype=bool), [], Reach(), 2, 1)
     assert len(work.pieces) == 4 and work.partial_tokens == 0

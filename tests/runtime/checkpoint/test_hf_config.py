@@ -184,6 +184,34 @@ def test_yarn_sharpens_latent_attention():
             assert parse(V2 | {key: yarn | changes}).traits.attention_scale == 0.25
 
 
+LLAMA4: dict[str, Any] = {
+    "architectures": ["Llama4ForCausalLM"],
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 32,
+}
+
+
+def test_layers_of_llama4():
+    """By intervals and by lists."""
+    traits = parse(LLAMA4 | {"interleave_moe_layer_step": 2, "no_rope_layers": []}).traits
+    assert traits.layer_chunks == (32, 32, 32, None) and traits.rotates == (True, True, True, False)
+    assert traits.experts is not None and traits.experts.is_sparse == (False, True, False, True)
+    lists = {"no_rope_layers": [0, 1, 1, 1], "moe_layers": [0], "layer_types": ["full_attention"] * 4}
+    traits = parse(LLAMA4 | lists).traits
+    assert traits.layer_chunks == (None,) * 4 and traits.rotates == (False, True, True, True)
+    assert traits.experts is not None and traits.experts.is_sparse == (True, False, False, False)
+
+
+def test_positions_scale_queries_where_they_can():
+    """Only layers without rotation, and only if a position reaches the length."""
+    scales = {length: parse(LLAMA4 | {"floor_scale": length}) for length in (256, 257)}
+    assert [scales[256].position_scale(layer) is None for layer in range(4)] == [True, True, True, False]
+    assert scales[257].position_scale(3) is None
+    assert parse(LLAMA4 | {"floor_scale": 8, "attn_temperature_tuning": False}).position_scale(3) is None
+
+
 def test_experts_of_deepseek():
     def experts(changes: dict[str, Any]) -> ExpertTraits:
         found = parse(changes | {"n_group": 4, "topk_group": 2}).traits.experts

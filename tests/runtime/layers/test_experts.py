@@ -91,6 +91,22 @@ def test_the_best_group_may_be_that_of_the_best_expert():
     assert set(route(logits, num_groups=3, top_groups=1, group_best=1)) == {0, 1}
 
 
+def test_gates_are_sigmoids_of_the_largest_logits():
+    """Also where the sigmoids of two are equal in float32, and the logits are not."""
+    assert route([0.0, 2.0, 1.0], choice=Choice.GATES) == pytest.approx(
+        {1: float(torch.tensor(2.0).sigmoid()), 2: float(torch.tensor(1.0).sigmoid())}
+    )
+    assert set(route([40.0, 41.0, 42.0], choice=Choice.GATES)) == {1, 2}
+
+
+def test_gated_experts_read_a_scaled_input():
+    plain, gated = make_experts(), make_experts(dataclasses.replace(TRAITS, choice=Choice.GATES))
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(1))
+    chosen, weights = torch.tensor([[0, 7], [3, 1]]), torch.tensor([[0.5, 0.25], [0.1, 0.9]])
+    parts = [plain(x * weights[:, [place]], chosen[:, [place]], torch.ones(2, 1)) for place in range(chosen.shape[1])]
+    torch.testing.assert_close(gated(x, chosen, weights), parts[0] + parts[1], atol=1e-4, rtol=1e-4)
+
+
 def test_weights_are_scaled_after_they_are_renormalised():
     assert sum(route([1.0, 2.0, 3.0], choice=Choice.SIGMOID, weight_scale=2.5).values()) == pytest.approx(2.5)
 

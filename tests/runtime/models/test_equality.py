@@ -104,7 +104,7 @@ def test_greedy_output_equals_transformers_generate(model):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "gemma3", "granite", "olmo2", "glm4", "gpt_oss", "glm4_moe", "deepseek_v3"]
+    "name", ["llama", "qwen3", "gemma3", "granite", "olmo2", "glm4", "gpt_oss", "glm4_moe", "deepseek_v3", "llama4"]
 )
 def test_half_precision_is_as_close_to_float32_as_the_reference(name, dtype, tmp_path):
     """Half precision has no exact answer: our error against float32 may be at most twice transformers' own."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -32,6 +34,17 @@ def test_numba_ops_match_torch(shape: OpShape, tokens: int, dtype: torch.dtype) 
     for name, op in load(shape, dtype, Team()).items():
         for found, expected in zip(trial.found(name, op, CPU), trial.expected(name), strict=True):
             assert torch.allclose(found, expected, atol=allowed, rtol=allowed), name
+
+
+@pytest.mark.parametrize("compiled_for", [False, True])
+def test_layers_with_and_without_norms_share_an_operation(compiled_for: bool) -> None:
+    """Llama 4 norms q and k where it rotates them."""
+    op = load(replace(USUAL, qk_norm=compiled_for), FLOAT, Team())["rotate_and_store"]
+    for norms in (True, False, True):
+        trial = Trial(replace(USUAL, qk_norm=norms), 5, FLOAT)
+        found, expected = trial.found("rotate_and_store", op, CPU), trial.expected("rotate_and_store")
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 @settings(max_examples=3, deadline=None)  # each compiles all operations
