@@ -12,7 +12,16 @@ from ..runtime.kv_events.endpoints import refusal
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.policies.registry import PINNING
 from .chat.prefix_rules import PrefixRuleError, read_rules
-from .server_config import SECRETS, ChatConfig, ServerArgs, ServerConfig, UsageError, flag_name, named_files
+from .server_config import (
+    SECRETS,
+    ChatConfig,
+    ServerArgs,
+    ServerConfig,
+    UsageError,
+    flag_name,
+    named_adapters,
+    named_files,
+)
 
 
 def refuse_contradictions(args: ServerArgs) -> None:
@@ -137,7 +146,7 @@ def _check_server(server: ServerConfig) -> None:
         not server.ssl_keyfile or bool(server.ssl_certfile), "--ssl-keyfile is given without --ssl-certfile; add that"
     )
     _at_least(server, 1, ("max_prompts_per_request", "max_body_mb", "max_connections"))
-    _at_least(server, 0, ("max_item_tries", "max_item_trie_mb", "drain_timeout"))
+    _at_least(server, 0, ("max_item_tries", "max_item_trie_mb", "max_loaded_loras", "drain_timeout"))
     for name in ("ready_timeout", "watchdog_timeout", "header_timeout", "body_timeout", "keep_alive_timeout"):
         value = getattr(server, name)
         _need(value > 0, f"{flag_name(name)} is {value}; use a positive number of seconds")
@@ -146,3 +155,12 @@ def _check_server(server: ServerConfig) -> None:
         f"--watchdog-timeout is {server.watchdog_timeout}; the worker reports once a second, use more than 2",
     )
     named_files(server.item_trie)
+    adapters = named_adapters(server.lora_paths)
+    _need(
+        not server.max_loaded_loras or len(adapters) <= server.max_loaded_loras,
+        f"--lora-paths names {len(adapters)} adapters, more than --max-loaded-loras {server.max_loaded_loras}",
+    )
+    _need(
+        server.served_model_name not in adapters,
+        f"--lora-paths names an adapter {server.served_model_name!r}, as --served-model-name names the model",
+    )

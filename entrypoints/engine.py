@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -156,6 +157,28 @@ class Engine:
         """`list_item_tries` for asyncio."""
         return await self._threads.await_on_loop(self._manager.control.list_item_tries())
 
+    # -- adapters --------------------------------------------------------------------------------------------------
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str | Path) -> None:
+        """Load the LoRA adapter in the folder ``lora_path``, for ``generate(…, lora_path=lora_name)``."""
+        self._threads.run(self._load_adapter(lora_name, lora_path))
+
+    async def async_load_lora_adapter(self, lora_name: str, lora_path: str | Path) -> None:
+        """`load_lora_adapter` for asyncio."""
+        await self._threads.await_on_loop(self._load_adapter(lora_name, lora_path))
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Unload an adapter; open requests keep it."""
+        self._threads.run(self._manager.control.unload_adapter(typed(lora_name, str, "lora_name")))
+
+    async def async_unload_lora_adapter(self, lora_name: str) -> None:
+        """`unload_lora_adapter` for asyncio."""
+        await self._threads.await_on_loop(self._manager.control.unload_adapter(typed(lora_name, str, "lora_name")))
+
+    def list_lora_adapters(self) -> list[dict]:
+        """The name, path, rank, num_modules and num_bytes of each adapter."""
+        return [dict(adapter) for adapter in self._manager.control.adapters.described]
+
     # -- the rest of the API ---------------------------------------------------------------------------------------
 
     def flush_cache(self) -> None:
@@ -260,6 +283,9 @@ class Engine:
 
     async def _load_item_trie(self, name: str, items: str | Path | np.ndarray) -> None:
         await self._manager.control.load_item_trie(typed(name, str, "name"), await build_item_trie(items))
+
+    async def _load_adapter(self, name: str, folder: str | Path) -> None:
+        await self._manager.control.load_adapter(typed(name, str, "lora_name"), os.fspath(folder))
 
     async def _abort(self, rid: str | None) -> list[str]:
         return self._manager.abort_requests(SOLE_CLIENT, None if rid is None else read_rid(rid, "rid"))

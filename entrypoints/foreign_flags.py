@@ -39,14 +39,16 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """about: why it changes nothing. only: the values for which that is so; () for a flag that stands alone."""
+    """about: why it changes nothing. only: the values for which that is so; () for a flag that stands alone, or for any
+    value, where it takes one."""
 
     about: str
     only: tuple[str, ...] = ()
+    takes_any: bool = False
 
     @property
     def takes_value(self) -> bool:
-        return bool(self.only)
+        return self.takes_any or bool(self.only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def _one_origin(value: Any) -> Any:
 _ONE_DEVICE = "one server runs one model on one device; tensor, pipeline and data parallelism are not supported yet"
 _STEP_TOKENS = "new prompt tokens of a step; tokens of running requests are not counted"
 _WHOLE_MODEL = "the whole model is on one device, which --device selects"
-_NO_LORA = "adapters are not supported yet; merge the adapter into the weights"
+_ALL_LORAS = "every loaded adapter stays on the device, and any number of them may be in one step"
 _NO_REMOTE = "the model's folder must be on this machine"
 _LOGGED = "prompts and answers are never logged; --record-requests FILE keeps token ids"
 
@@ -112,9 +114,14 @@ FOREIGN: dict[str, Foreign] = {
     "hf_token": Refused("set HF_TOKEN in the environment"),
     "runner": NoEffect("models generate text here", ("auto", "generate")),
     "is_embedding": Refused("embeddings are not supported yet"),
-    "enable_lora": Refused(_NO_LORA),
-    "lora_paths": Refused(_NO_LORA),
-    "lora_modules": Refused(_NO_LORA),
+    "enable_lora": NoEffect("adapters can always be loaded, with --lora-paths or POST /load_lora_adapter"),
+    "lora_modules": Alias("lora_paths"),
+    "max_loras_per_batch": NoEffect(_ALL_LORAS, takes_any=True),
+    "max_loras": NoEffect(_ALL_LORAS, takes_any=True),
+    "max_cpu_loras": Alias("max_loaded_loras"),
+    "max_lora_rank": NoEffect("adapters of any rank are served", takes_any=True),
+    "lora_target_modules": Refused("every linear layer of attention and MLPs may be a target; leave it out"),
+    "lora_backend": NoEffect("there is one implementation", takes_any=True),
     "cpu_offload_gb": NoEffect("no weights are offloaded", ("0", "0.0")),
     "enable_torch_compile": Refused("steps are recorded instead, on a GPU and on a CPU; leave it out"),
     "sampling_backend": Refused("the fastest backend that works is chosen at the start; leave it out"),
@@ -301,7 +308,7 @@ def _translate_one(name: str, value: Any, result: Translation) -> None:
         case NoEffect():
             if known.only and str(value).lower() not in known.only:
                 raise UsageError(f"{flag} is {value}; only {' or '.join(known.only)} is supported: {known.about}")
-            if not known.only and value is not True:
+            if not known.takes_value and value is not True:
                 raise UsageError(f"{flag} takes no value, and has no effect: {known.about}")
             result.notes.append(f"{flag} has no effect: {known.about}")
         case Refused():
@@ -415,10 +422,10 @@ _SGLANG = """
     language_model_only language_only limit_mm_data_per_request linear_attn_backend linear_attn_decode_backend
     linear_attn_prefill_backend linear_attn_verify_backend linear_replayssm_cache_len lmcache_config_file
     load_balance_method load_publish_endpoint load_snapshot_publish_interval log_requests_format log_requests_level
-    log_requests_target lora_backend lora_drain_wait_threshold lora_eviction_policy lora_strict_loading
-    lora_target_modules lora_use_virtual_experts mamba_backend mamba_cache_philox_rounds mamba_full_memory_ratio
+    log_requests_target lora_drain_wait_threshold lora_eviction_policy lora_strict_loading
+    lora_use_virtual_experts mamba_backend mamba_cache_philox_rounds mamba_full_memory_ratio
     mamba_max_states_per_path mamba_radix_cache_strategy mamba_ssm_dtype mamba_track_interval max_ep_size
-    max_loaded_loras max_lora_chunk_size max_lora_rank max_loras_per_batch max_mamba_cache_size
+    max_lora_chunk_size max_mamba_cache_size
     media_url_max_file_size_mb min_free_slots_delay mlx_enable_sampling mm_attention_backend mm_enable_dp_encoder
     mm_feature_transport mm_global_cache_backend mm_io_worker_num mm_preprocess_cache_size_mb mm_process_config
     mm_processor_worker_num model_checksum model_config_parser model_loader_extra_config modelexpress_config
@@ -494,10 +501,10 @@ _VLLM = """
     jit_monitor_mode jit_monitor_verbose kda_decode_backend kda_prefill_backend kernel_config
     kv_cache_dtype_skip_layers kv_cache_metrics kv_cache_metrics_sample kv_sharing_fast_prefill language_model_only
     limit_mm_per_prompt log_config_file log_error_stack logging_config logits_processors logprobs_mode
-    long_prefill_token_threshold long_prefill_token_threshold_adaptive lora_dtype lora_target_modules mamba_backend
+    long_prefill_token_threshold long_prefill_token_threshold_adaptive lora_dtype mamba_backend
     mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_cache_philox_rounds mamba_ssm_cache_dtype
-    mamba_ssu_algorithm master_addr master_port max_cpu_loras max_log_len max_lora_cls_labels max_lora_rank
-    max_loras max_num_active_seqs max_num_queued_tokens max_num_scheduled_tokens max_parallel_loading_workers
+    mamba_ssu_algorithm master_addr master_port max_log_len max_lora_cls_labels
+    max_num_active_seqs max_num_queued_tokens max_num_scheduled_tokens max_parallel_loading_workers
     media_io_kwargs middleware mm_device_do_normalize mm_encoder_attn_backend mm_encoder_attn_dtype
     mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_only
     mm_encoder_tp_mode mm_hasher_algorithm mm_ipc_gpu_memory_gb mm_processor_cache_gb mm_processor_cache_type

@@ -19,6 +19,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import setproctitle
@@ -31,6 +32,7 @@ from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folde
 from ..runtime.clients import SOLE_CLIENT
 from ..runtime.launcher.child_process import configure_logging, dump_stacks_on_signal
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
+from ..runtime.lora.adapter_config import read_adapter_config
 from ..runtime.metrics import ServerMetrics
 from ..runtime.prompt import Prompt
 from ..runtime.recording.recorder import RecordingError, open_recorder
@@ -105,6 +107,8 @@ async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_com
         if worker_command == WORKER_MODULE:
             folder = resolve_model_folder(args.model.model_path)
             check_folder(folder, args.model, context_length=args.scheduler.context_length)
+            for adapter in args.worker_config.adapters.values():
+                read_adapter_config(Path(adapter))
         metrics = ServerMetrics(args.served_model_name)
         recorder = open_recorder(args.recording, metrics)
     except (ModelLoadError, TokenizerError, ChatSetupError, RecordingError) as error:

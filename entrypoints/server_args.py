@@ -126,6 +126,10 @@ def _refuse_empty_keys(given: Mapping[str, Any]) -> None:
             raise UsageError(f"{flag_name(name)} is empty; a server without a key is one without the flag")
 
 
+_SYNONYMS = {"--lora-modules": "--lora-paths"}
+"""Flags of other servers that take several values, as ours do."""
+
+
 def own_flags(argv: list[str], own: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
     """A command line with Baton's flags in place of other servers', and what the log should say of these. Raises
     UsageError."""
@@ -135,6 +139,9 @@ def own_flags(argv: list[str], own: Collection[str]) -> tuple[list[str], tuple[s
     for token in tokens:
         flag, equals, value = SHORT.get(token, token).partition("=")
         name = flag.removeprefix("--").replace("-", "_")
+        if flag in _SYNONYMS:
+            passed_on.append(f"{_SYNONYMS[flag]}{equals}{value}")
+            continue
         is_flag = flag.startswith("--") or token in SHORT
         if not is_flag or not (name in OTHER_VALUES or is_foreign(name, own)):
             passed_on.append(token)
@@ -197,6 +204,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+_SEVERAL_VALUES = ("lora_paths",)
+"""Flags that take several values at once, as SGLang's does."""
+
+
 def _flag_options(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
     shown = "" if field.default is False or field.default in ("", (), None) else f" (default: {field.default})"
     options: dict[str, Any] = {"dest": field.name, "help": (field.metadata["help"] + shown).replace("%", "%%")}
@@ -205,6 +216,8 @@ def _flag_options(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
         action = "store_true" if field.default is False else argparse.BooleanOptionalAction
         return options | {"action": action}
     if kind == tuple[str, ...]:
+        if field.name in _SEVERAL_VALUES:
+            return options | {"action": "extend", "nargs": "+", "metavar": "NAME=FOLDER"}
         return options | {"action": "append", "metavar": "KEY" if field.name in SECRETS else "NAME=FILE"}
     if choices := _choices(field, kind):
         return options | {"choices": choices, "metavar": "{" + ",".join(choices) + "}"}
@@ -225,7 +238,9 @@ def _checked(field: dataclasses.Field, value: Any, kind: Any) -> Any:
             raise UsageError(f"{flag_name(name)} is {value!r}; use one of {', '.join(choices)}")
         return value
     if kind == tuple[str, ...]:
-        values = [value] if isinstance(value, str) else value
+        if isinstance(value, dict) and name in _SEVERAL_VALUES:  # as SGLang's Engine takes adapters
+            value = [f"{key}={item}" for key, item in value.items()]
+        values = [value] if isinstance(value, str) else value or ()
         if isinstance(values, list | tuple) and all(isinstance(item, str) for item in values):
             return tuple(values)
         raise UsageError(f"{flag_name(name)} is {value!r}; it takes a string or a list of strings")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..runtime.config import JobConfig, KVEventConfig, ModelArgs, RecordingConfig, TierConfig, WorkerConfig
 from ..runtime.constraints.item_tries import check_name
+from ..runtime.lora.adapter_config import AdapterError
+from ..runtime.lora.adapter_names import check_adapter_name
 from ..scheduler.config import SchedulerConfig, flag
 from ..scheduler.constraints.item_trie import ItemTrieError
 from .fields.ignored import UnknownFields
@@ -131,6 +134,12 @@ class ServerConfig:
     item_trie: tuple[str, ...] = flag((), "Item trie to load at start, as NAME=FILE.npy. May be repeated.")
     max_item_tries: int = flag(64, "Maximum number of loaded item tries.")
     max_item_trie_mb: int = flag(1024, "Maximum memory of all item tries together, in MiB.")
+    lora_paths: tuple[str, ...] = flag(
+        (),
+        "LoRA adapters to load at start, each as NAME=FOLDER, or as FOLDER, which is its name then. Requests name them "
+        "in model or lora_path.",
+    )
+    max_loaded_loras: int = flag(0, "Maximum number of loaded adapters. 0: any number.")
     dashboard: bool = flag(True, "Serve the live dashboard at /dashboard.")
     incremental_streaming_output: bool = flag(
         False, "Send only the new text in each event of a /generate stream, instead of the whole text so far."
@@ -190,6 +199,8 @@ class ServerArgs:
             jobs=self.jobs,
             kv_events=self.kv_events,
             item_tries=named_files(self.server.item_trie),
+            adapters=named_adapters(self.server.lora_paths),
+            max_adapters=self.server.max_loaded_loras,
             max_item_tries=self.server.max_item_tries,
             max_item_trie_bytes=self.server.max_item_trie_mb * 2**20,
             log_level=self.server.log_level,
@@ -215,3 +226,35 @@ def named_files(settings: tuple[str, ...]) -> dict[str, str]:
 
 def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
+
+
+def named_adapters(settings: tuple[str, ...]) -> dict[str, str]:
+    """NAME=FOLDER, or FOLDER alone, or the JSON objects of SGLang and vLLM -> name -> folder. Raises UsageError."""
+    folders: dict[str, str] = {}
+    for setting in settings:
+        name, folder = _adapter_setting(setting)
+        try:
+            check_adapter_name(name)
+        except AdapterError as error:
+            raise UsageError(f"--lora-paths {setting}: {error}; give it as NAME=FOLDER") from None
+        if folders.setdefault(name, folder) != folder:
+            raise UsageError(f"--lora-paths names {name!r} twice; give each adapter its own name")
+    return folders
+
+
+def _adapter_setting(setting: str) -> tuple[str, str]:
+    """(name, folder). Raises UsageError."""
+    if not setting.startswith("{"):
+        name, equals, folder = setting.partition("=")
+        if not name or (equals and not folder):
+            raise UsageError(f"--lora-paths is {setting!r}; it takes NAME=FOLDER")
+        return (name, folder) if equals else (setting.rstrip("/"), setting)
+    try:
+        given = json.loads(setting)
+        name = given.get("lora_name", given.get("name"))
+        folder = given.get("lora_path", given.get("path"))
+    except ValueError:
+        name = folder = None
+    if not isinstance(name, str) or not isinstance(folder, str):
+        raise UsageError(f"--lora-paths is {setting!r}; it takes NAME=FOLDER")
+    return name, folder

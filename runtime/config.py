@@ -180,6 +180,10 @@ class WorkerConfig:
     kv_events: KVEventConfig = field(default_factory=KVEventConfig)
     item_tries: dict[str, str] = field(default_factory=dict)
     """Item tries to load at start: name -> .npy file."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Adapters to load at start: name -> folder."""
+    max_adapters: int = 0
+    """Adapters at a time; 0 for any number."""
     max_item_tries: int = 64
     max_item_trie_bytes: int = 2**30
     """Memory of all item tries together."""

@@ -17,6 +17,8 @@ from ..scheduler.outcome import RequestRefused
 from .channels import Sender
 from .clients import Client, split_name
 from .constraints.item_tries import check_name, pack_trie
+from .lora.adapter_config import AdapterError
+from .lora.adapter_names import AdapterNames, check_adapter_name
 from .messages import (
     ControlReply,
     ControlRequest,
@@ -24,8 +26,10 @@ from .messages import (
     DescribeJobs,
     DescribeLeases,
     EndJob,
+    LoadAdapter,
     ReleaseRequest,
     ToWorker,
+    UnloadAdapter,
 )
 from .prompt import ModelLimits
 
@@ -81,6 +85,7 @@ class ControlClient:
         self._next_call_id = 0
         self.paused = False
         """True while the worker is to launch no steps."""
+        self.adapters = AdapterNames()
 
     # -- calls about a client's names ------------------------------------------------------------------------------
 
@@ -220,6 +225,28 @@ class ControlClient:
     async def list_item_tries(self, timeout_s: float = 10.0) -> list[dict]:
         """List the name, num_items, min_depth, max_depth and num_bytes of each trie."""
         return _payload(await self._ask_verb("item_tries", timeout_s))
+
+    async def load_adapter(self, name: str, path: str, timeout_s: float = 300.0) -> None:
+        """Load the adapter in a folder of the worker's machine and name it; requests may name it once this returns.
+        Raises RequestRefused for an invalid name, and for an adapter that cannot be served."""
+        try:
+            check_adapter_name(name)
+        except AdapterError as error:
+            raise RequestRefused(str(error), param="lora_name") from None
+        reply = await self._ask(
+            lambda call_id: LoadAdapter(call_id=call_id, name=name, path=path), "load_adapter", timeout_s
+        )
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), code="invalid_adapter", param="lora_path")
+        self.adapters.set_adapters(_payload(reply))
+
+    async def unload_adapter(self, name: str, timeout_s: float = 10.0) -> None:
+        """Take a name from its adapter; open requests keep it. Raises RequestRefused (404) if there is none of this
+        name."""
+        reply = await self._ask(lambda call_id: UnloadAdapter(call_id=call_id, name=name), "unload_adapter", timeout_s)
+        if not reply.ok:
+            raise RequestRefused(_reason(reply), code="adapter_not_found", param="lora_name")
+        self.adapters.set_adapters(_payload(reply))
 
     # -- calls of the manager --------------------------------------------------------------------------------------
 

@@ -30,16 +30,20 @@ from .job_records import JobRecords
 from .kv_events.publisher import KVEventPublisher
 from .kv_transfer.tier_io import BlocksEnded, TierIO
 from .live_reports.reporter import LiveReporter
+from .lora.adapter_config import AdapterError
+from .lora.adapters import Adapters
 from .messages import (
     AbortRequest,
     DescribeJobs,
     DescribeLeases,
     EndJob,
+    LoadAdapter,
     PrepareTurn,
     ReleaseRequest,
     RequestError,
     StepCalls,
     ToWorker,
+    UnloadAdapter,
     WalkTree,
     WatchRequests,
 )
@@ -99,6 +103,7 @@ class EventLoop:
         suffixes: ContinuationSuffixes,
         item_tries: ItemTries,
         grammars: Grammars,
+        adapters: Adapters,
         info: dict,
         profiler: StepProfiler,
         overlap: bool = False,
@@ -120,6 +125,9 @@ class EventLoop:
         self._suffixes = suffixes
         self._item_tries = item_tries
         self._grammars = grammars
+        self._adapters = adapters
+        self._info = info
+        scheduler.set_adapters(adapters.named_keys)
         self._control = Control(scheduler, item_tries, profiler, info, outbox)
         self._live_reports = LiveReporter(scheduler, outbox, clock)
         self._profiler = profiler
@@ -156,6 +164,8 @@ class EventLoop:
             self._next_heartbeat = now + HEARTBEAT_S
             self.run_contained(lambda: self.audit_pages(now), now)
             self.run_observer(lambda: self.send_heartbeat(now))
+            self.run_observer(self.drop_unused_adapters)
+        self.run_contained(self.end_adapter_loads, now)
         for message in messages:
             self.handle_message(message, now)
         self.run_contained(lambda: self.end_overdue_requests(now), now)
@@ -374,6 +384,10 @@ class EventLoop:
                 self._control.send_reply(call_id, self._scheduler.describe_leases(now, after, limit, client))
             case EndJob():
                 self.end_job(message, now)
+            case LoadAdapter():
+                self.load_adapter(message)
+            case UnloadAdapter():
+                self.unload_adapter(message)
             case WatchRequests() | WalkTree():
                 self._live_reports.handle_message(message, now)
             case _:
@@ -385,7 +399,8 @@ class EventLoop:
             if spec.continuation is not None:
                 own_ids = self._suffixes.complete_suffix(spec.continuation, spec.token_ids)
             constraint = resolve_constraint(spec.sampling, self._item_tries, self._grammars, spec.client)
-            requests = self._scheduler.add_request(spec, now, own_ids=own_ids, constraint=constraint)
+            adapter = self._adapters.key_of(spec.adapter)
+            requests = self._scheduler.add_request(spec, now, own_ids=own_ids, constraint=constraint, adapter=adapter)
         except RequestRefused as refusal:
             self.refuse_request(spec.rid, refusal, now)
             self.send_events(self._scheduler.take_events(), now)
@@ -409,6 +424,45 @@ class EventLoop:
             self.send_events(ended.events, now)
             given_up = {"aborted": ended.aborted_rids, "released_tokens": ended.released_tokens}
         self._control.send_reply(message.call_id, given_up)
+
+    # -- adapters ------------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, message: LoadAdapter) -> None:
+        """Begin to load an adapter; its client gets the reply when it is there."""
+        try:
+            self._adapters.begin_load(message)
+        except AdapterError as error:
+            self._control.send_reply(message.call_id, str(error), ok=False)
+
+    def end_adapter_loads(self) -> None:
+        """Let requests use the adapters that have been read."""
+        for call, error in self._adapters.take_loaded():
+            self.adapters_changed()
+            if error is None:
+                self._control.send_reply(call.call_id, self._adapters.describe())
+                continue
+            if not isinstance(error, AdapterError):
+                logger.error("adapter %s could not be loaded", call.name, exc_info=error)
+            shown = str(error) if isinstance(error, AdapterError) else f"{type(error).__name__}: {error}"
+            self._control.send_reply(call.call_id, shown, ok=False)
+
+    def unload_adapter(self, message: UnloadAdapter) -> None:
+        if not self._adapters.unload(message.name):
+            self._control.send_reply(message.call_id, f"there is no adapter {message.name!r}", ok=False)
+            return
+        self.adapters_changed()
+        self.drop_unused_adapters()
+        self._control.send_reply(message.call_id, self._adapters.describe())
+
+    def adapters_changed(self) -> None:
+        """Bring what depends on the names of adapters up to date."""
+        self._scheduler.set_adapters(self._adapters.named_keys)
+        self._info["adapters"] = self._adapters.describe()
+
+    def drop_unused_adapters(self) -> None:
+        """Free the weights of unloaded adapters once no live request uses them."""
+        if self._adapters.has_unnamed:
+            self._adapters.drop_unused(self._scheduler.adapters_in_use)
 
     def end_overdue_requests(self, now: float) -> None:
         """End the requests that are past --request-timeout."""

@@ -111,6 +111,22 @@ class DeleteItemTrie(Message, frozen=True):
     name: str
 
 
+class LoadAdapter(Message, frozen=True):
+    """Load the adapter in the folder ``path`` and name it; answered by a ControlReply, with a list of all adapters."""
+
+    call_id: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Take a name from its adapter; requests that use it continue. Answered by a ControlReply, with a list of the other
+    adapters."""
+
+    call_id: int
+    name: str
+
+
 class AbortRequest(Message, frozen=True):
     """End a request, or all of them when ``rid`` is None."""
 
@@ -309,6 +325,8 @@ ToWorker = (
     | ControlRequest
     | LoadItemTrie
     | DeleteItemTrie
+    | LoadAdapter
+    | UnloadAdapter
 )
 Watched = WatchReport | TreeRows
 FromWorker = TokenOutputs | RequestError | ControlReply | SchedulerStats | WorkerReady | Watched

@@ -119,7 +119,8 @@ class StepRunner:
         the device fills them in. prepared: called when there is nothing left to do but to compute."""
         self._open_and_close(batch)
         previous_ids = None if previous is None else previous.next_ids
-        step = StepInFlight(batch, self._runner.forward(batch, previous_ids, prepared))
+        adapters = self._sequences.adapters_of(batch.serials)
+        step = StepInFlight(batch, self._runner.forward(batch, previous_ids, prepared, adapters))
         if not batch.lacks_masks:
             step.sampled = self._sample_step(batch, step.forward, previous_ids)
         return step

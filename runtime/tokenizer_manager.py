@@ -303,6 +303,7 @@ class TokenizerManager:
             case WorkerReady():
                 self.live_reports.worker_started()
                 self.worker_info = msgspec.json.decode(message.info)
+                self.control.adapters.set_adapters(self.worker_info.get("adapters", []))
                 context, vocab = self.worker_info["context_length"], self.worker_info["vocab_size"]
                 self._availability.mark_ready(ModelLimits(context_length=context, vocab_size=vocab))
 

@@ -40,6 +40,7 @@ from .kv_events.publisher import KVEventPublisher, open_kv_events
 from .kv_transfer.block_io import BlockIO
 from .kv_transfer.tier_io import TierIO, is_finite, make_transfers
 from .launcher.child_process import WorkerProcess, run_child
+from .lora.adapters import Adapters, load_adapters
 from .messages import ToWorker, WorkerReady
 from .model_config import ServedConfig
 from .runner.cpu_threads import watch_cpu_threads
@@ -266,7 +267,7 @@ def warm_up(scheduler: Scheduler, step_runner: StepRunner, *, generates: bool = 
 
 def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> None:
     """Serve until ``stop`` is set. Raises ModelLoadError if the model cannot be served as asked, ItemTrieError for a
-    trie that cannot be loaded."""
+    trie that cannot be loaded, AdapterError for such an adapter."""
     inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
     outbox = Sender(endpoints.to_detokenizer)
     waker = Waker(endpoints.to_worker)
@@ -289,6 +290,9 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         )
         for name, trie in tries.items():
             item_tries.put(name, trie)
+        adapters = Adapters(worker.runner.adapters, config.max_adapters, waker.wake)
+        load_adapters(adapters, config.adapters)
+        info["adapters"] = adapters.describe()
         tier_io = connect_tiers(worker, waker.wake)
         warm_up(scheduler, step_runner, generates=info["pooling"]["head"] == "language")
         if trace is not None:
@@ -312,6 +316,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
             suffixes=suffixes,
             item_tries=item_tries,
             grammars=grammars,
+            adapters=adapters,
             info=info,
             profiler=profiler,
             overlap=info["overlap"],

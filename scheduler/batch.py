@@ -45,6 +45,8 @@ class SequenceInfo:
     """Token sequences that its output must not hold."""
     pooling: PoolingSpec | None = None
     """Set if its prompt is pooled."""
+    adapter: str = ""
+    """Key of the adapter that computes it; empty for none."""
 
 
 @dataclass(slots=True, frozen=True)

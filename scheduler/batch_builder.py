@@ -312,6 +312,7 @@ def _info(request: Request) -> SequenceInfo:
         prompt_ids=request.token_ids.view(0, request.prompt_len).copy() if counts_prompt else NO_IDS,
         banned=request.spec.banned,
         pooling=request.spec.pooling,
+        adapter=request.adapter,
     )
 
 

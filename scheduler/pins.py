@@ -22,8 +22,6 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from ..radix.discarding import retire
 from ..radix.lease import Lease, LeaseState, LeaseTable, LeaseTerms
 from .continuation.records import SampleRecord
@@ -37,7 +35,6 @@ from .jobs.returns import FIRST_TURNS, Returns, TurnKind
 from .policies.job_policies import MAX_PIN_S
 from .policies.policy import PolicyTools, SchedulePolicy
 from .request import Request
-from .request_spec import RequestSpec
 from .stats import JobStats
 from .token_buffer import unpack_ids
 
@@ -111,7 +108,7 @@ class PinManager:
         last steps, the latest first."""
         first, spec, steps = requests[0], requests[0].spec, []
         if spec.job_id is None:
-            job_id, turn = self._known_job(spec, first.own_ids)
+            job_id, turn = self._known_job(first)
             if turn is not None:
                 steps = [turn.name]
             if job_id is None or self._table.find_active(spec.namespace, job_id, now) is None:
@@ -122,8 +119,9 @@ class PinManager:
         steps += [(step.rid, step.index) for step in reversed(job.steps)] if job is not None else []
         return list(dict.fromkeys(steps))
 
-    def _known_job(self, spec: RequestSpec, ids: np.ndarray) -> tuple[str | None, FinishedTurn | None]:
-        """The job of a request that names none, and the finished turn that it extends. ids: int32 [n], its own."""
+    def _known_job(self, request: Request) -> tuple[str | None, FinishedTurn | None]:
+        """The job of a request that names none, and the finished turn that it extends."""
+        spec, ids = request.spec, request.own_ids
         if spec.continuation is not None:
             job = self._table.job_of_rid(spec.continuation.parent_rid)
             if job is not None and job.namespace == spec.namespace:
@@ -133,7 +131,7 @@ class PinManager:
             ids = unpack_ids(spec.continuation.fallback_ids)
         elif spec.predecessor is not None:
             return None, None  # its sender knows better what it extends
-        turn = self._turns.find_turn(spec.client, spec.namespace, ids)
+        turn = self._turns.find_turn(spec.client, request.namespace, ids)
         return (turn.job_id, turn) if turn is not None else (None, None)
 
     def _may_return(self, request: Request) -> bool:
@@ -186,7 +184,7 @@ class PinManager:
         job, spec = request.job, request.spec
         if job is None or job.is_over or spec.is_last_step or request.is_search or spec.retain_ttl == 0:
             return
-        step = FinishedStep(job, request.rid, request.index, now, request.committed_len)
+        step = _finished_step(job, request, request.index, now, request.committed_len)
         step.asked_until = now + request.retain_ttl
         ttl = self._policy.ttl(step, now)
         request.expected_until = now + ttl
@@ -221,7 +219,9 @@ class PinManager:
         self.trace.record_departure(job, request, now)
         for index, sample in samples.items():
             lease = sample.lease
-            ended = step or FinishedStep(job, request.rid, index, now, 0, asked_until=now + request.retain_ttl)
+            ended = step or _finished_step(job, request, index, now)
+            if step is None:
+                ended.asked_until = now + request.retain_ttl
             self._keep(ended, request, lease, now)
         if request.spec.is_last_step:
             job.is_over = True
@@ -537,6 +537,10 @@ class PinManager:
             self._leases.release(step.lease)
             if self._policy.retires_jobs and node is not None:
                 retire(self._cache, node, job.shared_tokens or 0)
+
+
+def _finished_step(job: Job, request: Request, index: int, now: float, tokens: int = 0) -> FinishedStep:
+    return FinishedStep(job, request.rid, index, now, tokens, namespace=request.namespace, adapter=request.adapter)
 
 
 class JobTrace:

@@ -54,10 +54,11 @@ CHUNK_TOKENS = 512
 STEP_SHARE, BURST_STEPS = 0.25, 64
 """Each step of requests pays for so many chunks; unused ones add up to the burst, with which a server starts."""
 
-Drop = Literal["returned", "lease", "memory", "learned", "replaced", "failed", "refused", "cleared"]
+Drop = Literal["returned", "lease", "memory", "learned", "replaced", "failed", "refused", "cleared", "adapter"]
 """Why a preparation ended before all of it was computed: the job sent its next request or has another one open; the
 turn's lease ended or cannot pass on; memory, for longer than its lease lasts; the client did not use earlier ones; a
-newer one came, or too many; its step failed; it can never fit; all requests were aborted, or the cache was flushed."""
+newer one came, or too many; its step failed; it can never fit; all requests were aborted, or the cache was flushed; the
+turn's adapter was unloaded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -179,6 +180,8 @@ class Preparations:
         self._has_failed = False
         """A chunk failed, and no step of a request has ended well since: the device may be at fault."""
         self._benefit = Benefit()
+        self.adapters: frozenset[str] = frozenset()
+        """Keys of the adapters that are loaded. Nothing is prepared for turns of others."""
         self._counts = _Counts()
         self._number = 0
 
@@ -270,7 +273,7 @@ class Preparations:
     def _form_chunk(self, preparation: Preparation, step_id: int, now: float) -> PlannedStep | None:
         """None if there is no memory now, or if the preparation was dropped."""
         memory, job, ids = self._memory, preparation.step.job, preparation.ids
-        cached = memory.cache.match_prefix(job.namespace, ids[:-1]).device_len
+        cached = memory.cache.match_prefix(preparation.step.namespace, ids[:-1]).device_len
         end = min(len(ids), cached + self._chunk_tokens)
         if end < len(ids):
             end -= end % memory.page_size
@@ -319,7 +322,7 @@ class Preparations:
             prepares=Predecessor(step.rid, step.index),
         )
         try:
-            (request,) = self._factory.make_requests(spec, now, preparation.ids[:end], None)
+            (request,) = self._factory.make_requests(spec, now, preparation.ids[:end], None, step.adapter)
             self._factory.set_prompt([request], request.token_ids)
         except RequestRefused:
             return None
@@ -367,14 +370,14 @@ class Preparations:
         preparation.leased_len = length
         preparation.step.tokens = lease.tokens
         step = preparation.step
-        self._continuations.record_prepared(step.rid, step.index, job.namespace, preparation.ids[:length])
+        self._continuations.record_prepared(step.rid, step.index, step.namespace, preparation.ids[:length])
         if length == len(preparation.ids):
             self._counts.completed += 1
             self._forget_pending(job)
 
     def _left_by(self, step: FinishedStep) -> np.ndarray:
         """int32 [n]: the tokens of a turn; none if it is off the record."""
-        sample = self._continuations.sample_of(step.rid, step.index, step.job.namespace)
+        sample = self._continuations.sample_of(step.rid, step.index, step.namespace)
         return sample.ids.view() if sample is not None else np.empty(0, dtype=np.int32)
 
     def drop_failed(self) -> None:
@@ -395,6 +398,8 @@ class Preparations:
             return "returned"
         if lease is None or lease.state is not LeaseState.GRANTED:
             return "lease"
+        if step.adapter and step.adapter not in self.adapters:
+            return "adapter"
         return None
 
     def _settle_begun(self) -> None:

@@ -116,6 +116,7 @@ class Request:
     """One sequence. ``index`` numbers the samples of a request with n > 1."""
 
     __slots__ = (
+        "adapter",
         "arrival",
         "asked_ttl",
         "awaits_constraint",
@@ -173,14 +174,19 @@ class Request:
         serial: int,
         own_ids: np.ndarray | None = None,
         constraint: Constraint | None = None,
+        adapter: str = "",
         default_retain_ttl: float = 0.0,
         max_retain_ttl: float = math.inf,
     ) -> None:
-        """own_ids: int32 [n], the request's own tokens; None for spec.token_ids. constraint: what the spec names."""
+        """own_ids: int32 [n], the request's own tokens; None for spec.token_ids. constraint, adapter: what the spec
+        names."""
         self.spec = spec
         self.rid = spec.rid
         self.index = index
-        self.namespace = spec.namespace
+        self.adapter = adapter
+        """Key of the adapter that computes it; empty for none. Its KV is of no use to any other."""
+        self.namespace = f"{spec.namespace}\0{adapter}" if adapter else spec.namespace
+        """The namespace of its KV: that of the spec, or a part of that for its adapter alone."""
         self.sampling = spec.sampling
         self.seed = seed
         self.arrival = arrival

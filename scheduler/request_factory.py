@@ -34,7 +34,12 @@ class RequestFactory:
         self._num_requests = 0
 
     def make_requests(
-        self, spec: RequestSpec, now: float, own_ids: np.ndarray | None, constraint: Constraint | None
+        self,
+        spec: RequestSpec,
+        now: float,
+        own_ids: np.ndarray | None,
+        constraint: Constraint | None,
+        adapter: str = "",
     ) -> list[Request]:
         """Make ``spec.sampling.num_requests`` sequences; their prompt may not be known yet. Raises RequestRefused for a
         beam width, or a number of logprobs, that can never be served."""
@@ -56,6 +61,7 @@ class RequestFactory:
                 serial=first + index,
                 own_ids=own_ids,
                 constraint=constraint,
+                adapter=adapter,
                 default_retain_ttl=config.default_retain_ttl,
                 max_retain_ttl=config.max_retain_ttl,
             )

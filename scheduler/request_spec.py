@@ -89,6 +89,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     tokens.
     stream: send tokens as they come, not only at the end.
     namespace: requests of different namespaces share no cache.
+    adapter: name of the adapter that computes it; empty for the model alone. Requests of different adapters share no
+    cache either.
     logprobs: None for none.
     returns_prompt: its first output brings the ids of the whole prompt, the parent's included.
     predecessor: a request that may have computed the beginning of the prompt; not with a continuation.
@@ -119,6 +121,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     input_ids: bytes = b""
     stream: bool = False
     namespace: str = ""
+    adapter: str = ""
     logprobs: LogprobOptions | None = None
     returns_prompt: bool = False
     continuation: ContinuationSpec | None = None

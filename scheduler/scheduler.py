@@ -11,7 +11,7 @@ placeholders for tokens that are not known yet, and `process_result` is called o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,11 +192,12 @@ class Scheduler:
         *,
         own_ids: np.ndarray | None = None,
         constraint: Constraint | None = None,
+        adapter: str = "",
     ) -> list[Request]:
         """Queue or park ``spec.sampling.num_requests`` sequences. Raises RequestRefused if they can never be served.
 
         own_ids: int32 [n], the request's own tokens where they differ from the spec's (see request_spec.py).
-        constraint: the object that the spec names.
+        constraint: the object that the spec names. adapter: the key of the adapter that it names.
         """
         requests: list[Request] = []
         is_ready = constraint is None or constraint.is_ready
@@ -206,7 +207,7 @@ class Scheduler:
             if spec.rid in self._live:
                 raise duplicate_rid(spec.rid)
             check_queue(spec, self._offload.num_waiting + self._continuations.num_parked, self._config)
-            requests = self._factory.make_requests(spec, now, own_ids, constraint)
+            requests = self._factory.make_requests(spec, now, own_ids, constraint, adapter)
             handover = self._continuations.find_prompt(requests, self._live, self._pins.find_job(requests, now))
             if handover is not None:
                 self._inherit(requests, handover, now)
@@ -701,6 +702,15 @@ class Scheduler:
         lease = self._continuations.lease_sample(rid, index, terms) if terms is not None else None
         if lease is not None:
             self._pins.record_late_lease(rid, index, lease, now)
+
+    @property
+    def adapters_in_use(self) -> set[str]:
+        """Keys of the adapters of all live requests."""
+        return {request.adapter for request in self._live if request.adapter}
+
+    def set_adapters(self, keys: Set[str]) -> None:
+        """Set the adapters that are loaded. Live requests of another continue; it prepares no more turns."""
+        self._preparations.adapters = frozenset(keys)
 
     def prepare_turn(self, rid: str, index: int, ids: np.ndarray) -> None:
         """The next prompt of a finished step's job will begin with ``ids``, int32 [n]: compute them while nothing else

@@ -38,6 +38,8 @@ from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.constraints.grammars import Grammars
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
+from baton.runtime.lora.adapter_weights import AdapterWeights
+from baton.runtime.lora.adapters import Adapters
 from baton.runtime.messages import FromWorker, ToWorker
 from baton.runtime.runner.forward_batch import attention_batch, build_forward_batch
 from baton.runtime.runner.model_runner import ForwardOutput
@@ -130,6 +132,7 @@ class Rig:
             suffixes=suffixes,
             item_tries=ItemTries(VOCAB),
             grammars=Grammars(cast(Any, None), VOCAB, ()),
+            adapters=Adapters(AdapterWeights({}, dtype=torch.float32, device=torch.device("cpu"))),
             info={},
             profiler=self.profiler,
             overlap=overlap,

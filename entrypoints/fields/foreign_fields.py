@@ -206,7 +206,7 @@ def _output_format(value: Any, _: str, __: Ignored) -> dict[str, Any]:
 _UNCONSTRAINED = "use output_config.format"
 _TEXT_ONLY = "leave it out: this server takes text only"
 _ONE_WORKER = "leave it out: this server is one worker, which does both prefill and decode"
-_NO_ADAPTERS = "leave it out: there are no adapters"
+_NO_ADAPTERS = "use lora_path of the request, or the adapter's name as model"
 _NO_SAMPLER = "use temperature, top_p, top_k and min_p"
 _NO_SUCH_OUTPUT = "leave it out: this server has no such output"
 _NO_PROCESSORS = "use logit_bias, allowed_token_ids or bad_words: there are no custom logits processors"
@@ -215,8 +215,8 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     # -- labels, and what is so anyway ---------------------------------------------------------------------------------
     *_listed("nothing to do", "SGLang's routers", ENDPOINTS, "no_logs", "prompts are never logged"),
     *_listed("nothing to do", "SGLang's routers", GENERATE + COMPLETIONS, "routing_key", "a label for routers"),
-    *_listed("nothing to do", "smg, sglang-router", GENERATE, "model", "the one model answers, and there are no "
-             "adapters to be named"),
+    *_listed("nothing to do", "smg, sglang-router", GENERATE, "model", "the one model answers, with the adapter "
+             "that it names, if it names one"),
     *_listed("nothing to do", "SGLang", ALL, "custom_labels external_trace_header received_time", "labels for metrics "
              "and traces"),
     *_listed("nothing to do", "OpenAI", TEXTS + MESSAGES, "service_tier", "there is one tier"),
@@ -365,8 +365,9 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_listed("refused", "vLLM", TEXTS, "logprob_token_ids", "use token_ids_logprob of /generate"),
     *_listed("refused", "llama.cpp", TEXTS, "n_probs", "use logprobs", off=(0,)),
     *_listed("refused", "llama.cpp", ENDPOINTS, "response_fields", _NO_SUCH_OUTPUT),
-    *_listed("refused", "SGLang, vLLM, llama.cpp, TGI", ENDPOINTS + SAMPLING, "lora_path lora_id lora lora_request "
-             "adapter_id adapters", _NO_ADAPTERS),
+    *_listed("refused", "SGLang, vLLM, llama.cpp, TGI", ENDPOINTS + SAMPLING, "lora_id lora lora_request adapter_id "
+             "adapters", _NO_ADAPTERS),
+    *_listed("refused", "SGLang", SAMPLING, "lora_path", _NO_ADAPTERS),
     *_listed("refused", "SGLang", ENDPOINTS, "session_params", "use continuation_of, or send the whole conversation: "
              "its beginning is cached"),
     *_listed("refused", "SGLang, vLLM", ENDPOINTS, "bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key "

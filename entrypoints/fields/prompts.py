@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ...runtime.lora.adapter_names import MAX_NAME_CHARS
 from ...runtime.prompt import Prompt
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import LogprobOptions, RequestSpec
@@ -39,6 +40,14 @@ _KEY_ABOUT = "Requests share cached prefixes only where it is equal."
 SHARED: Properties = {
     "cache_salt": per_prompt(string(_KEY_ABOUT, most=MAX_KEY_CHARS)),
     "extra_key": per_prompt(string(_KEY_ABOUT, most=MAX_KEY_CHARS)),
+    "lora_path": per_prompt(
+        string(
+            "Name of the adapter that computes it; `model` may name it, too. Requests with different adapters share no "
+            "cached prefixes.",
+            least=1,
+            most=MAX_NAME_CHARS,
+        )
+    ),
     "no_stop_trim": per_prompt(flag("Leave the stop string in the text.", default=False)),
     "priority": per_prompt(
         whole(
@@ -192,6 +201,7 @@ def read_prompts(
     objects = sampling if isinstance(sampling, list) else [sampling] * tokens.size
     clamps = [_has_no_limit(given) if clamps_output is None else clamps_output for given in objects]
     namespaces = read_namespaces(per_prompt)
+    adapters = per_prompt.read_values("lora_path", _adapter_name, "")
     client = read_client(fields)
     for asked, params in zip(logprobs, samplings, strict=True):
         if asked.token_ids and params.beam_width is not None:
@@ -211,6 +221,7 @@ def read_prompts(
                 rid=rids[i],
                 sampling=samplings[i],
                 namespace=namespaces[i],
+                adapter=adapters[i],
                 logprobs=logprobs[i].options,
                 returns_prompt=returns_prompt,
                 continuation=continuations[i].spec,
@@ -309,6 +320,12 @@ def _has_no_limit(sampling: Any) -> bool:
 def _position(value: Any, name: str) -> int:
     if typed(value, int, name) < 0:
         raise RequestRefused(f"{name} is {value}; it takes a number of tokens, 0 or more", param=name)
+    return value
+
+
+def _adapter_name(value: Any, name: str) -> str:
+    if not 0 < len(typed(value, str, name)) <= MAX_NAME_CHARS:
+        raise RequestRefused(f"{name} is {shown(value)}; it takes the name of a loaded adapter", param=name)
     return value
 
 

@@ -157,22 +157,12 @@ class PerPrompt:
         return self.read_values(name, lambda value, name: typed(value, kind, name), default)
 
 
-def check_model(name: Any, served: str) -> None:
-    """Refuse a ``model`` that is not the one served. None passes; so does any name where ``served`` is empty, as the
-    server was given none to go by."""
-    if name is not None and not isinstance(name, str):
-        raise RequestRefused(f"model is {shown(name)}; it takes a string", param="model")
-    if name is not None and served and name != served:
-        raise RequestRefused(
-            f"model {shown(name)} is not served here; this server has {served!r}",
-            code="model_not_found",
-            param="model",
-        )
-
-
 RID = string("The request's name; the X-Request-Id header where it is missing.", least=1, most=MAX_RID_CHARS)
 
-MODEL = string("The served model's name; any, unless --served-model-name is set without --serve-any-model-name.")
+MODEL = string(
+    "The served model's name, or that of an adapter, or NAME:ADAPTER; any other name is the served model's, unless "
+    "--served-model-name is set without --serve-any-model-name."
+)
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

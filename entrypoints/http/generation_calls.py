@@ -12,8 +12,8 @@ from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
 from ..fields.conversation_names import ConversationNames, read_names
 from ..fields.ignored import Ignored, IgnoredLog
-from ..fields.reading import check_model
 from ..server_config import ServerArgs
+from .model_names import ModelNames
 from .wire.answers import DATA_EVENTS, EventFormat, EventStream, request_id
 from .wire.bodies import Bodies, parsed
 
@@ -31,12 +31,17 @@ class GenerationCalls:
     """
 
     def __init__(
-        self, manager: TokenizerManager, args: ServerArgs, bodies: Bodies, defaults: Mapping[str, Any]
+        self,
+        manager: TokenizerManager,
+        args: ServerArgs,
+        bodies: Bodies,
+        defaults: Mapping[str, Any],
+        models: ModelNames,
     ) -> None:
         self.defaults = defaults
         self.max_prompts = args.server.max_prompts_per_request
         self.model = args.served_model_name
-        self._required_model = args.required_model_name
+        self._models = models
         self._bodies = bodies
         self._ignored_log = IgnoredLog(args.server.unknown_fields)
         self._count_error = manager.metrics.call_refused
@@ -49,6 +54,7 @@ class GenerationCalls:
             ignored = self._ignored_log.begin_request()
             rid = request.headers.get("x-request-id")
             names = read_names(fields, request.headers)
+            self._models.name_adapter(fields)
             try:
                 call = await parsed(request, lambda: parse(fields, rid, names, ignored))
             except RequestRefused as error:
@@ -60,7 +66,11 @@ class GenerationCalls:
 
     def check_model(self, name: Any) -> None:
         """Raises RequestRefused (404) for the name of another model."""
-        check_model(name, self._required_model)
+        self._models.check(name)
+
+    def shown_model(self, asked: Any) -> str:
+        """See `ModelNames.shown_model`."""
+        return self._models.shown_model(asked)
 
     def answer_headers(self, rid: str, ignored: Ignored) -> dict[str, str]:
         """``X-Request-Id``, and that of `report_ignored`."""

@@ -75,7 +75,7 @@ class MessagesRoutes:
                 answer = await self._chats.open_chat(caller(request), asked.call)
                 asked = await self._diagnosed(asked, caller(request), answer)
         headers = _with_anthropic_id(self._calls.answer_headers(asked.call.rid, ignored))
-        model, new_call_id = self._calls.model, self._chats.parsers.new_call_id
+        model, new_call_id = self._calls.shown_model(asked.model), self._chats.parsers.new_call_id
         if asked.call.stream:
             events = message_events(asked, model, answer, new_call_id)
             return self._calls.stream_answer(answer.answer, events, headers, _EVENTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,11 +18,11 @@ from ..fields.conversation_names import ConversationNames
 from ..fields.ignored import Ignored
 from ..fields.jobs import JOB_HEADERS
 from ..fields.prompts import with_extra_body
-from ..fields.reading import check_model
 from ..openai import chat, chat_response, completion_response, completions
 from ..server_config import ServerArgs
 from .generation_calls import GenerationCalls
 from .keys import caller
+from .model_names import ModelNames
 from .route import GET, POST, Route
 from .wire.answers import JSONAnswer, client_gone, json_answer, size_of, until_disconnect
 
@@ -82,11 +83,14 @@ _CHAT = Operation(
 
 
 class OpenAIRoutes:
-    def __init__(self, manager: TokenizerManager, args: ServerArgs, calls: GenerationCalls, chats: Chats) -> None:
+    def __init__(
+        self, manager: TokenizerManager, args: ServerArgs, calls: GenerationCalls, chats: Chats, models: ModelNames
+    ) -> None:
         self._manager = manager
         self._args = args
         self._calls = calls
         self._chats = chats
+        self._models = models
         self._started = int(time.time())
         self.routes = [
             Route("/v1/models", self.models, GET, operation=_MODELS),
@@ -96,16 +100,22 @@ class OpenAIRoutes:
         ]
 
     async def models(self) -> Response:
-        name = self._args.served_model_name
-        return JSONAnswer(
-            {"object": "list", "data": [self._model()], "has_more": False, "first_id": name, "last_id": name}
-        )
+        adapters = self._manager.control.adapters.described
+        listed = [self._model(), *map(self._adapter, adapters)]
+        ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
+        return JSONAnswer({"object": "list", "data": listed, "has_more": False} | ends)
 
     async def model(self, model: str) -> Response:
-        """The one model, by its name, which may have slashes."""
-        if not self._args.server.serve_any_model_name:
-            check_model(model, self._args.served_model_name)
-        return JSONAnswer(self._model())
+        """The model or an adapter, by its name, which may have slashes."""
+        name = self._models.check_listed(model, any_name=self._args.server.serve_any_model_name)
+        adapters = self._manager.control.adapters.described
+        found = next((adapter for adapter in adapters if adapter["name"] == name), None)
+        return JSONAnswer(self._model() if found is None else self._adapter(found))
+
+    def _adapter(self, adapter: Mapping[str, Any]) -> dict[str, Any]:
+        name = adapter["name"]
+        more = {"id": name, "display_name": name, "root": adapter["path"], "parent": self._args.served_model_name}
+        return self._model() | more
 
     def _model(self) -> dict[str, Any]:
         name, context_length = self._args.served_model_name, self._manager.worker_info.get("context_length")
@@ -127,7 +137,9 @@ class OpenAIRoutes:
         async with self._calls.read_call(request, self._parse_completion) as (call, ignored):
             self._calls.check_model(call.model)
             batch, headers = call.batch, self._calls.answer_headers(call.batch.rid, ignored)
-            response = completion_response.CompletionResponse(call, self._calls.model, self._manager.tokenizer)
+            response = completion_response.CompletionResponse(
+                call, self._calls.shown_model(call.model), self._manager.tokenizer
+            )
             with completions.COMPLETION_NAMES.translated():
                 answer = await self._manager.open_answer(caller(request), batch.prompts, stream=batch.stream)
         if batch.stream:
@@ -154,7 +166,7 @@ class OpenAIRoutes:
                 answer = await self._chats.open_chat(caller(request), asked.call)
         headers = calls.answer_headers(asked.call.rid, ignored)
         response = chat_response.ChatResponse(
-            asked, calls.model, self._chats.parsers, self._manager.tokenizer.token_bytes
+            asked, calls.shown_model(asked.model), self._chats.parsers, self._manager.tokenizer.token_bytes
         )
         if asked.call.stream:
             return calls.stream_answer(answer.answer, response.chunks(answer), headers)

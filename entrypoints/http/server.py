@@ -22,6 +22,7 @@ from ..fields.ignored import WARNING_HEADER
 from ..openai.responses.responses import Responses
 from ..server_config import ServerArgs
 from ..version import baton_version
+from .adapter_routes import AdapterRoutes
 from .cache_routes import CacheRoutes
 from .control_routes import ControlRoutes
 from .dashboard.dashboard_routes import DashboardRoutes
@@ -37,6 +38,7 @@ from .item_trie_routes import ItemTrieRoutes
 from .jobs_routes import JobsRoutes
 from .keys import Keys
 from .messages_routes import MessagesRoutes
+from .model_names import ModelNames
 from .openai_routes import OpenAIRoutes
 from .responses_routes import ResponsesRoutes
 from .route import Route, RouteTable
@@ -58,18 +60,20 @@ def server_routes(
 ) -> list[Route]:
     """Every route of one server. defaults: sampling parameters for what requests leave out."""
     bodies, chats = Bodies(args.server.max_body_bytes), chat.chats(manager)
-    calls = GenerationCalls(manager, args, bodies, defaults)
-    responses = Responses(manager, chats, args.served_model_name, args.chat)
+    models = ModelNames(args, manager.control.adapters)
+    calls = GenerationCalls(manager, args, bodies, defaults, models)
+    responses = Responses(manager, chats, models.shown_model, args.chat)
     texts = TokenTexts(manager.tokenizer) if keys.has_admin else None
     subjects = (
         GenerationRoutes(manager, bodies, calls, streams_increments=args.server.incremental_streaming_output),
-        OpenAIRoutes(manager, args, calls, chats),
+        OpenAIRoutes(manager, args, calls, chats, models),
         ResponsesRoutes(calls, responses),
         MessagesRoutes(calls, chats),
         HealthRoutes(manager, args, readiness),
         InformationRoutes(manager, chats, args, defaults),
-        TokenizerRoutes(manager, chats, args, bodies),
+        TokenizerRoutes(manager, chats, models, bodies),
         ItemTrieRoutes(manager, bodies),
+        AdapterRoutes(manager, args, bodies),
         JobsRoutes(manager),
         CacheRoutes(manager, bodies),
         TreeRoutes(manager.live_reports, texts),

@@ -14,9 +14,9 @@ from ...scheduler.outcome import RequestRefused
 from ..chat.chats import Chats
 from ..description.json_schema import COUNT, IDS, answered, either, flag, list_of, nullable, string, taken
 from ..description.openapi import Operation
-from ..fields.reading import MODEL, check_model, refuse_unserved
+from ..fields.reading import MODEL, refuse_unserved
 from ..openai.chat import CHAT_NAMES, PROPERTIES, parse_chat
-from ..server_config import ServerArgs
+from .model_names import ModelNames
 from .route import POST, Route
 from .wire.answers import json_answer
 from .wire.bodies import Bodies
@@ -67,10 +67,10 @@ _DETOKENIZE = Operation(
 
 
 class TokenizerRoutes:
-    def __init__(self, manager: TokenizerManager, chats: Chats, args: ServerArgs, bodies: Bodies) -> None:
+    def __init__(self, manager: TokenizerManager, chats: Chats, models: ModelNames, bodies: Bodies) -> None:
         self._manager = manager
         self._chats = chats
-        self._args = args
+        self._models = models
         self._bodies = bodies
         self.routes = [
             Route("/tokenize", self.tokenize, POST, operation=_TOKENIZE),
@@ -92,7 +92,7 @@ class TokenizerRoutes:
     async def _tokens_of_prompt(self, fields: dict[str, Any]) -> tuple[bool, list[list[int]]]:
         """(is it a list of prompts, the tokens of each)."""
         refuse_unserved(fields, ("prompt", "add_special_tokens", "model"))
-        check_model(fields.get("model"), self._args.required_model_name)
+        self._models.check(fields.get("model"))
         prompt = fields.get("prompt")
         is_list = isinstance(prompt, list)
         texts: list[Any] = prompt if is_list else [prompt]
@@ -108,7 +108,7 @@ class TokenizerRoutes:
             raise RequestRefused("prompt and messages are both given; give one of them", param="prompt")
         fields.pop("add_special_tokens", None)  # the template writes them
         asked = parse_chat(fields)
-        check_model(asked.model, self._args.required_model_name)
+        self._models.check(asked.model)
         with CHAT_NAMES.translated():
             return await self._chats.render(asked.call)
 
@@ -126,7 +126,7 @@ class TokenizerRoutes:
     async def detokenize(self, request: Request) -> Response:
         async with self._bodies.json_object(request) as fields:
             refuse_unserved(fields, ("tokens", "skip_special_tokens", "model"))
-            check_model(fields.get("model"), self._args.required_model_name)
+            self._models.check(fields.get("model"))
             tokens = fields.get("tokens")
             if not isinstance(tokens, list):
                 raise RequestRefused("tokens takes a list of token ids, or a list of such lists", param="tokens")

@@ -32,9 +32,9 @@ UNSERVED = {
         "/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed",
         "/update_weights_from_ipc", "/init_weights_update_group", "/destroy_weights_update_group",
         "/get_weights_by_name", "/release_memory_occupation", "/resume_memory_occupation",
-        "/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
-        "/lora-adapters", "/sleep", "/wake_up", "/is_sleeping", "/v1/fine_tuning",
+        "/sleep", "/wake_up", "/is_sleeping", "/v1/fine_tuning",
     ),
+    "use /lora_adapters, /load_lora_adapter and lora_path": ("/lora-adapters",),
     _NO_SESSIONS: ("/open_session", "/close_session", "/v1/conversations"),
     _NO_STORE: (
         "/v1/files", "/v1/batches", "/v1/uploads", "/v1/vector_stores", "/v1/containers", "/v1/assistants",

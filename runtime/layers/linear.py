@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from .low_rank import LowRankUpdates
 from .products import PLAIN, BlockKernel, ProductChoice, Source
 
 
@@ -27,6 +28,7 @@ class Linear:
         shared_bias: torch.Tensor | None = None,
     ) -> None:
         """shared: [out, in], a weight that another layer owns and fills; shared_bias: [out], likewise."""
+        self.in_features = in_features
         self.parts = parts
         out_features = sum(parts.values())
         weight = torch.empty(out_features, in_features, dtype=dtype, device=device) if shared is None else shared
@@ -39,10 +41,18 @@ class Linear:
         """int64 [out]: for each output, its number in the checkpoint; None: the same. See `reorder_outputs`."""
         self._choice = PLAIN
         self._product = PLAIN.prepare(Source(weight, self.bias))
+        self._updates: LowRankUpdates | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, in_features] -> [rows, sum of parts]"""
-        return self._product(x)
+        y = self._product(x)
+        if self._updates is not None:
+            self._updates.add_to(y, x)
+        return y
+
+    def attach_updates(self, updates: LowRankUpdates) -> None:
+        """Add the updates of adapters to what the product gives, from now on."""
+        self._updates = updates
 
     def use_product(self, choice: ProductChoice, kernel: BlockKernel | None = None, *, for_now: bool = False) -> None:
         """Compute with this product from now on. The weights must have been loaded. To be called once, as the weight

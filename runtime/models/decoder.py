@@ -20,6 +20,7 @@ from ..layers.activations import gated_activation
 from ..layers.embedding import Embedding, LMHead, LogitsProduct
 from ..layers.experts import Experts, Router
 from ..layers.linear import Linear
+from ..layers.low_rank import Target, module_targets
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
 from ..layers.product_trials import LateTrials, choose_products
@@ -480,6 +481,23 @@ class Decoder:
         if head.weight is None and self.lm_head.is_tied and embedding_rows is not None:
             self.embed_tokens.read_from(embedding_rows)
         return late
+
+    def adapter_targets(self) -> dict[str, Target]:
+        """See ServedModel.adapter_targets: the projections of attention and of MLPs, without those of experts."""
+        names = {
+            view.data_ptr(): name.removesuffix(".weight")
+            for name, view in self.checkpoint_views().items()
+            if name.endswith(".weight") and ".experts." not in name
+        }
+        layers = []
+        for linear in (linear for layer in self.layers for linear in layer.linears):
+            weights, modules, start = linear.checkpoint_views(""), {}, 0
+            for part, size in linear.parts.items():
+                if (name := names.get(weights[f"{part}.weight"].data_ptr())) is not None:
+                    modules[name] = start, size
+                start += size
+            layers.append((modules, linear.in_features, linear.output_order, linear.attach_updates))
+        return module_targets(layers)
 
     def is_recordable(self, tokens: int) -> bool:
         """Are all products of the layers, for a step of so many tokens, calls that attention's team can record?"""

@@ -8,6 +8,7 @@ import torch
 
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...memory_pool.kv_pool import KVPool
+from ..layers.low_rank import Target
 from ..layers.step_inputs import StepInputs
 
 
@@ -42,6 +43,11 @@ class ServedModel(Protocol):
     def compute_labels(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of some tokens [rows, hidden] -> float32 [rows, labels]: logits of the classification head, of
         a model that has one."""
+        ...
+
+    def adapter_targets(self) -> dict[str, Target]:
+        """The linear layers that adapters may update, by module name in a checkpoint. To be asked once the weights are
+        loaded, and before they are repacked."""
         ...
 
     def is_recordable(self, tokens: int) -> bool:

@@ -112,7 +112,7 @@ class RequestRecorder:
             seconds=time.monotonic() - request.started,
             finish=request.finish,
             cached_tokens=request.cached_tokens,
-            namespace=spec.namespace,
+            namespace=f"{spec.namespace}\0{spec.adapter}" if spec.adapter else spec.namespace,
             job_id=spec.job_id,
             parent_rid=spec.continuation.parent_rid if spec.continuation is not None else None,
             no_reuse_from=spec.no_reuse_from,

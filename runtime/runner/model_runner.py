@@ -27,8 +27,10 @@ from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor
 from ..config import ModelArgs
 from ..kv_transfer.transfer import Transfers
 from ..layers.dtype_trial import cpu_dtype
+from ..layers.low_rank import Target
 from ..layers.product_trials import SMALL_MODEL_BYTES, LateTrials, UnusableFormError
 from ..layers.step_inputs import StepInputs
+from ..lora.adapter_weights import AdapterWeights
 from ..model_config import ModelConfig, ServedConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
 from ..models.served_model import ServedModel
@@ -131,8 +133,10 @@ class ModelRunner:
             if isinstance(opened, TransformersModel):
                 self._model: ServedModel = opened
                 self._weight_bytes = opened.weight_bytes
+                targets = opened.adapter_targets()
             else:
-                self._model = self._load(args, opened, folder, backends)
+                self._model, targets = self._load(args, opened, folder, backends)
+            self.adapters = AdapterWeights(targets, dtype=self.dtype, device=self.device)
             self.chunked_prefill_size = chunked_prefill_size or self._choose_chunk(backends)
             self._settings = replace(self._settings, chunked_prefill_size=self.chunked_prefill_size)
             shapes = self._graph_catalog(args, max_running, backends)
@@ -184,16 +188,22 @@ class ModelRunner:
         batch: ScheduleBatch,
         previous_ids: torch.Tensor | None = None,
         prepared: Callable[[], None] = lambda: None,
+        adapters: Sequence[str] = (),
     ) -> ForwardOutput:
         """Compute one step: write the K and V of the new tokens to the pool and return logits.
 
         previous_ids: device int64 [rows of the previous step], the tokens it sampled, for input ids that stand for
-        them. prepared: called before the layers are computed. Raises torch.OutOfMemoryError, naming the flag to change.
+        them. prepared: called before the layers are computed. adapters: the key of each row's adapter, "" for none;
+        empty if no row has one. Such a step runs as no graph. Raises torch.OutOfMemoryError, naming the flag to change.
         """
+        if adapters:
+            self.adapters.begin_step(adapters, batch.extend_lens)
         try:
-            return self._forward(batch, previous_ids, prepared)
+            return self._forward(batch, previous_ids, prepared, may_replay=not adapters)
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "step", self._settings) from error
+        finally:
+            self.adapters.end_step()
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -242,11 +252,17 @@ class ModelRunner:
         return {row: position or 0 for row, position in found.items()}
 
     def _forward(
-        self, batch: ScheduleBatch, previous_ids: torch.Tensor | None, prepared: Callable[[], None]
+        self,
+        batch: ScheduleBatch,
+        previous_ids: torch.Tensor | None,
+        prepared: Callable[[], None],
+        *,
+        may_replay: bool,
     ) -> ForwardOutput:
         arrivals = self.transfers if self.transfers is not None and self.transfers.loading else None
         attention = attention_batch(batch, self._mirror)
-        shape = self._graphs.find_shape(attention) if self._graphs is not None and arrivals is None else None
+        may_replay = may_replay and arrivals is None
+        shape = self._graphs.find_shape(attention) if self._graphs is not None and may_replay else None
         step = build_forward_batch(batch, attention, previous_ids, shape)
         step.inputs.arrivals = arrivals
         if step.copies is not None:
@@ -289,7 +305,10 @@ class ModelRunner:
             group=self._group,
         )
 
-    def _load(self, args: ModelArgs, config: ModelConfig, folder: Path, backends: DeviceBackends) -> Decoder:
+    def _load(
+        self, args: ModelArgs, config: ModelConfig, folder: Path, backends: DeviceBackends
+    ) -> tuple[Decoder, dict[str, Target]]:
+        """The model, and the layers that adapters may update."""
         try:
             model = Decoder(config, backends.ops, dtype=self.dtype, device=self.device)
             if args.load_format == "dummy":
@@ -298,13 +317,14 @@ class ModelRunner:
                 load_weights(model.checkpoint_views(), folder)
                 model.finish_loading()
             self._weight_bytes = model.weight_bytes
+            targets = model.adapter_targets()
             rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
             self._late_trials = model.choose_products(args.linear_backend, rows, backends.logits, backends.products)
         except UnusableFormError as error:
             raise ModelLoadError(str(error)) from error
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "load", self._settings) from error
-        return model
+        return model, targets
 
     def _choose_chunk(self, backends: DeviceBackends) -> int:
         """Default prompt tokens per step."""

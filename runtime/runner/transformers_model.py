@@ -30,6 +30,8 @@ from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import KVPool, MHAKVPool
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from ..checkpoint.pooling_files import read_embedding_config
+from ..checkpoint.tensor_names import text_tensor_name
+from ..layers.low_rank import LowRankUpdates, Target, module_targets
 from ..layers.step_inputs import StepInputs
 from ..model_config import ServedConfig
 
@@ -104,6 +106,7 @@ class TransformersModel:
         # The model's forward computes the logits of what its base returns: the base is taken out, and hidden states
         # that a step has computed are put in.
         self._base, self._given = model.get_submodule(name), _Given(kind)
+        self._base_name = name
         model.set_submodule(name, self._given)
         self._check(ids, expected)
 
@@ -144,6 +147,16 @@ class TransformersModel:
     def compute_labels(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ServedModel.compute_labels. Only models with a language head are loaded."""
         raise NotImplementedError("a model of transformers has no classification head here")
+
+    def adapter_targets(self) -> dict[str, Target]:
+        """See ServedModel.adapter_targets: torch's linear layers of the base, under transformers' names for them."""
+        layers = []
+        for name, module in self._base.named_modules():
+            text_name = text_tensor_name(f"{self._base_name}.{name}.weight")
+            if isinstance(module, torch.nn.Linear) and text_name is not None:
+                modules = {text_name.removesuffix(".weight"): (0, module.out_features)}
+                layers.append((modules, module.in_features, None, _attach_to(module)))
+        return module_targets(layers)
 
     def is_recordable(self, tokens: int) -> bool:
         """See ServedModel.is_recordable: transformers computes with torch."""
@@ -224,6 +237,20 @@ class _Given(torch.nn.Module):
 
     def forward(self, *_: Any, **__: Any) -> Any:
         return self._kind(last_hidden_state=self.hidden)
+
+
+def _attach_to(module: torch.nn.Module) -> Callable[[LowRankUpdates], None]:
+    """What adds updates to the output of a linear layer of torch."""
+
+    def attach(updates: LowRankUpdates) -> None:
+        def add(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            output = output.contiguous()
+            updates.add_to(output.view(-1, output.shape[-1]), inputs[0].reshape(-1, inputs[0].shape[-1]))
+            return output
+
+        module.register_forward_hook(add)
+
+    return attach
 
 
 def attend(

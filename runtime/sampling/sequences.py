@@ -67,6 +67,8 @@ class SequenceTable:
         self._open: dict[int, SequenceState] = {}
         self._recording: dict[int, SequenceState] = {}
         """The open sequences that record their tokens."""
+        self._adapters: dict[int, str] = {}
+        """Serial -> the key of its adapter, for open sequences that have one."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -76,13 +78,23 @@ class SequenceTable:
         for serial in closed:
             self._open.pop(serial, None)
             self._recording.pop(serial, None)
+            self._adapters.pop(serial, None)
         for info in opened:
             sequence = self._open[info.serial] = SequenceState(info)
             if sequence.records_tokens:
                 self._recording[info.serial] = sequence
+            if info.adapter:
+                self._adapters[info.serial] = info.adapter
 
     def __getitem__(self, serial: int) -> SequenceState:
         return self._open[serial]
+
+    def adapters_of(self, serials: np.ndarray) -> list[str]:
+        """The key of the adapter of each of these sequences, "" for none; empty if none has one. serials: int64 [n]."""
+        if not self._adapters:
+            return []
+        keys = [self._adapters.get(serial, "") for serial in serials.tolist()]
+        return keys if any(keys) else []
 
     @property
     def recording(self) -> Mapping[int, SequenceState]:

@@ -28,6 +28,7 @@ from .records import ParentRecords, ParkedChildren, SampleRecord
 from .refusals import (
     failed_parent,
     fewer_results,
+    parent_of_other_adapter,
     parked_parent,
     search_with_stop_strings,
     undecided_search,
@@ -111,7 +112,7 @@ class Continuations:
         """siblings: the live sequences of the parent's rid, if any."""
         continuation = children[0].spec.continuation
         assert continuation is not None
-        parent = _live_parent(siblings, continuation, children[0].namespace) if siblings else None
+        parent = _live_parent(siblings, continuation, children[0]) if siblings else None
         if parent is None:
             return self._find_record(children[0], continuation)
         if continuation.at == "now":
@@ -129,7 +130,7 @@ class Continuations:
         return None
 
     def _find_record(self, child: Request, continuation: ContinuationSpec) -> Handover:
-        sample = self._records.find_sample(continuation, child.namespace)
+        sample = self._records.find_sample(continuation, child)
         if sample is not None:
             return _handover(sample.alternatives()[0], child.own_ids)
         assert continuation.fallback_ids is not None
@@ -285,10 +286,12 @@ class Continuations:
         return True
 
 
-def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, namespace: str) -> Request | None:
+def _live_parent(siblings: Sequence[Request], continuation: ContinuationSpec, child: Request) -> Request | None:
     """The parent if it has not ended. One of another namespace counts as none. Raises RequestRefused for an index that
-    it does not have."""
-    if siblings[0].namespace != namespace:
+    it does not have, and for one of another adapter, unless the child brings its own prompt."""
+    if siblings[0].namespace != child.namespace:
+        if siblings[0].spec.namespace == child.spec.namespace and continuation.fallback_ids is None:
+            raise parent_of_other_adapter(siblings[0].rid)
         return None
     if continuation.index >= siblings[0].sampling.n:
         raise unknown_index(continuation)

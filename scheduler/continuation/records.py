@@ -24,7 +24,7 @@ from ..jobs.kept_turn import job_id_of
 from ..request import Request
 from ..request_spec import ContinuationSpec
 from ..token_buffer import TokenBuffer, TokenMemory
-from .refusals import failed_parent, forgotten_parent, unknown_index, unknown_parent
+from .refusals import failed_parent, forgotten_parent, parent_of_other_adapter, unknown_index, unknown_parent
 
 Name = tuple[str, int]
 """rid and index of a sequence."""
@@ -92,6 +92,9 @@ class ParentRecord:
     """One finished rid; ``failure`` says why it cannot be continued, None if it can."""
 
     namespace: str
+    """Of its KV; see `Request.namespace`."""
+    asked_namespace: str
+    """Of its spec; the same for requests of different adapters."""
     samples: dict[int, SampleRecord] = field(default_factory=dict)
     failure: str | None = None
 
@@ -186,13 +189,13 @@ class ParentRecords:
         self.held.remove_samples(record.samples.values())
         _orphan_leases(record, leases)
 
-    def find_sample(self, spec: ContinuationSpec, namespace: str) -> SampleRecord | None:
-        """The sample that ``spec`` continues; None if it is forgotten or unknown, and the spec brings its own
-        prompt.
+    def find_sample(self, spec: ContinuationSpec, child: Request) -> SampleRecord | None:
+        """The sample that ``spec``, of ``child``, continues; None if it is forgotten, unknown or of another adapter,
+        and the spec brings its own prompt.
 
-        Raises RequestRefused: 404, 409 or 410.
+        Raises RequestRefused: 400, 404, 409 or 410.
         """
-        rid = spec.parent_rid
+        namespace, rid = child.namespace, spec.parent_rid
         record = self._records.get(rid)
         forgotten = self._forgotten.get(rid) == namespace
         if forgotten and (record is None or spec.index not in record.samples):
@@ -202,6 +205,8 @@ class ParentRecords:
         if record is None or record.namespace != namespace:
             if spec.fallback_ids is not None:
                 return None
+            if record is not None and record.asked_namespace == child.spec.namespace:
+                raise parent_of_other_adapter(rid)
             raise unknown_parent(rid)
         if record.failure is not None:
             raise failed_parent(rid, record.failure)
@@ -231,7 +236,7 @@ class ParentRecords:
         known = sum(sample.length for sample in self._records[rid].samples.values()) if rid in self._records else 0
         self._shares.put_key(request.spec.client, rid, known + added_tokens)
         self._newest = rid
-        return self._records.setdefault(rid, ParentRecord(request.namespace))
+        return self._records.setdefault(rid, ParentRecord(request.namespace, request.spec.namespace))
 
     def _forget_others(self) -> None:
         """Forget records until the limits hold, except the newest record."""

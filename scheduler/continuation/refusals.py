@@ -14,6 +14,15 @@ def unknown_parent(rid: str) -> RequestRefused:
     )
 
 
+def parent_of_other_adapter(rid: str) -> RequestRefused:
+    return RequestRefused(
+        f"continuation_of {rid!r}: that request was computed with another adapter, or with none, so its KV cannot be "
+        "continued; name the same lora_path, or send the full prompt as text or input_ids too",
+        code="adapter_mismatch",
+        param="continuation_of",
+    )
+
+
 def failed_parent(rid: str, reason: FinishReason | str | None) -> RequestRefused:
     """``reason``: how the parent ended. If its own parent had failed, that message is not repeated."""
     if not isinstance(reason, str):

@@ -106,6 +106,10 @@ class FinishedStep:
     ended: float
     tokens: int
     """Tokens under the lease when it was granted; 0 without a lease."""
+    namespace: str = ""
+    """Of its KV; see `Request.namespace`."""
+    adapter: str = ""
+    """Key of the adapter that computed it."""
     lease: Lease | None = None
     is_refused: bool = False
     """Its KV was to be kept, but the lease was refused."""

@@ -17,6 +17,8 @@ from baton.runtime.constraints.grammars import Grammars
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
 from baton.runtime.kv_transfer.transfer import Ended
+from baton.runtime.lora.adapter_weights import AdapterWeights
+from baton.runtime.lora.adapters import Adapters
 from baton.runtime.messages import (
     RequestError,
     TokenOutputs,
@@ -148,6 +150,7 @@ class Rig:
             suffixes=suffixes,
             item_tries=ItemTries(1000),
             grammars=Grammars(cast(Any, None), 1000, ()),
+            adapters=Adapters(AdapterWeights({}, dtype=torch.float32, device=torch.device("cpu"))),
             info={},
             profiler=self.profiler,
             overlap=overlap,

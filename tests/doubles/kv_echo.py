@@ -2,12 +2,14 @@
 
 Its "KV" of a token is a hash of the token and of the KV *read back* at the position before, through the device mirror
 of req_to_token; its next token is a hash over the KV of the whole sequence, read back the same way. One wrong slot, one
-page freed too early, one bad split, and the output differs from `expected_output`, which needs no KV at all.
+page freed too early, one bad split, and the output differs from `expected_output`, which needs no KV at all. An adapter
+computes other KV of the same tokens.
 """
 
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable
 from typing import Literal, Protocol
 
@@ -33,6 +35,11 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return [rng.randrange(VOCAB) for _ in range(length)]
 
 
+def shift_of(adapter: str) -> int:
+    """What an adapter adds to each token, and to the beginning."""
+    return zlib.crc32(adapter.encode()) << 10 if adapter else 0
+
+
 def _mix(state: int, token: int) -> int:
     return ((state ^ (token + 1)) * _MULTIPLIER + _INCREMENT) & _MASK
 
@@ -52,11 +59,11 @@ def _token_logprobs(kv: np.ndarray) -> np.ndarray:
     return -(mixed >> np.uint64(44)).astype(np.float32) / np.float32(2**17)
 
 
-def _guessed(kv: np.ndarray, token: int, count: int) -> list[int]:
+def _guessed(kv: np.ndarray, token: int, count: int, shift: int) -> list[int]:
     """What the model says after the KV of a sequence and one more token."""
     tokens = [token]
     for _ in range(count):
-        kv = np.append(kv, np.uint64(_mix(int(kv[-1]), tokens[-1])))
+        kv = np.append(kv, np.uint64(_mix(int(kv[-1]), tokens[-1] + shift)))
         tokens.append(_next_token(kv))
     return tokens[1:]
 
@@ -75,10 +82,10 @@ def _candidates(step: BeamStep, logprobs: np.ndarray, end_ids: frozenset[int]) -
     return BeamCandidates(parents[best], tokens[best], scores[best], each[best])
 
 
-def _echo(tokens: list[int]) -> np.ndarray:
+def _echo(tokens: list[int], shift: int) -> np.ndarray:
     kv, state = [], _START
     for token in tokens:
-        state = _mix(state, token)
+        state = _mix(state, token + shift)
         kv.append(state)
     return np.array(kv, dtype=np.uint64)
 
@@ -97,6 +104,7 @@ def expected_beams(
     trie: ItemTrie | None = None,
     end_ids: frozenset[int] = frozenset(),
     constraint: Constraint | None = None,
+    adapter: str = "",
 ) -> list[Hypothesis]:
     """What a beam search finds after ``prompt``, with no KV at all: every beam is computed from its tokens alone."""
     assert sampling.max_new_tokens is not None
@@ -106,7 +114,7 @@ def expected_beams(
     group = BeamGroup(sampling, limit, ItemConstraint(trie, "items") if trie is not None else constraint, len(ends))
     while not group.done:
         sequences = group.sequences().tolist() if group.num_tokens else [[]]
-        logprobs = np.stack([_token_logprobs(_echo(prompt + ids)) for ids in sequences])
+        logprobs = np.stack([_token_logprobs(_echo(prompt + ids, shift_of(adapter))) for ids in sequences])
         step = BeamStep(
             serial=0,
             start=0,
@@ -120,11 +128,11 @@ def expected_beams(
     return group.results
 
 
-def _expected_item(prompt: list[int], trie: ItemTrie) -> list[int]:
+def _expected_item(prompt: list[int], trie: ItemTrie, shift: int) -> list[int]:
     output: list[int] = []
     node = np.zeros(1, dtype=np.int32)
     while not trie.is_leaf(node)[0]:
-        output.append(_next_allowed(_echo(prompt + output), trie.children(node)[1]))
+        output.append(_next_allowed(_echo(prompt + output, shift), trie.children(node)[1]))
         node = trie.advance(node, np.array(output[-1:], dtype=np.int32))
     return output
 
@@ -141,10 +149,10 @@ class ReadsOutput(Protocol):
         ...
 
 
-def _expected_under(prompt: list[int], num_tokens: int, constraint: ReadsOutput) -> list[int]:
+def _expected_under(prompt: list[int], num_tokens: int, constraint: ReadsOutput, shift: int) -> list[int]:
     output: list[int] = []
     while len(output) < num_tokens:
-        output.append(_next_allowed(_echo(prompt + output), constraint.allowed()))
+        output.append(_next_allowed(_echo(prompt + output, shift), constraint.allowed()))
         if constraint.ends_with(output[-1]):
             break
     return output
@@ -156,16 +164,18 @@ def expected_output(
     end_ids: frozenset[int] = frozenset(),
     trie: ItemTrie | None = None,
     constraint: ReadsOutput | None = None,
+    adapter: str = "",
 ) -> list[int]:
     """What the model says after ``prompt``: the oracle, computed from the tokens alone."""
+    shift = shift_of(adapter)
     if trie is not None:
-        return _expected_item(prompt, trie)
+        return _expected_item(prompt, trie, shift)
     if constraint is not None:
-        return _expected_under(prompt, num_tokens, constraint)
+        return _expected_under(prompt, num_tokens, constraint, shift)
     state: int = _START
     kv: list[int] = []
     for token in prompt:
-        state = _mix(state, token)
+        state = _mix(state, token + shift)
         kv.append(state)
     output: list[int] = []
     while len(output) < num_tokens:
@@ -173,7 +183,7 @@ def expected_output(
         output.append(token)
         if token in end_ids:
             break
-        state = _mix(state, token)
+        state = _mix(state, token + shift)
         kv.append(state)
     return output
 
@@ -254,11 +264,12 @@ class KVEchoModel:
             assert (slots > 0).all(), "the padding slot was handed out"
             assert np.array_equal(slots, self._mirror[row, old : old + new]), "row and out_cache_loc disagree"
             state = int(self._kv[self._mirror[row, old - 1]]) if old else _START
+            shift = shift_of(self.open[int(batch.serials[i])].adapter)
             for slot, token in zip(slots.tolist(), batch.input_ids[start : start + new].tolist()):
                 if token < 0:
                     token = int(self._last_next_ids[-token - 1])
                     assert token >= 0, "a placeholder names a row that sampled nothing"
-                state = SPOILED if token in self.spoiling or state == SPOILED else _mix(state, token)
+                state = SPOILED if token in self.spoiling or state == SPOILED else _mix(state, token + shift)
                 self._kv[slot] = state
             kv = self._kv[self._mirror[row, : old + new]]
             if batch.samples[i] and (kv == SPOILED).any():
@@ -268,7 +279,7 @@ class KVEchoModel:
             elif batch.samples[i]:
                 next_ids[i] = _next_of(kv, allowed.get(samples[i]))
                 free = samples[i] not in allowed and i not in failed
-                accepted[i] = _guessed(kv, int(next_ids[i]), self.guesses() if free else 0)
+                accepted[i] = _guessed(kv, int(next_ids[i]), self.guesses() if free else 0, shift)
             if batch.draft_lens is not None and batch.draft_lens[i]:
                 drafted = int(batch.draft_lens[i])
                 assert batch.samples[i] and i not in of_search and new > drafted

@@ -12,6 +12,7 @@ import numpy as np
 
 from baton.runtime.config import ModelArgs, TierConfig, WorkerConfig
 from baton.runtime.kv_transfer.tier_io import BlocksEnded
+from baton.runtime.lora.adapters import Adapters
 from baton.runtime.runner.device_backends import DeviceBackends
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepInFlight
@@ -67,6 +68,7 @@ class LocalWorker:
         config = WorkerConfig(model=model, scheduler=SchedulerConfig(**options), tiers=tiers or TierConfig())
         worker = build_worker(config, backends)
         self.scheduler, self.step_runner, self.info = worker.scheduler, worker.step_runner, worker.info
+        self.adapters = Adapters(worker.runner.adapters)
         self.tier_io = connect_tiers(worker, lambda: None)
         self._stores = worker.stores
         self.overlap = overlap
@@ -130,9 +132,9 @@ class LocalWorker:
             if spec.sampling.grammar is not None:
                 constraint = grammar
             assert constraint is not None or (spec.sampling.item_trie is None and spec.sampling.grammar is None)
-            rids |= {
-                request.serial: spec.rid for request in self.scheduler.add_request(spec, 0.0, constraint=constraint)
-            }
+            adapter = self.adapters.key_of(spec.adapter)
+            requests = self.scheduler.add_request(spec, 0.0, constraint=constraint, adapter=adapter)
+            rids |= {request.serial: spec.rid for request in requests}
         in_flight: deque[StepInFlight] = deque()
         while True:
             self._end_orders()

@@ -147,6 +147,7 @@ class Harness:
         max_new_tokens: int | None = 8,
         *,
         namespace: str = "",
+        adapter: str = "",
         retain_ttl: float | None = None,
         retain_n: int | None = None,
         continuation: ContinuationSpec | None = None,
@@ -192,7 +193,7 @@ class Harness:
         if params.allowed_token_ids:
             constraint = AllowedIds(params.allowed_token_ids)
         try:
-            for request in self.scheduler.add_request(spec, self.now, constraint=constraint):
+            for request in self.scheduler.add_request(spec, self.now, constraint=constraint, adapter=adapter):
                 self.outcomes[request.key] = Outcome(request=request)
         finally:
             self._take(self.scheduler.take_events())

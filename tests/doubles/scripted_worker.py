@@ -122,6 +122,7 @@ def scripted_scheduler(
             *,
             own_ids: np.ndarray | None = None,
             constraint: Constraint | None = None,
+            adapter: str = "",
         ) -> list[Request]:
             ids = spec.token_ids if own_ids is None else own_ids
             text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
@@ -129,7 +130,7 @@ def scripted_scheduler(
             if found:
                 answer = tokenizer.encode(filled_in(text, *max(found)[2]), False)
                 constraint = Script(np.array([*answer, tokenizer.token_to_id("<|im_end|>")], dtype=np.int32))
-            return super().add_request(spec, now, own_ids=own_ids, constraint=constraint)
+            return super().add_request(spec, now, own_ids=own_ids, constraint=constraint, adapter=adapter)
 
     return ScriptedScheduler
 

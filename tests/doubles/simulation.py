@@ -65,6 +65,7 @@ class Simulation:
         next_turns: float = 0.4,
         prepares: bool = False,
         grammars: bool = True,
+        adapters: bool = False,
         check_every: int = 1,
         **options,
     ) -> None:
@@ -74,9 +75,9 @@ class Simulation:
         pool; 0: none. guesses: a step brings up to so many tokens more for a request. unwanted: share of the requests
         that say from where their KV is of no further use. clients: the requests come from two, or from one that is not
         known. next_turns: share of whole prompts that go on from what an earlier request said; half of them do not name
-        it. prepares: next turns are prepared, with lulls for it. grammars: some requests have one. check_every: of the
-        checks of all invariants, two or three a turn, one in so many is made; more than 1 for tests of something
-        else."""
+        it. prepares: next turns are prepared, with lulls for it. grammars: some requests have one. adapters: half of
+        the requests have one of two. check_every: of the checks of all invariants, two or three a turn, one in so many
+        is made; more than 1 for tests of something else."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
@@ -84,6 +85,8 @@ class Simulation:
         self.unwanted, self.unwanted_share = random.Random(seed + 5), unwanted
         self.clients = random.Random(seed + 6) if clients else None
         self.drawn_grammars = random.Random(seed + 7) if grammars else None
+        self.adapters = random.Random(seed + 9) if adapters else None
+        self.adapter_of: dict[str, str] = {}
         self.next_turns = next_turns
         self.unnamed = random.Random(seed + 7)
         """Decides which turns name no predecessor, so that the scheduler must find it."""
@@ -155,6 +158,8 @@ class Simulation:
                 self.grammars.finish(self.drawn_grammars.randrange(self.grammars.num_compiling))
             if self.jobs is not None:
                 self.stir_jobs(self.jobs)
+            if self.adapters is not None and number % 40 == 0:  # "b" is unloaded for a while
+                harness.scheduler.set_adapters({"a", "b"} if self.adapters.random() < 0.7 else {"a"})
             if self.preparing is not None and self.preparing.random() < 0.15:
                 self.prepare(self.preparing)
             if is_lull and self.preparing is not None and self.prepared and self.preparing.random() < 0.1:
@@ -199,14 +204,15 @@ class Simulation:
         """The turn that was prepared last, of the same job."""
         before, ids = self.prepared.pop()
         prompt, new = [*ids[:200], rng.randrange(20)], rng.randrange(1, 20)
-        more = {"job_id": before.spec.job_id, "namespace": before.namespace, "retain_ttl": 60.0, "ignore_eos": True}
+        more = {"job_id": before.spec.job_id, "namespace": before.spec.namespace, "adapter": before.adapter}
+        more |= {"retain_ttl": 60.0, "ignore_eos": True}
         try:
             self.harness.add(rid, prompt, new, **more)
         except RequestRefused as refusal:
             assert refusal.code == "request_failed", refusal
             return
         self.sent[rid] = Sent(prompt, new, ignore_eos=True)
-        self.namespaces[rid] = before.namespace
+        self.namespaces[rid], self.adapter_of[rid] = before.spec.namespace, before.adapter
 
     def stir_jobs(self, rng: random.Random) -> None:
         """Read tool calls, of unknown steps too; end jobs; let the clock leap."""
@@ -288,12 +294,16 @@ class Simulation:
         common |= self.job(self.jobs) if self.jobs is not None else {}
         if self.clients is not None:
             common["client"] = self.clients.choice(["", "alice", "bob"])
+        adapter = self.adapters.choice(["", "", "a", "b"]) if self.adapters is not None else ""
         if self.unwanted.random() < self.unwanted_share:
             common["no_reuse_from"] = self.unwanted.choice([0, 30, 200])
         if self.sent and rng.random() < 0.5:
             parent = rng.choice(list(self.sent)[-12:])
             suffix = [rng.randrange(20) for _ in range(rng.choice([0, 1, 3, 20]))]
             namespace = self.namespaces[parent]
+            if self.adapters is None or self.adapters.random() < 0.9:
+                adapter = self.adapter_of[parent]
+            common["adapter"] = adapter
             index = rng.choice([0, 0, 1])
             at: Literal["finish", "now"] = "now" if rng.random() < 0.3 else "finish"
             keep = rng.random() < 0.3
@@ -303,31 +313,35 @@ class Simulation:
                 )
             except RequestRefused as refusal:
                 assert status_of(refusal) in (400, 404, 409, 410) or refusal.code == "request_failed", refusal
+                assert refusal.code != "adapter_mismatch" or adapter != self.adapter_of[parent]
                 return
+            assert adapter == self.adapter_of[parent]
             self.sent[rid] = Sent(suffix, new, ignore, (parent, index), params, trie, number)
         else:
             namespace = rng.choice(["", "", "salt"])
             prompt, predecessor = random_prompt(rng, self.stems, 200), None
             if self.sent and self.turns.random() < self.next_turns:
-                namespace, prompt, predecessor = self.next_turn()
+                namespace, adapter, prompt, predecessor = self.next_turn()
                 predecessor = None if self.unnamed.random() < 0.5 else predecessor
             try:
-                self.harness.add(rid, prompt, new, namespace=namespace, predecessor=predecessor, **common)
+                self.harness.add(
+                    rid, prompt, new, namespace=namespace, adapter=adapter, predecessor=predecessor, **common
+                )
             except RequestRefused as refusal:
                 is_large = params is not None and refusal.code == "kv_pool_exceeded"
                 assert is_large or refusal.code in ("request_failed", "invalid_grammar"), refusal
                 return
             self.sent[rid] = Sent(prompt, new, ignore, None, params, trie, number)
-        self.namespaces[rid] = namespace
+        self.namespaces[rid], self.adapter_of[rid] = namespace, adapter
 
-    def next_turn(self) -> tuple[str, list[int], Predecessor]:
-        """A prompt that goes on from what an earlier request had said by now, or nearly."""
+    def next_turn(self) -> tuple[str, str, list[int], Predecessor]:
+        """Namespace, adapter, and a prompt that goes on from what an earlier request had said by now, or nearly."""
         turns = self.turns
         outcomes = self.harness.outcomes
         if self.preparing is not None and self.prepared and self.preparing.random() < 0.7:
             before, ids = self.preparing.choice(self.prepared)
             ids = [*ids[: len(ids) - self.preparing.choice([0, 0, 0, 5])][:196], self.preparing.randrange(20)]
-            return before.namespace, ids, Predecessor(before.rid, before.index)
+            return before.spec.namespace, before.adapter, ids, Predecessor(before.rid, before.index)
         ended = [key for key, outcome in outcomes.items() if outcome.finish is not None]
         rid, index = turns.choice(ended[-8:] if ended and turns.random() < 0.9 else list(outcomes))
         request = self.harness.outcomes[rid, index].request
@@ -339,7 +353,10 @@ class Simulation:
             turns.randrange(20) for _ in range(turns.randrange(1, 20))
         ]
         namespace = self.namespaces[rid] if turns.random() < 0.9 else "pepper"
-        return namespace, ids, Predecessor(rid, turns.choice([index, index, 1]))
+        adapter = request.adapter
+        if self.adapters is not None and self.adapters.random() < 0.1:
+            adapter = self.adapters.choice(["", "a", "b"])
+        return namespace, adapter, ids, Predecessor(rid, turns.choice([index, index, 1]))
 
     def abort(self, rid: str) -> None:
         if any(r.rid == rid for r in self.harness.scheduler.live_requests):
@@ -385,7 +402,8 @@ class Simulation:
                     continue
             if sent.search is not None:
                 own = None if sent.grammar is None else self.grammars.constraint(sent.grammar, True)
-                found = expected_beams(self.prompt_of(rid, index), sent.search, sent.trie, frozenset(self.eos), own)
+                ends, adapter = frozenset(self.eos), self.adapter_of[rid]
+                found = expected_beams(self.prompt_of(rid, index), sent.search, sent.trie, ends, own, adapter)
                 assert [(r.ids.tolist(), r.score) for r in outcome.results] == [
                     (r.ids.tolist(), r.score) for r in found
                 ]
@@ -395,7 +413,8 @@ class Simulation:
                 continue
             end_ids = frozenset() if sent.ignore_eos else frozenset(self.eos)
             twin = None if sent.grammar is None else self.grammars.twin(sent.grammar)
-            expected = expected_output(self.prompt_of(rid, index), sent.new, end_ids, sent.trie, twin)
+            prompt = self.prompt_of(rid, index)
+            expected = expected_output(prompt, sent.new, end_ids, sent.trie, twin, self.adapter_of[rid])
             self.under_grammar += twin is not None
             if outcome.finish.type == "abort":
                 expected = expected[: len(outcome.tokens)]

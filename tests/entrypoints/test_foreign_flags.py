@@ -75,6 +75,8 @@ def test_flags_named_in_hints_exist() -> None:
         ("-c 4096 -np 2 --alias mine -fa on --jinja -cb",
          "--context-length 4096 --max-running-requests 2 --served-model-name mine"),
         ("--ctx-size 0", "--context-length 0"),
+        ("--enable-lora --lora-modules a=/x b=/y --max-loras 4 --max-lora-rank 64 --max-cpu-loras 2",
+         "--lora-paths a=/x b=/y --max-loaded-loras 2"),
         # Nothing at all
         ("--tp-size 1 --tensor-parallel-size 1 -tp 1 --pp-size=1 --nnodes 1 --node-rank 0", ""),
         ("--enable-metrics --enable-prefix-caching --enable-chunked-prefill --enable-auto-tool-choice", ""),
@@ -120,7 +122,7 @@ def test_model_may_be_a_positional_argument() -> None:
         ("-tp 4", r"--tp is 4; only 1"),
         ("--quantization fp8", r"--quantization is not supported: quantised weights are not supported yet"),
         ("--kv-cache-dtype fp8_e5m2", r"--kv-cache-dtype is fp8_e5m2; only auto"),
-        ("--enable-lora", r"--enable-lora is not supported: adapters"),
+        ("--lora-target-modules all", r"--lora-target-modules is not supported: every linear layer"),
         ("--scheduling-policy priority", r"--scheduling-policy is priority; use fcfs, or --schedule-policy"),
         ("--max-model-len many", r"--max-model-len is many; use a number of tokens"),
         ("--max-model-len", r"--max-model-len: expected one argument"),
@@ -159,7 +161,7 @@ def test_foreign_engine_keywords_are_translated() -> None:
     ours = {
         "model_path": "m", "random_seed": 5, "context_length": 64, "mem_fraction_static": 0.5,
         "disable_cuda_graph": True, "page_size": 16, "dtype": "float16",
-        "trust_remote_code": False,
+        "trust_remote_code": False, "lora_paths": None,
     }  # fmt: skip
     assert compose(given) == compose(ours)
     assert own_settings(given)[0] == ours

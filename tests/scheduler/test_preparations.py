@@ -396,3 +396,25 @@ def test_exception_at_any_call_spoils_no_answer(depth: int, page_size: int) -> N
     for at in range(depth, calls, calls // 60):
         print(f"call {at}")
         play(at)
+
+
+def test_turn_of_an_adapter_is_prepared_with_it() -> None:
+    """Prepared by the model alone, its KV would be wrong; with the adapter unloaded, nothing is prepared."""
+    for loaded, spent in ((True, 1), (False, 1 + 20 - THOUGHTS + 2)):
+        scene = harness()
+        scene.scheduler.set_adapters({"a"})
+        scene.add("r", PROMPT, 20, job_id="job", retain_ttl=60.0, adapter="a")
+        scene.run()
+        said = scene.outcomes["r", 0].tokens
+        assert said == expected_output(PROMPT, 20, adapter="a")
+        text = canonical(PROMPT, said)
+        scene.prepare("r", text)
+        if not loaded:
+            scene.scheduler.set_adapters(set())
+        scene.run()
+        assert scene.scheduler.stats().preparations.dropped == ({} if loaded else {"adapter": 1})
+        before = scene.model.computed_tokens
+        scene.add("s", [*text, 5], 1, job_id="job", adapter="a")
+        scene.run()
+        assert scene.outcomes["s", 0].tokens == expected_output([*text, 5], 1, adapter="a")
+        assert scene.model.computed_tokens - before == spent

@@ -97,6 +97,19 @@ def test_simulation_of_preparations(page_size: int, faults: bool) -> None:
     assert steps and (used or faults), (steps, used)
 
 
+@pytest.mark.parametrize(("page_size", "depth", "faults"), [(1, 1, False), (16, 2, False), (4, 2, True)])
+def test_simulation_of_adapters(page_size: int, depth: int, faults: bool) -> None:
+    """Continuations, jobs, turns that name nothing, preparations and a host tier, half of it with adapters."""
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth, "faults": faults, "host_ratio": 1.0}
+    used, prepared = set[str](), 0
+    for offset in range(4):
+        jobs = {"jobs": True, "prepares": True, "next_turns": 0.6, "policy": "handoff"}
+        simulation = simulate(SEED + 950 + offset, steps=250, adapters=True, **jobs, **options)
+        used |= set(simulation.adapter_of.values())
+        prepared += simulation.harness.scheduler.stats().preparations.steps
+    assert used == {"", "a", "b"} and (prepared or faults), (used, prepared)
+
+
 def test_simulation_takes_every_path() -> None:
     """Some are rare; a few seeds bring them all."""
     missing = {"handoff", "fork", "match", "handoff of the turn before", "match of the turn before"}

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -31,11 +33,13 @@ _CANCEL_S = 10.0
 class Responses:
     """One per server, on the loop of its manager."""
 
-    def __init__(self, manager: TokenizerManager, chats: Chats, model: str, config: ChatConfig) -> None:
-        """``model``: the served name."""
+    def __init__(
+        self, manager: TokenizerManager, chats: Chats, shown_model: Callable[[Any], str], config: ChatConfig
+    ) -> None:
+        """shown_model: the name that an answer gives to its model, from the request's ``model``."""
         self._manager = manager
         self._chats = chats
-        self._model = model
+        self._shown_model = shown_model
         self._config = config
         self._store = ResponseStore(config.max_stored_responses)
         self._running: dict[tuple[str, str], RunningResponse] = {}
@@ -66,7 +70,7 @@ class Responses:
             dataclasses.replace(request, call=dataclasses.replace(call, conversation=kept)),
             before,
             answer,
-            ResponseObject(request, self._model),
+            ResponseObject(request, self._shown_model(request.model)),
             self._chats.parsers,
             self._manager.tokenizer.token_bytes,
             partial(self._ended, client),

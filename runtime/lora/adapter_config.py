@@ -1,0 +1,90 @@
+"""Reads the config of a LoRA adapter, as peft saves it, and refuses what is more than a LoRA. No torch: the folders of
+adapters are checked before processes start.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.model_files import ModelLoadError
+
+CONFIG_FILE = "adapter_config.json"
+
+_MAX_CONFIG_BYTES = 1 << 20
+
+MERGE = "merge it into the weights with peft's merge_and_unload, and serve those"
+
+
+class AdapterError(ModelLoadError):
+    """An adapter that cannot be served; the message says why and what to change."""
+
+
+def read_adapter_config(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """The config, and the file's bytes. Raises AdapterError, also for a config that changes the model in another way
+    than by low-rank updates."""
+    file = folder / CONFIG_FILE
+    if not folder.is_dir():
+        raise AdapterError(f"{folder} is no folder on this machine; give the folder of an adapter, as peft saves it")
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(_MAX_CONFIG_BYTES + 1)
+        if len(content) > _MAX_CONFIG_BYTES:
+            raise AdapterError(f"{file} is larger than {_MAX_CONFIG_BYTES} bytes; it is no adapter's config")
+        config = json.loads(content)
+    except OSError as error:
+        raise AdapterError(
+            f"{file} cannot be read: {error.strerror or error}; give the folder of an adapter, as peft saves it"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{file} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise AdapterError(f"{file} holds no JSON object")
+    if refused := _refused_settings(config):
+        raise AdapterError(f"{file}: {refused}")
+    return config, content
+
+
+_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "use_dora": (bool, f"DoRA also scales the columns of the weights; {MERGE}"),
+    "modules_to_save": (bool, f"it replaces whole modules; {MERGE}"),
+    "trainable_token_indices": (bool, f"it changes rows of the embedding; {MERGE}"),
+    "target_parameters": (bool, f"it changes weights that belong to no linear layer, such as experts'; {MERGE}"),
+    "bias": (lambda value: value not in (None, "none"), f"it changes biases; {MERGE}"),
+    "lora_bias": (bool, f"it adds biases; {MERGE}"),
+    "fan_in_fan_out": (bool, "its weights are transposed, as those of GPT-2's Conv1D, which no model here has"),
+    "layer_replication": (bool, f"it repeats layers of the base model; {MERGE}"),
+    "alora_invocation_tokens": (bool, "an activated adapter begins within a prompt, which is not supported"),
+    "use_qalora": (bool, f"QA-LoRA pools the inputs of a layer; {MERGE}"),
+    "arrow_config": (bool, "it routes tokens to several adapters, which is not supported"),
+    "init_lora_weights": (
+        lambda value: isinstance(value, str) and value.lower().startswith(("pissa", "olora", "corda", "loftq")),
+        "the base model was changed when it was made; save it with path_initial_model_for_weight_conversion, which "
+        "makes it a plain adapter",
+    ),
+}
+"""Settings that change what is computed: (which values do, why and what to do instead)."""
+
+
+def _refused_settings(config: Mapping[str, Any]) -> str | None:
+    if config.get("peft_type") != "LORA":
+        return f"peft_type is {shown(config.get('peft_type'))}; only LORA is served"
+    for name, (changes, instead) in _REFUSED.items():
+        if changes(config.get(name)):
+            return f"{name} is {shown(config[name])}: {instead}"
+    for name in ("r", "lora_alpha"):
+        value = config.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+            return f"{name} is {shown(value)}; it is a positive number"
+    if not isinstance(config.get("alpha_pattern") or {}, dict):
+        return f"alpha_pattern is {shown(config['alpha_pattern'])}; it is an object"
+    return None
+
+
+def shown(value: Any) -> str:
+    """A value for an error message."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

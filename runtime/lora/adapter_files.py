@@ -1,0 +1,128 @@
+"""Reads a LoRA adapter as peft saves it: adapter_config.json and adapter_model.safetensors. Nothing is unpickled.
+
+    {"peft_type": "LORA", "r": 8, "lora_alpha": 16, …}
+    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight   [rank, in]
+    base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight   [out, rank]
+
+What changes the base model in any other way is refused by name: served without it, the adapter would answer, and answer
+wrongly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ..checkpoint.tensor_names import text_tensor_name
+from ..checkpoint.weight_files import shorten
+from .adapter_config import CONFIG_FILE, MERGE, AdapterError, read_adapter_config, shown
+
+WEIGHTS_FILE, PICKLED_FILE = "adapter_model.safetensors", "adapter_model.bin"
+
+_FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.[^.]+)?\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankFactors:
+    """The update of one linear layer: W + B A."""
+
+    a: torch.Tensor
+    """[rank, in]"""
+    b: torch.Tensor
+    """float32 [out, rank], scaled."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """An adapter as it was read."""
+
+    digest: str
+    """Of its contents: adapters with the same digest compute the same."""
+    factors: dict[str, LowRankFactors]
+    """By the module's name in a checkpoint of the text model, such as model.layers.0.self_attn.q_proj."""
+
+    @property
+    def rank(self) -> int:
+        """The largest rank."""
+        return max(len(factors.a) for factors in self.factors.values())
+
+
+def read_adapter(folder: str | Path) -> AdapterFile:
+    """Read an adapter's folder. Raises AdapterError."""
+    folder = Path(folder)
+    config, content = read_adapter_config(folder)
+    file = folder / WEIGHTS_FILE
+    if not file.is_file():
+        pickled = " (adapter_model.bin is pickled, and not read: save it again with safe_serialization=True)"
+        raise AdapterError(f"{folder} has no {WEIGHTS_FILE}{pickled if (folder / PICKLED_FILE).exists() else ''}")
+    try:
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(content, digest_size=16)).hexdigest()
+        tensors = load_file(file)
+    except OSError as error:
+        raise AdapterError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, ValueError) as error:
+        raise AdapterError(f"{file} cannot be read: {error}; download or save it again") from error
+    factors = _pair_factors(tensors, config, file)
+    return AdapterFile(digest, factors)
+
+
+def _pair_factors(tensors: dict[str, torch.Tensor], config: Mapping[str, Any], file: Path) -> dict[str, LowRankFactors]:
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    others = []
+    for name, tensor in tensors.items():
+        match = _FACTOR.fullmatch(name)
+        text_name = text_tensor_name(f"{match[1]}.weight") if match is not None else None
+        if match is None or text_name is None:
+            others.append(name)
+            continue
+        found.setdefault(text_name.removesuffix(".weight"), {})[match[2]] = tensor
+    if others:
+        raise AdapterError(f"{file} holds tensors that are no update of a linear layer: {shorten(others)}; {MERGE}")
+    if not found:
+        raise AdapterError(f"{file} holds no tensor")
+    factors = {}
+    for module, pair in found.items():
+        if missing := {"A", "B"} - pair.keys():
+            raise AdapterError(f"{file} lacks lora_{missing.pop()} of {module}; save the adapter again")
+        factors[module] = _scaled(module, pair["A"], pair["B"], config, file)
+    return factors
+
+
+def _scaled(module: str, a: torch.Tensor, b: torch.Tensor, config: Mapping[str, Any], file: Path) -> LowRankFactors:
+    for name, factor in (("lora_A", a), ("lora_B", b)):
+        if factor.dim() != 2 or not factor.is_floating_point():
+            raise AdapterError(f"{file}: {name} of {module} is {factor.dtype} {list(factor.shape)}; it is no matrix")
+        if not factor.isfinite().all():
+            raise AdapterError(f"{file}: {name} of {module} holds numbers that are not finite")
+    if len(a) != b.shape[1] or not len(a):
+        raise AdapterError(
+            f"{file}: {module} has lora_A {list(a.shape)} and lora_B {list(b.shape)}; the rank of both must be the same"
+        )
+    alpha, rank = _alpha(module, config, file), len(a)
+    scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    return LowRankFactors(a, b.float() * scale)
+
+
+def _alpha(module: str, config: Mapping[str, Any], file: Path) -> float:
+    """peft: the first pattern that matches the end of the module's name, at a dot."""
+    for pattern, alpha in (config.get("alpha_pattern") or {}).items():
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
+            raise AdapterError(f"{file.with_name(CONFIG_FILE)}: alpha_pattern[{pattern!r}] is {shown(alpha)}")
+        try:
+            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+                return float(alpha)
+        except re.error as error:
+            raise AdapterError(
+                f"{file.with_name(CONFIG_FILE)}: alpha_pattern[{pattern!r}] is no pattern: {error}"
+            ) from None
+    return float(config["lora_alpha"])

@@ -1,0 +1,226 @@
+"""The registry of adapters, and what their weights add in the layers, without peft: adapters are written by hand."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from baton.runtime.layers.linear import Linear
+from baton.runtime.layers.low_rank import StepAdapters, module_targets
+from baton.runtime.lora.adapter_config import AdapterError
+from baton.runtime.lora.adapter_names import AdapterNames, check_adapter_name
+from baton.runtime.lora.adapter_weights import AdapterWeights
+from baton.runtime.lora.adapters import Adapters
+from baton.runtime.messages import LoadAdapter
+from baton.scheduler.outcome import RequestRefused
+from tests.doubles.local_worker import LocalWorker
+from tests.doubles.tiny_models import save_reference
+
+IN, PARTS, RANK = 6, {"q_proj": 4, "k_proj": 2}, 3
+
+
+def write_adapter(folder: Path, seed: int, *, alpha: float = 6.0, **config: Any) -> dict[str, torch.Tensor]:
+    """Write an adapter of both parts; returns its tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for part, size in PARTS.items():
+        stem = f"base_model.model.layer.{part}"
+        tensors[f"{stem}.lora_A.weight"] = torch.randn(RANK, IN, generator=generator)
+        tensors[f"{stem}.lora_B.weight"] = torch.randn(size, RANK, generator=generator)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": alpha, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return tensors
+
+
+class Rig:
+    """One layer of two parts, whose outputs are in another order than in the checkpoint."""
+
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(1)
+        self.layer = Linear(IN, PARTS, bias=False, dtype=torch.float32, device=torch.device("cpu"))
+        assert self.layer.weight is not None
+        self.layer.weight.normal_()
+        self.order = torch.tensor([2, 0, 1, 3, 5, 4])
+        self.layer.reorder_outputs(self.order)
+        modules, start = {}, 0
+        for part, size in PARTS.items():
+            modules[f"layer.{part}"] = start, size
+            start += size
+        targets = module_targets([(modules, IN, self.layer.output_order, self.layer.attach_updates)])
+        self.weights = AdapterWeights(targets, dtype=torch.float32, device=torch.device("cpu"))
+        self.woken = threading.Event()
+        self.adapters = Adapters(self.weights, wake=self.woken.set, **options)
+
+    def outputs(self, x: torch.Tensor, keys: list[str], lens: list[int]) -> torch.Tensor:
+        """What the layer computes, in the checkpoint's order."""
+        self.weights.begin_step(keys, np.array(lens))
+        y = self.layer(x)
+        self.weights.end_step()
+        return y[:, self.order.argsort()]
+
+
+def slow_outputs(plain: torch.Tensor, x: torch.Tensor, tensors: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
+    """plain + scale B A x, part by part."""
+    added = []
+    for part in PARTS:
+        a, b = (tensors[f"base_model.model.layer.{part}.lora_{factor}.weight"] for factor in "AB")
+        added.append((x @ a.T @ b.T) * scale)
+    return plain + torch.cat(added, dim=1)
+
+
+@pytest.mark.parametrize("rows", [["a"], ["a", "a"], ["", "a"], ["a", "", "b", "a"], ["b", "a"], ["", ""]])
+def test_each_row_gets_its_adapter(tmp_path: Path, rows: list[str]) -> None:
+    rig = Rig()
+    tensors = {name: write_adapter(tmp_path / name, seed) for seed, name in enumerate("ab")}
+    lens = [3, 1, 2, 1][: len(rows)]
+    x = torch.randn(sum(lens), IN, generator=torch.Generator().manual_seed(3))
+    plain = rig.outputs(x, [""] * len(rows), lens)
+    for name in "ab":
+        rig.adapters.load(name, str(tmp_path / name))
+    found = rig.outputs(x, [rig.adapters.key_of(name) for name in rows], lens)
+    start = 0
+    for name, length in zip(rows, lens, strict=True):
+        own = slice(start, start + length)
+        expected = slow_outputs(plain[own], x[own], tensors[name], 2.0) if name else plain[own]
+        torch.testing.assert_close(found[own], expected)
+        start += length
+    assert torch.equal(rig.outputs(x, [""] * len(rows), lens), plain), "nothing is left of a step"
+
+
+def test_step_with_an_adapter_that_is_gone_fails(tmp_path: Path) -> None:
+    """Its requests would be computed by the model alone."""
+    rig = Rig()
+    write_adapter(tmp_path / "a", 0)
+    rig.adapters.load("a", str(tmp_path / "a"))
+    key = rig.adapters.key_of("a")
+    rig.adapters.unload("a")
+    rig.adapters.drop_unused({key})
+    assert rig.adapters.has_unnamed and rig.weights.keys == {key}, "a live request has it"
+    rig.outputs(torch.zeros(1, IN), [key], [1])
+    rig.adapters.drop_unused(set())
+    assert not rig.adapters.has_unnamed and rig.weights.keys == set()
+    with pytest.raises(RuntimeError, match="not installed"):
+        rig.weights.begin_step([key], np.array([1]))
+
+
+def test_names_of_the_same_contents_share_weights(tmp_path: Path) -> None:
+    rig = Rig()
+    for name in ("a", "b", "other"):
+        write_adapter(tmp_path / name, int(name == "other"))
+    for name in ("a", "b", "other"):
+        rig.adapters.load(name, str(tmp_path / name))
+    assert rig.adapters.key_of("a") == rig.adapters.key_of("b") != rig.adapters.key_of("other")
+    rig.adapters.unload("a")
+    rig.adapters.drop_unused(set())
+    assert len(rig.weights.keys) == 2
+    with pytest.raises(RequestRefused, match=r"no adapter 'a'; loaded: 'b', 'other'"):
+        rig.adapters.key_of("a")
+
+
+def load(rig: Rig, name: str, path: Path) -> Exception | None:
+    """Load while running; returns why it failed."""
+    rig.woken.clear()
+    rig.adapters.begin_load(LoadAdapter(call_id=1, name=name, path=str(path)))
+    assert rig.woken.wait(60)
+    ((call, error),) = rig.adapters.take_loaded()
+    assert call.name == name
+    return error
+
+
+def test_adapters_are_read_in_a_thread(tmp_path: Path) -> None:
+    rig = Rig(max_adapters=1)
+    write_adapter(tmp_path / "a", 0)
+    assert load(rig, "a", tmp_path / "a") is None
+    first = rig.adapters.key_of("a")
+    assert load(rig, "a", tmp_path / "a") is None, "it is there already"
+    with pytest.raises(AdapterError, match="the maximum"):
+        rig.adapters.begin_load(LoadAdapter(call_id=1, name="b", path=str(tmp_path)))
+    rig.adapters.unload("a")
+    assert isinstance(load(rig, "a", tmp_path / "nowhere"), AdapterError)
+    write_adapter(tmp_path / "a", 5)  # other contents in the same folder
+    assert load(rig, "a", tmp_path / "a") is None
+    assert rig.adapters.key_of("a") != first
+    write_adapter(tmp_path / "a", 6)
+    error = load(rig, "a", tmp_path / "a")
+    assert isinstance(error, AdapterError) and "already" in str(error), "not exchanged behind the name's back"
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({"use_rslora": True}, 6 / 3**0.5),
+        ({"alpha_pattern": {"q_proj": 6, "k_proj": 6}, "alpha": 1.0}, 2.0),
+        ({"alpha_pattern": {"proj": 9, "layer": 9}}, 2.0),
+        ({"alpha_pattern": {r"layer\.[qk]_proj": 3}}, 1.0),
+    ],
+)
+def test_scale(tmp_path: Path, changes: dict[str, Any], scale: float) -> None:
+    rig = Rig()
+    tensors = write_adapter(tmp_path, 0, **changes)
+    x = torch.randn(2, IN, generator=torch.Generator().manual_seed(3))
+    plain = rig.outputs(x, [""], [2])
+    rig.adapters.load("a", str(tmp_path))
+    torch.testing.assert_close(rig.outputs(x, [rig.adapters.key_of("a")], [2]), slow_outputs(plain, x, tensors, scale))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "the base model was changed"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "no linear layer"),
+        ({"fan_in_fan_out": True}, "transposed"),
+        ({"trainable_token_indices": [1]}, "rows of the embedding"),
+        ({"peft_type": None}, "only LORA"),
+        ({"r": 0}, "r is 0"),
+        ({"lora_alpha": True}, "lora_alpha is True"),
+        ({"lora_alpha": 1e400}, "lora_alpha is inf"),
+        ({"alpha_pattern": {"(": 1}}, "no pattern"),
+        ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern"),
+        ({"alpha_pattern": 7}, "alpha_pattern is 7"),
+    ],
+)
+def test_settings_that_change_more_are_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+    write_adapter(tmp_path, 0, **settings)
+    with pytest.raises(AdapterError, match=r"adapter .a.: .*adapter_config\.json") as refused:
+        Rig().adapters.load("a", str(tmp_path))
+    assert reason in str(refused.value)
+
+
+def test_targets_are_linear_layers_without_experts(tmp_path: Path) -> None:
+    save_reference("glm4_moe", tmp_path)
+    worker = LocalWorker(tmp_path)
+    targets = worker.adapters._weights._targets
+    kinds = {name.split(".", 3)[3] for name in targets}
+    attention = {f"self_attn.{part}_proj" for part in "qkvo"}
+    dense = {f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+    shared = {f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+    assert kinds == attention | dense | shared
+    assert all(target.order is not None for name, target in targets.items() if name.endswith("q_proj"))
+
+
+def test_names() -> None:
+    for name in ("a", "org/sql-lora", "A.b_c@1"):
+        check_adapter_name(name)
+    for name in ("", "a:b", "a b", "/a", "a/", "a//b", "x" * 300, "\u00e9", "a\n"):
+        with pytest.raises(AdapterError):
+            check_adapter_name(name)
+    names = AdapterNames()
+    names.set_adapters([{"name": "a"}, {"name": "b"}])
+    names.set_adapters([{"name": "b"}])
+    assert "b" in names and "a" not in names and names.was_unloaded("a") and not names.was_unloaded("b")
+
+
+def test_rows_of_one_adapter_need_no_index() -> None:
+    step = StepAdapters()
+    step.set_rows(["a", "a"], np.array([2, 3]), torch.device("cpu"))
+    assert step.parts == [("a", None)]
