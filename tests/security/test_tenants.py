@@ -126,8 +126,8 @@ NAMING = {"rid", "request_id", "continuation_of", "previous_response_id", "job_i
 NAMING |= CONVERSATION_FIELDS
 """Fields that name something of a client."""
 
-NAMELESS = {"user", "best_of", "keep_parent"}
-"""Other fields whose names look like one: a budget's owner, a number, a switch."""
+NAMELESS = {"user", "best_of", "keep_parent", "lora_int_id"}
+"""Other fields whose names look like one: a budget's owner, a number, a switch, a number that is refused."""
 
 _LOOKS_LIKE_A_NAME = re.compile(r"(^|_)(rid|id|of|job|user|parent|session|conversation)$")
 
