@@ -25,6 +25,7 @@ from ..runtime.clients import SOLE_CLIENT
 from ..runtime.text.tokenizer import Tokenizer
 from ..scheduler.outcome import RequestRefused
 from ..scheduler.sampling_params import SamplingParams
+from .chat.setup import ChatSetup
 from .engine_threads import EngineError, EngineThreads, WorkerFunction
 from .fields.conversation_names import read_names
 from .fields.ignored import IgnoredLog
@@ -34,6 +35,9 @@ from .fields.prompts import PromptBatch
 from .fields.reading import read_rid, typed
 from .native.generate import parse_generate
 from .native.generate_response import stream_events, whole_response
+from .pooling.embeddings import parse_encode
+from .pooling.prompts import PooledCall, PoolingTools, chat_renderer, run_call
+from .pooling.scores import parse_classify, parse_rerank, parse_score
 from .server_args import compose, with_seed
 from .server_config import ServerArgs
 
@@ -60,6 +64,7 @@ class Engine:
         self._threads = EngineThreads(self.args, self.tokenizer, worker or _default_worker())
         self._manager = self._threads.manager
         self._ignored = IgnoredLog(self.args.server.unknown_fields)
+        self._pooling_tools: PoolingTools | None = None
         self._threads.start()
         # Not at the exit of the process, when no thread can be started any more: EngineThreads sees to that.
         weakref.finalize(self, self._threads.end_unused).atexit = False
@@ -102,6 +107,46 @@ class Engine:
         if stream:
             return self._iterate_async(self._stream(batch))
         return await self._threads.await_on_loop(self._answer(batch))
+
+    # -- vectors and scores ----------------------------------------------------------------------------------------
+
+    def embed(self, prompt: str | Sequence[str] | None = None, **fields: Any) -> Any:
+        """Embed a text, or each of a list. ``fields``: those of ``POST /encode``, such as ``input_ids``,
+        ``dimensions``, ``normalize``. Returns its answer: a dict {embedding, meta_info}, or a list of them."""
+        return self._threads.run(self._pooled(self._embedding_call(prompt, fields)))
+
+    async def async_embed(self, prompt: str | Sequence[str] | None = None, **fields: Any) -> Any:
+        """`embed` for asyncio."""
+        return await self._threads.await_on_loop(self._pooled(self._embedding_call(prompt, fields)))
+
+    def score(self, query: Any = None, items: Any = None, label_token_ids: Any = None, **fields: Any) -> dict:
+        """Score labels as the token after query and item, or, with ``text_1`` and ``text_2``, pairs of texts.
+        ``fields``: those of ``POST /v1/score``. Returns its answer."""
+        return self._threads.run(self._pooled(_score_call(query, items, label_token_ids, fields)))
+
+    async def async_score(
+        self, query: Any = None, items: Any = None, label_token_ids: Any = None, **fields: Any
+    ) -> dict:
+        """`score` for asyncio."""
+        return await self._threads.await_on_loop(self._pooled(_score_call(query, items, label_token_ids, fields)))
+
+    def rerank(self, query: str, documents: Sequence[str], **fields: Any) -> dict:
+        """Rank documents for a query. ``fields``: those of ``POST /v1/rerank``. Returns its answer."""
+        return self._threads.run(self._pooled(parse_rerank(_given(fields, query=query, documents=documents))))
+
+    async def async_rerank(self, query: str, documents: Sequence[str], **fields: Any) -> dict:
+        """`rerank` for asyncio."""
+        call = parse_rerank(_given(fields, query=query, documents=documents))
+        return await self._threads.await_on_loop(self._pooled(call))
+
+    def classify(self, input: Any, **fields: Any) -> dict:
+        """Classify a text, token ids, or a list of either. ``fields``: those of ``POST /classify``. Returns its
+        answer."""
+        return self._threads.run(self._pooled(parse_classify(_given(fields, input=input))))
+
+    async def async_classify(self, input: Any, **fields: Any) -> dict:
+        """`classify` for asyncio."""
+        return await self._threads.await_on_loop(self._pooled(parse_classify(_given(fields, input=input))))
 
     def abort(self, rid: str | None = None) -> list[str]:
         """End request ``rid``, or all requests if None; returns the rids that were open."""
@@ -248,6 +293,21 @@ class Engine:
         self._ignored.report(ignored)
         return batch
 
+    def _embedding_call(self, prompt: Any, fields: dict[str, Any]) -> PooledCall:
+        return parse_encode(_given(fields, text=prompt))
+
+    async def _pooled(self, call: PooledCall) -> Any:
+        if self._pooling_tools is None:
+            renderer = ChatSetup(self.args.chat, self.tokenizer).renderer
+            self._pooling_tools = PoolingTools(
+                self._manager, lambda asked: self.args.served_model_name, chat_renderer(renderer)
+            )
+        tools = self._pooling_tools
+        answer = call.build_answer(await run_call(self._manager, SOLE_CLIENT, call, tools), tools)
+        if isinstance(answer, dict) and "data" in answer:
+            answer["data"] = list(answer["data"])  # may be an iterator
+        return answer
+
     async def _answer(self, batch: PromptBatch) -> dict | list[dict]:
         with await self._manager.open_answer(SOLE_CLIENT, batch.prompts, stream=False) as answer:
             return whole_response(await answer.outputs(), batch)
@@ -293,6 +353,18 @@ class Engine:
 
 async def _next(outputs: AsyncGenerator[dict, None]) -> Any:
     return await anext(outputs, _END)
+
+
+def _given(fields: dict[str, Any], **named: Any) -> dict[str, Any]:
+    """The fields of a body, from keywords and arguments. Raises RequestRefused for one that is given twice."""
+    named = {name: value for name, value in named.items() if value is not None}
+    if twice := named.keys() & fields.keys():
+        raise RequestRefused(f"{twice.pop()} is given twice; give it once")
+    return {name: _plain(value) for name, value in (named | fields).items()}
+
+
+def _score_call(query: Any, items: Any, label_token_ids: Any, fields: dict[str, Any]) -> PooledCall:
+    return parse_score(_given(fields, query=query, items=items, label_token_ids=label_token_ids))
 
 
 def _plain(value: Any) -> Any:

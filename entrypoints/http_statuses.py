@@ -26,6 +26,7 @@ STATUSES = {
     "response_not_in_background": 400,
     "thread_unsupported_request": 400,
     "unknown_field": 400,
+    "unsupported_by_model": 400,
     "unsupported_content": 400,
     "unsupported_field": 400,
     "unsupported_item": 400,

@@ -34,15 +34,12 @@ from ..runtime.launcher.child_process import configure_logging, dump_stacks_on_s
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
 from ..runtime.lora.adapter_config import read_adapter_config
 from ..runtime.metrics import ServerMetrics
-from ..runtime.prompt import Prompt
 from ..runtime.recording.recorder import RecordingError, open_recorder
 from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused
-from ..scheduler.request_spec import RequestSpec
-from ..scheduler.sampling_params import SamplingParams
 from .chat.setup import ChatSetup, ChatSetupError
-from .http.health_routes import Readiness
+from .http.health_routes import Readiness, probe_of
 from .http.keys import Keys, exposure_warning, read_keys
 from .http.server import build_app
 from .http.wire.connection import Connection, ConnectionLimits, protocol_class
@@ -227,9 +224,7 @@ class _Server:
             await self._processes.dump()
             timeout = self._args.server.ready_timeout
             raise ServerFailure(f"the worker was not ready within {timeout:g} s; see --ready-timeout") from None
-        sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-        spec = RequestSpec(rid="server-warm-up", sampling=sampling, retain_ttl=0.0, no_reuse_from=0)  # begins no job
-        prompt = Prompt(spec=spec, input_ids=[0])
+        prompt = probe_of("server-warm-up", generates=self._manager.limits.generates)
         try:
             with await self._manager.open_answer(SOLE_CLIENT, [prompt], stream=False) as answer:
                 await answer.outputs()

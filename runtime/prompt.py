@@ -65,6 +65,8 @@ class ModelLimits:
 
     context_length: int
     vocab_size: int
+    generates: bool = True
+    """False for a model without a language head: it has no logits of the next token."""
 
 
 def truncated(prompt: Prompt, ids: list[int], context_length: int) -> list[int]:
@@ -81,6 +83,7 @@ def truncated(prompt: Prompt, ids: list[int], context_length: int) -> list[int]:
 
 def check_prompt(prompt: Prompt, input_ids: list[int], limits: ModelLimits) -> None:
     """Refuse what the model cannot serve. ``input_ids``: the prompt, tokenised. Raises RequestRefused."""
+    _check_head(prompt, limits)
     if not input_ids:
         raise RequestRefused("the prompt is empty; give at least one token", param=prompt.source)
     _check_ids(prompt.input_ids, "input_ids", limits.vocab_size)
@@ -99,10 +102,20 @@ def check_continuation(prompt: Prompt, suffix_ids: list[int], limits: ModelLimit
     """`check_prompt` for a continuation. Only the worker knows the parent's length, so this counts the parent as one
     token; the worker makes the final check. Raises RequestRefused."""
     assert prompt.continuation is not None
+    _check_head(prompt, limits)
     _check_ids(prompt.suffix_ids, "continuation_ids", limits.vocab_size)
     _check_ids(prompt.input_ids, "input_ids", limits.vocab_size)
     _check_length(len(suffix_ids) + 1, prompt, limits.context_length, at_least=True)
     _check_vocabulary(prompt, limits.vocab_size)
+
+
+def _check_head(prompt: Prompt, limits: ModelLimits) -> None:
+    if prompt.spec.pooling is None and not limits.generates:
+        raise RequestRefused(
+            "this model generates no text: its checkpoint has no language head; use /v1/embeddings, /v1/score, "
+            "/v1/rerank or /classify",
+            code="unsupported_by_model",
+        )
 
 
 def _check_ids(ids: list[int] | None, name: str, vocab: int) -> None:
@@ -130,6 +143,9 @@ def _check_vocabulary(prompt: Prompt, vocab: int) -> None:
             f"beam_width is {sampling.beam_width}; the vocabulary has {vocab} tokens: use {vocab} or less",
             param="beam_width",
         )
+    if prompt.spec.pooling is not None and (bad := _outside(list(prompt.spec.pooling.token_ids), vocab)) is not None:
+        name = "token_ids_logprob"
+        raise RequestRefused(f"{name} holds token id {bad}; token ids go from 0 to {vocab - 1}", param=name)
     for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
         if (bad := _outside(list(getattr(sampling, name) or ()), vocab)) is not None:
             raise RequestRefused(f"{name} holds token id {bad}; token ids go from 0 to {vocab - 1}", param=name)

@@ -305,7 +305,9 @@ class TokenizerManager:
                 self.worker_info = msgspec.json.decode(message.info)
                 self.control.adapters.set_adapters(self.worker_info.get("adapters", []))
                 context, vocab = self.worker_info["context_length"], self.worker_info["vocab_size"]
-                self._availability.mark_ready(ModelLimits(context_length=context, vocab_size=vocab))
+                generates = self.worker_info.get("pooling", {}).get("head", "language") == "language"
+                limits = ModelLimits(context_length=context, vocab_size=vocab, generates=generates)
+                self._availability.mark_ready(limits)
 
     def _take_output(self, update: TextOutput) -> None:
         output = update.output

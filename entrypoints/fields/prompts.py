@@ -201,7 +201,7 @@ def read_prompts(
     objects = sampling if isinstance(sampling, list) else [sampling] * tokens.size
     clamps = [_has_no_limit(given) if clamps_output is None else clamps_output for given in objects]
     namespaces = read_namespaces(per_prompt)
-    adapters = per_prompt.read_values("lora_path", _adapter_name, "")
+    adapters = per_prompt.read_values("lora_path", read_adapter, "")
     client = read_client(fields)
     for asked, params in zip(logprobs, samplings, strict=True):
         if asked.token_ids and params.beam_width is not None:
@@ -209,7 +209,7 @@ def read_prompts(
             raise RequestRefused(f"{name} does not go with beam_width; use top_logprobs_num", param=name)
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
-    priorities = per_prompt.read_values("priority", _priority, 0)
+    priorities = per_prompt.read_values("priority", read_priority, 0)
     jobs = read_jobs(per_prompt, names)
     reuse_ends = per_prompt.read_values("no_reuse_from", _position, None)
     cache_report = fields.get("return_cache_report")
@@ -323,13 +323,13 @@ def _position(value: Any, name: str) -> int:
     return value
 
 
-def _adapter_name(value: Any, name: str) -> str:
+def read_adapter(value: Any, name: str) -> str:
     if not 0 < len(typed(value, str, name)) <= MAX_NAME_CHARS:
         raise RequestRefused(f"{name} is {shown(value)}; it takes the name of a loaded adapter", param=name)
     return value
 
 
-def _priority(value: Any, name: str) -> int:
+def read_priority(value: Any, name: str) -> int:
     if not -MAX_PRIORITY <= typed(value, int, name) <= MAX_PRIORITY:
         raise RequestRefused(f"{name} is {value}; use -{MAX_PRIORITY} to {MAX_PRIORITY}", param=name)
     return value

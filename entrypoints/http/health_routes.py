@@ -12,7 +12,7 @@ from ...runtime.clients import SOLE_CLIENT
 from ...runtime.prompt import Prompt
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import RequestRefused
-from ...scheduler.request_spec import RequestSpec
+from ...scheduler.request_spec import PoolingSpec, RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ..description.json_schema import answered, string
 from ..description.openapi import Operation
@@ -30,6 +30,15 @@ _HEALTH = Operation(summary="Can the server take requests?", tag="Health", answe
 _PING = Operation(summary="Another name of /health", tag="Health", answer=_STATUS)
 _READY = Operation(summary="Has a first answer passed through all processes?", tag="Health", answer=_STATUS)
 _GENERATES = Operation(summary="Does it generate a token?", tag="Health", answer=_STATUS, refusals=(404, 409, 429, 504))
+
+
+def probe_of(rid: str, *, generates: bool) -> Prompt:
+    """The shortest prompt that passes through all processes: one token is generated, or, by a model without a language
+    head, one token embedded. It begins no job."""
+    sampling = SamplingParams(max_new_tokens=int(generates), temperature=0.0)
+    pooling = None if generates else PoolingSpec()
+    spec = RequestSpec(rid=rid, sampling=sampling, retain_ttl=0.0, no_reuse_from=0, pooling=pooling)
+    return Prompt(spec=spec, input_ids=[0])
 
 
 @dataclass(slots=True)
@@ -66,7 +75,8 @@ class HealthRoutes:
         return JSONAnswer({"status": "ready"})
 
     async def health_generate(self) -> Response:
-        """200 once a token has been generated, by this call or, in the meantime, by any other."""
+        """200 once a token has been generated, or embedded where the model generates none, by this call or, in the
+        meantime, by any other."""
         self._refuse_unhealthy()
         if self._manager.control.paused:
             raise RequestRefused(
@@ -74,8 +84,7 @@ class HealthRoutes:
                 code="paused",
             )
         asked = time.monotonic()
-        sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-        prompt = Prompt(spec=RequestSpec(rid=f"health-{uuid4().hex}", sampling=sampling, retain_ttl=0.0), input_ids=[0])
+        prompt = probe_of(f"health-{uuid4().hex}", generates=self._manager.limits.generates)
         with await self._manager.open_answer(SOLE_CLIENT, [prompt], stream=False) as answer:
             while not answer.finished and self._manager.last_output_at < asked:
                 if time.monotonic() - asked > _HEALTH_GENERATE_TIMEOUT_S:

@@ -40,6 +40,7 @@ from .keys import Keys
 from .messages_routes import MessagesRoutes
 from .model_names import ModelNames
 from .openai_routes import OpenAIRoutes
+from .pooling_routes import PoolingRoutes
 from .responses_routes import ResponsesRoutes
 from .route import Route, RouteTable
 from .tokenizer_routes import TokenizerRoutes
@@ -67,6 +68,7 @@ def server_routes(
     subjects = (
         GenerationRoutes(manager, bodies, calls, streams_increments=args.server.incremental_streaming_output),
         OpenAIRoutes(manager, args, calls, chats, models),
+        PoolingRoutes(manager, calls, chat.renderer),
         ResponsesRoutes(calls, responses),
         MessagesRoutes(calls, chats),
         HealthRoutes(manager, args, readiness),

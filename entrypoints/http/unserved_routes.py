@@ -13,7 +13,8 @@ from ..anthropic.errors import error_body as anthropic_error_body
 from .route import ANY_MEDIA, PROBE, Route
 from .wire.answers import ErrorBody, error_body
 
-_TEXT_ONLY = "this server generates text and nothing else"
+_TEXT_ONLY = "this server takes text alone, and answers with text, vectors and scores"
+_OTHER_EMBEDDINGS = "use /v1/embeddings, in OpenAI's form, or SGLang's /encode"
 _ONE_MODEL = "the weights stay as they were loaded; start another server with --model-path"
 _NO_SESSIONS = "there are no sessions; use continuation_of, or send the whole conversation: its beginning is cached"
 _NO_STORE = "this server keeps no files, batches or threads; send each request by itself"
@@ -22,12 +23,12 @@ _LLAMA_CPP = "llama.cpp's own API is not served; use /v1/completions, /model_inf
 
 UNSERVED = {
     _TEXT_ONLY: (
-        "/encode", "/v1/embeddings", "/v1/embed", "/v2/embed", "/embed", "/pooling", "/classify", "/v1/classify",
-        "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/moderations", "/v1/audio/speech",
-        "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/generations", "/v1/images/edits",
-        "/v1/images/variations", "/v1/videos", "/v1/realtime", "/embeddings", "/embedding", "/reranking", "/infill",
-        "/generative_scoring",
+        "/v1/moderations", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations",
+        "/v1/images/generations", "/v1/images/edits", "/v1/images/variations", "/v1/videos", "/v1/realtime", "/infill",
     ),
+    _OTHER_EMBEDDINGS: ("/v1/embed", "/v2/embed", "/embed", "/embeddings", "/embedding"),
+    "use /v1/rerank": ("/reranking",),
+    "use /v1/score with label_token_ids": ("/generative_scoring",),
     _ONE_MODEL: (
         "/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed",
         "/update_weights_from_ipc", "/init_weights_update_group", "/destroy_weights_update_group",

@@ -138,6 +138,21 @@ class Tokenizer:
         return None
 
     @functools.cached_property
+    def special_ids_around_pair(self) -> tuple[list[int], list[int], list[int]] | None:
+        """The ids that the post-processor puts before, between and after two texts that are encoded as a pair; None if
+        it does more than that."""
+        one, two = self.encode("x", False), self.encode("y", False)
+        whole = self._backend.encode("x", "y", add_special_tokens=True).ids
+        for start in range(len(whole) - len(one) - len(two) + 1):
+            if whole[start : start + len(one)] != one:
+                continue
+            middle = start + len(one)
+            for other in range(middle, len(whole) - len(two) + 1):
+                if whole[other : other + len(two)] == two:
+                    return whole[:start], whole[middle:other], whole[other + len(two) :]
+        return None
+
+    @functools.cached_property
     def longest_token(self) -> int:
         """In characters of the vocabulary, of which a character of text takes one or more."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))

@@ -317,6 +317,14 @@ def by_body(path: str, body: dict[str, Any], *fields: str) -> list[Attack]:
     return attacks
 
 
+POOLED: dict[str, dict[str, Any]] = {
+    **{key: {"input": "Hello"} for key in ("/v1/embeddings", "/pooling", "/v1/classify", "/classify")},
+    "/encode": {"text": "Hello"},
+    **{key: {"query": "Hello", "items": ["you"], "label_token_ids": [5]} for key in ("/v1/score", "/score")},
+    **{key: {"query": "Hello", "documents": ["you"]} for key in ("/v1/rerank", "/rerank", "/v2/rerank")},
+}
+"""Endpoints that pool prompts. This model classifies and ranks nothing: it refuses both, whatever they are named."""
+
 _PARENT = {"continuation_suffix": " and", "sampling_params": GREEDY}
 _OF_A_PATH = ("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")
 ATTACKS = [
@@ -336,6 +344,7 @@ ATTACKS = [
     Attack("POST", "/v1/responses", "previous_response_id", "response", {**RESPONSE, "previous_response_id": "NAME"}),
     Attack("POST", "/v1/responses", "previous_response_id", "behind", {**RESPONSE, "previous_response_id": "NAME"}),
     *by_body("/v1/messages", MESSAGE, "rid", "job_id"),
+    *(attack for path, body in POOLED.items() for attack in by_body(path, body, "rid", "request_id")),
     *by_body("/v1/messages/count_tokens", COUNTED, "rid", "job_id"),
     *(Attack(method, f"/v1/responses/NAME{more}", "response_id", what)
       for method, more in _OF_A_PATH for what in ("response", "behind")),

@@ -120,9 +120,9 @@ def test_loads(server: ServerUnderTest) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/v1/embeddings", "generates text and nothing else"),
-        ("/rerank", "generates text"),
-        ("/v1/audio/transcriptions", "generates text"),
+        ("/embed", "use /v1/embeddings"),
+        ("/reranking", "use /v1/rerank"),
+        ("/v1/audio/transcriptions", "takes text alone"),
         ("/update_weights_from_disk", "start another server"),
         ("/open_session", "continuation_of"),
         ("/v1/files/file-1/content", "keeps no files"),
