@@ -16,6 +16,7 @@ from baton.scheduler.request_spec import PoolingSpec
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.local_worker import LocalWorker
 from tests.doubles.specs import make_pooled_spec, make_spec
+from tests.doubles.tiny_adapters import EVERY, add_adapter, save_adapter
 from tests.doubles.tiny_models import MODELS, TINY, make_reference, save_reference
 
 pytestmark = pytest.mark.equality
@@ -219,3 +220,26 @@ def test_half_precision_embedding_is_as_close_as_transformers(dtype: str, tmp_pa
     vector = worker.run([make_pooled_spec("half", ids, KINDS["mean"])])[0].vector
     assert vector is not None
     assert (torch.from_numpy(vector) - exact).abs().mean() <= 2 * (theirs - exact).abs().mean()
+
+
+def test_adapters_embed_apart(tmp_path: Path) -> None:
+    """Prompts with an adapter and without in the same steps; neither finds the other's KV."""
+    reference = save_reference("qwen3", tmp_path / "base")
+    model = add_adapter(reference, "all", EVERY, 2)
+    worker = LocalWorker(tmp_path / "base", chunked_prefill_size=30)
+    worker.adapters.load("all", str(save_adapter(model, "all", tmp_path / "adapters")))
+    for round_number in range(2):
+        specs = [
+            make_pooled_spec(f"{round_number}-{i}-{kind}-{adapter}", ids, pooling, adapter=adapter)
+            for i, ids in enumerate(prompts_of(9))
+            for kind, pooling in KINDS.items()
+            for adapter in ("", "all")
+        ]
+        for spec, answer in zip(specs, worker.run(specs), strict=True):
+            assert answer.vector is not None and spec.pooling is not None
+            if spec.adapter:
+                expected = expected_vector(model.get_base_model(), spec.token_ids.tolist(), spec.pooling)
+            else:
+                with model.disable_adapter():
+                    expected = expected_vector(model.get_base_model(), spec.token_ids.tolist(), spec.pooling)
+            torch.testing.assert_close(torch.from_numpy(answer.vector), expected, atol=2e-4, rtol=2e-4)
