@@ -106,7 +106,7 @@ def parse_model_config(
     return ModelConfig(
         head="language" if head == "none" and ties else head,
         labels=labels,
-        label_activation=_label_activation(raw, labels, source) if labels else "none",
+        label_activation=label_activation(raw.get("problem_type"), len(labels), source) if labels else "none",
         architecture=architecture,
         vocab_size=need("vocab_size"),
         hidden_size=hidden_size,
@@ -143,19 +143,19 @@ def _labels(raw: Mapping[str, Any], source: str) -> tuple[str, ...]:
         raise ModelLoadError(f"{source}: id2label must name the classes 0 to their number minus one") from None
 
 
-def _label_activation(raw: Mapping[str, Any], labels: tuple[str, ...], source: str) -> LabelActivation:
-    """As vLLM has it: the problem's type says; else one class is a sigmoid, several are a softmax."""
-    kinds: dict[str, LabelActivation] = {
-        "regression": "none",
+def label_activation(problem_type: str | None, num_labels: int, source: str) -> LabelActivation:
+    """What makes scores of the logits of classes, as in vLLM: the problem's type says; else one class is a sigmoid,
+    several are a softmax. Raises ModelLoadError, which calls the config ``source``."""
+    usual: LabelActivation = "softmax" if num_labels > 1 else "sigmoid"
+    kinds: dict[str | None, LabelActivation] = {
+        None: usual,
+        "single_label_classification": usual,
         "multi_label_classification": "sigmoid",
-        "single_label_classification": "softmax" if len(labels) > 1 else "sigmoid",
+        "regression": "none",
     }
-    problem = raw.get("problem_type")
-    if problem is None:
-        return "softmax" if len(labels) > 1 else "sigmoid"
-    if problem not in kinds:
-        raise ModelLoadError(f"{source}: problem_type {problem!r} is not one of {', '.join(kinds)}")
-    return kinds[problem]
+    if problem_type not in kinds:
+        raise ModelLoadError(f"{source}: problem_type {problem_type!r} is not one of {', '.join(filter(None, kinds))}")
+    return kinds[problem_type]
 
 
 def _supported_architecture(raw: Mapping[str, Any], source: str) -> tuple[str, str, HeadKind]:

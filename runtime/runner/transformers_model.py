@@ -28,6 +28,7 @@ import torch
 from ...attention.backend import AttentionBackend, AttentionBatch, AttentionSpec, kv_shapes
 from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import KVPool, MHAKVPool
+from ..checkpoint.hf_config import label_activation, load_generation_config
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from ..checkpoint.pooling_files import read_embedding_config
 from ..checkpoint.tensor_names import text_tensor_name
@@ -101,7 +102,7 @@ class TransformersModel:
             module.baton_attention = self._attention
         name, kind = self._trace()
         ids = torch.arange(CHECKED_TOKENS, device=model.device) * 7 % config.vocab_size
-        expected = self._reference_logits(ids)
+        expected = self._reference_logits(ids, name)
         model.set_attn_implementation(SERVING)
         # The model's forward computes the logits of what its base returns: the base is taken out, and hidden states
         # that a step has computed are put in.
@@ -135,6 +136,8 @@ class TransformersModel:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ServedModel.compute_logits."""
+        if self.config.head == "labels":
+            return hidden.new_empty(len(hidden), 0, dtype=torch.float32)
         self._given.hidden = hidden[None]
         logits = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
         self._given.hidden = None
@@ -145,8 +148,8 @@ class TransformersModel:
         return hidden.to(torch.float32)
 
     def compute_labels(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See ServedModel.compute_labels. Only models with a language head are loaded."""
-        raise NotImplementedError("a model of transformers has no classification head here")
+        """See ServedModel.compute_labels. The model's forward would score the last of these tokens alone."""
+        return self._model.score(hidden).to(torch.float32)
 
     def adapter_targets(self) -> dict[str, Target]:
         """See ServedModel.adapter_targets: torch's linear layers of the base, under transformers' names for them."""
@@ -162,9 +165,13 @@ class TransformersModel:
         """See ServedModel.is_recordable: transformers computes with torch."""
         return False
 
-    def _reference_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """float32 [tokens, vocab]: the logits of one sequence by transformers' own attention."""
+    def _reference_logits(self, ids: torch.Tensor, base: str) -> torch.Tensor:
+        """float32 [tokens, vocab], or [tokens, labels]: the logits of one sequence by transformers' own attention.
+        base: name of the module that turns ids into hidden states."""
         self._model.set_attn_implementation("eager")
+        if self.config.head == "labels":
+            states = self._model.get_submodule(base)(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+            return self.compute_labels(states)
         return self._model(input_ids=ids[None], use_cache=False).logits[0].float()
 
     def _check(self, ids: torch.Tensor, expected: torch.Tensor) -> None:
@@ -173,6 +180,7 @@ class TransformersModel:
         device, tokens, found = ids.device, len(ids), []
         pool = MHAKVPool(num_tokens=tokens, page_size=1, shapes=kv_shapes(self.specs), dtype=self.dtype, device=device)
         backend = TorchNativeBackend(pool)
+        compute = self.compute_labels if self.config.head == "labels" else self.compute_logits
         slots = torch.arange(1, tokens + 1, device=device)
         for start, stop in ((0, CHECKED_TOKENS // 2), (CHECKED_TOKENS // 2, tokens)):
             backend.plan(
@@ -185,7 +193,7 @@ class TransformersModel:
                 )
             )
             inputs = StepInputs(ids[start:stop], torch.arange(start, stop, device=device), slots[start:stop])
-            found.append(self.compute_logits(self(inputs, pool, backend)))
+            found.append(compute(self(inputs, pool, backend)))
         difference = (torch.cat(found) - expected).abs().mean() / expected.abs().mean().clamp(min=1e-6)
         allowed = MEAN_DIFFERENCE[self.dtype]
         if not difference <= allowed:  # NaN is not
@@ -449,6 +457,9 @@ SPARSE_LAYERS = {
 ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Of classes that compute logits of the next token."""
 
+CLASSIFIER = "ForSequenceClassification"
+"""Ending of classes with a head of classes, ``score``, behind the base."""
+
 
 def _model_class(raw: Any, architecture: str, trust_remote_code: bool) -> Any:
     """The class of transformers, or of the model's own code. Raises UnsupportedModelError."""
@@ -459,6 +470,11 @@ def _model_class(raw: Any, architecture: str, trust_remote_code: bool) -> Any:
     if trust_remote_code and reference:
         return get_class_from_dynamic_module(reference, raw._name_or_path)
     if architecture.endswith(ENDINGS) and (found := getattr(transformers, architecture, None)) is not None:
+        return found
+    if architecture.endswith(CLASSIFIER):
+        found = getattr(transformers, architecture, None)
+        if found is None:
+            raise UnsupportedModelError(f"transformers {transformers.__version__} has no {architecture}")
         return found
     mapping: Any = transformers.AutoModelForCausalLM._model_mapping
     if (found := mapping.get(type(raw), None)) is None:
@@ -498,12 +514,23 @@ def read_config(raw: Any, folder: Path, context_length: int) -> ServedConfig:
         eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
         fingerprint=raw.to_json_string(use_diff=False),
         embedding=read_embedding_config(folder),
+        **_head_of(raw, names[0], source),
     )
 
 
-def _generation(folder: Path) -> dict[str, Any]:
-    from ..checkpoint.hf_config import load_generation_config
+def _head_of(raw: Any, architecture: str, source: str) -> dict[str, Any]:
+    """The fields of a ServedConfig that say what stands on the decoder. raw: a configuration of transformers."""
+    if not architecture.endswith(CLASSIFIER):
+        return {}
+    labels = tuple(str(raw.id2label[label]) for label in range(raw.num_labels))
+    return {
+        "head": "labels",
+        "labels": labels,
+        "label_activation": label_activation(raw.problem_type, len(labels), source),
+    }
 
+
+def _generation(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in load_generation_config(folder).items() if value is not None}
 
 

@@ -55,6 +55,17 @@ def test_nonfinite_logits_fail_batches_and_streams(server: ServerUnderTest) -> N
     assert answer.status_code == 500 or json.loads(lines[-1])["error"]["code"] == "logits_not_finite"
 
 
+def test_nonfinite_vectors_give_500(server: ServerUnderTest) -> None:
+    for fields in ({"input": [PROMPT, [*PROMPT, BAD]]}, {"input": [BAD], "encoding_format": "base64"}):
+        answer = server.client.post("/v1/embeddings", json=fields)
+        assert answer.status_code == 500 and answer.json()["error"]["code"] == "logits_not_finite"
+    labels = {"query": PROMPT, "items": [[BAD]], "label_token_ids": [5]}
+    answer = server.client.post("/v1/score", json=labels)
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "logits_not_finite"
+    sound = server.client.post("/v1/embeddings", json={"input": [PROMPT, PROMPT[:9]]}).json()
+    assert all(None not in each["embedding"] for each in sound["data"])
+
+
 def test_nonfinite_requests_are_counted(server: ServerUnderTest) -> None:
     """The worker's own report is up to date; /metrics follows within a second."""
 

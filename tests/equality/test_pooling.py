@@ -163,6 +163,20 @@ def test_labels_equal_transformers(key: str, options: dict[str, Any], tmp_path: 
     assert len(worker.info["pooling"]["labels"]) == LABELLED[key]["num_labels"]
 
 
+@pytest.mark.parametrize(("name", "changes"), [("GPT2", {"n_positions": 512}), ("Qwen3", {"head_dim": 16})])
+def test_labels_of_transformers_code_equal_its_own(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """GPT-2 has no code of Baton's own."""
+    reference = make_reference(
+        name, changes | {"num_labels": 3}, architecture=f"{name}ForSequenceClassification", pad_token_id=0
+    )
+    reference.save_pretrained(tmp_path)
+    impl = "auto" if name == "GPT2" else "transformers"
+    worker = LocalWorker(tmp_path, model_options={"model_impl": impl}, chunked_prefill_size=20)
+    prompts = [[token or 1 for token in ids] for ids in prompts_of(6)]
+    check_vectors(worker, reference, prompts, [PoolingSpec(output="labels")])
+    assert worker.info["model_impl"] == "transformers" and worker.info["pooling"]["head"] == "labels"
+
+
 def save_embedder(folder: Path, *, prefix: str = "", architecture: str | None = None) -> Any:
     """A model as sentence-transformers saves it: no head, which is not tied, and names without a prefix."""
     reference = save_reference("qwen3", folder)

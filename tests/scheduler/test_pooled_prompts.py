@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.outcome import FinishReason, RequestRefused
-from baton.scheduler.request_spec import ContinuationSpec, LogprobOptions, PoolingSpec
+from baton.scheduler.request_spec import ContinuationSpec, LogprobOptions, PoolingSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.kv_echo import Stage, expected_output, prompt_of
 from tests.doubles.scheduler_harness import PAGES, Harness
@@ -205,9 +206,5 @@ def test_failed_step_ends_its_pooled_prompt_alone() -> None:
 
 
 def test_spec_of_pooled_prompt_survives_the_wire() -> None:
-    import msgspec
-
-    from baton.scheduler.request_spec import RequestSpec
-
     spec = make_pooled_spec("r", [1], PoolingSpec(output="tokens", token_ids=(1, 5)))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=RequestSpec) == spec

@@ -281,3 +281,20 @@ class TestAgainstTransformers:
         for given in (None, tools):
             expected = theirs.apply_chat_template(messages, tools=given, tokenize=False, add_generation_prompt=True)
             assert ours.apply_chat_template(messages, tools=given) == expected
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("template", [None, ("<s> $A", "<s> $A <s>:1 $B:1"), ("$A </s>", "$A </s> $B </s>")])
+def test_special_ids_around_pairs(name: str, template: tuple[str, str] | None) -> None:
+    """Two texts that are tokenised apart and joined by these are what the library makes of the pair."""
+    backend = BACKENDS[name]()
+    if template is not None:
+        single, pair = template
+        backend.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=[("<s>", 1), ("</s>", 2)])
+    tokenizer = Tokenizer(backend, CONFIG)
+    around = tokenizer.special_ids_around_pair
+    assert around is not None
+    before, between, after = around
+    for one, other in (("yx", "xy"), ("The quick fox", "naïve é"), ("x", "x")):
+        joined = [*before, *tokenizer.encode(one, False), *between, *tokenizer.encode(other, False), *after]
+        assert joined == backend.encode(one, other).ids
