@@ -412,7 +412,8 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """See ServedModel.weight_bytes. To be asked before `choose_products`, which may drop weights."""
+        """See ServedModel.weight_bytes. To be asked before `finish_loading` and `choose_products`, which may drop
+        weights."""
         return sum(view.nbytes for view in self.checkpoint_views().values())
 
     def __call__(self, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend) -> torch.Tensor:

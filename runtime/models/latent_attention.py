@@ -77,8 +77,12 @@ class LatentAttention:
         name = "q_b_proj" if self._rank else "q_proj"
         self.q_proj = Linear(self._rank or hidden, {name: heads * self._query_size}, bias=False, **where)
         self.o_proj = Linear(heads * latent.value_size, {"o_proj": hidden}, bias=traits.o_bias, **where)
-        self.kv_b_proj = torch.empty(heads, latent.plain_size + latent.value_size, latent.latent_size, **where)
-        """[heads, W_uk and W_uv, latent]"""
+        size = latent.plain_size + latent.value_size
+        self._loaded: torch.Tensor | None = torch.empty(heads, size, latent.latent_size, **where)
+        """As a checkpoint has it, [heads, W_uk and W_uv, latent]; None once that is in the form below."""
+        to_latent, from_latent = self._loaded.split((latent.plain_size, latent.value_size), dim=1)
+        self._to_latent, self._to_values = to_latent, from_latent.transpose(1, 2)
+        """W_uk [heads, plain, latent] and W_uvᵀ [heads, latent, value], contiguous when they have been loaded."""
         self.q_norm = torch.empty(self._rank, **where) if self._rank else None
         self.kv_norm = torch.empty(latent.latent_size, **where)
         self._rotary_order = head_order(
@@ -100,8 +104,7 @@ class LatentAttention:
         plain, rotated = q.split((sizes.plain_size, sizes.rotary_size), dim=2)
         rows = self._rotary.table.index_select(0, inputs.positions)
         queries = x.new_empty(len(x), heads, sizes.key_size)
-        to_latent, to_values = self.kv_b_proj.split((sizes.plain_size, sizes.value_size), dim=1)
-        queries[..., : sizes.latent_size] = torch.bmm(plain.transpose(0, 1), to_latent).transpose(0, 1)
+        queries[..., : sizes.latent_size] = torch.bmm(plain.transpose(0, 1), self._to_latent).transpose(0, 1)
         queries[..., sizes.latent_size :] = apply_rotary(rotated, rows)
         if self._position_scale is not None:
             queries = scaled_by_position(queries, inputs.positions, self._position_scale)
@@ -116,15 +119,18 @@ class LatentAttention:
         )
         kv_pool.k[layer].index_copy_(0, inputs.out_cache_loc, kept)
         found = attention.run(self.spec, queries)
-        values = torch.bmm(found.transpose(0, 1), to_values.transpose(1, 2)).transpose(0, 1)
-        return self.o_proj(values.reshape(len(x), -1))
+        values = torch.bmm(found.transpose(0, 1), self._to_values).transpose(0, 1)
+        return self.o_proj(values.flatten(1))
 
     @property
     def linears(self) -> list[Linear]:
         return [self.down_proj, self.q_proj, self.o_proj]
 
     def finish_loading(self) -> None:
-        """Bring what has been loaded into the form in which it is computed. To be called once."""
+        """Bring what has been loaded into the form in which it is computed. To be called once. (A product of few rows
+        with a transposed matrix of bfloat16 takes torch ten times as long.)"""
+        self._to_latent, self._to_values = self._to_latent.contiguous(), self._to_values.contiguous()
+        self._loaded = None
         order = self._rotary_order
         if order is None:
             return
@@ -140,7 +146,8 @@ class LatentAttention:
         views: dict[str, torch.Tensor] = {}
         for linear in self.linears:
             views |= linear.checkpoint_views(prefix)
-        views[f"{prefix}.kv_b_proj.weight"] = self.kv_b_proj.view(-1, self._sizes.latent_size)
+        if self._loaded is not None:  # it is not a layer that adapters could update, either
+            views[f"{prefix}.kv_b_proj.weight"] = self._loaded.view(-1, self._sizes.latent_size)
         views[f"{prefix}.kv_a_layernorm.weight"] = self.kv_norm
         if self.q_norm is not None:
             views[f"{prefix}.q_a_layernorm.weight"] = self.q_norm

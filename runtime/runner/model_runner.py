@@ -315,8 +315,9 @@ class ModelRunner:
                 fill_dummy(model.checkpoint_views())
             else:
                 load_weights(model.checkpoint_views(), folder)
-                model.finish_loading()
             self._weight_bytes = model.weight_bytes
+            if args.load_format != "dummy":
+                model.finish_loading()
             targets = model.adapter_targets()
             rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
             self._late_trials = model.choose_products(args.linear_backend, rows, backends.logits, backends.products)
