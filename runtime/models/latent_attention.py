@@ -6,16 +6,15 @@ the rotary embedding, which all heads share:
     kept  = norm(W_a x) ‖ rotate(W_r x)                      the latent c and the rotated key r: one head of K
     k_h   = W_uk,h c ‖ r          v_h = W_uv,h c             what heads see, as transformers computes it
 
-Here keys and values are never made. As q · W_uk c = (W_ukᵀ q) · c, the projection goes to the query, and as a sum of
-values is W_uv times the sum of latents, the other one goes to the output ("absorbed" weights):
+As q · W_uk c = (W_ukᵀ q) · c, the projection to keys can go to the query, and the one to values, as a sum of W_uv c is
+W_uv times the sum of c, to the output ("absorbed" weights):
 
     score = (W_uk,hᵀ q_plain ‖ q_rotated) · kept             all heads read the same key
     out_h = W_uv,h Σ weight × c                              and the same value, which is the first part of the key
 
 So attention is that of many queries over one KV head, whose values are a view of its keys (`MLAKVPool`), and every
-backend for such layers computes it. Prompts are computed in the same way as single tokens, so that a token's
-result does not depend on how its prompt was cut. With the sizes of DeepSeek a pair of query and key then takes 1088
-products in place of 320, but no keys and values are made for a prefix that is in the cache.
+backend for such layers computes it. For long prompts it is less work to make keys and values after all, which
+`attention/latent.py` does.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from ...attention.backend import AttentionBackend, AttentionSpec
+from ...attention.latent import LatentBackend, LatentWeights, attend_absorbed
 from ...memory_pool.kv_pool import KVPool
 from ..layers.linear import Linear
 from ..layers.ops import Ops
@@ -90,7 +90,6 @@ class LatentAttention:
         )
         self._position_scale = config.position_scale(layer_id)
         self._rotary = rotary
-        self._ops = ops
 
     def __call__(
         self, x: torch.Tensor, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend
@@ -101,15 +100,10 @@ class LatentAttention:
         q_latent, latent, key = down.split((self._rank, sizes.latent_size, sizes.rotary_size), dim=1)
         source = x if self.q_norm is None else F.rms_norm(q_latent, self.q_norm.shape, self.q_norm, NORM_EPS)
         q = self.q_proj(source).view(len(x), heads, self._query_size)
-        plain, rotated = q.split((sizes.plain_size, sizes.rotary_size), dim=2)
         rows = self._rotary.table.index_select(0, inputs.positions)
-        queries = x.new_empty(len(x), heads, sizes.key_size)
-        queries[..., : sizes.latent_size] = torch.bmm(plain.transpose(0, 1), self._to_latent).transpose(0, 1)
-        queries[..., sizes.latent_size :] = apply_rotary(rotated, rows)
+        q = torch.cat((q[..., : sizes.plain_size], apply_rotary(q[..., sizes.plain_size :], rows)), dim=2)
         if self._position_scale is not None:
-            queries = scaled_by_position(queries, inputs.positions, self._position_scale)
-        if inputs.arrivals is not None:  # as late as can be: all of the layer so far went beside the copy
-            inputs.arrivals.wait_layer(layer)
+            q = scaled_by_position(q, inputs.positions, self._position_scale)
         kept = torch.cat(
             (
                 F.rms_norm(latent, self.kv_norm.shape, self.kv_norm, NORM_EPS).unsqueeze(1),
@@ -117,10 +111,15 @@ class LatentAttention:
             ),
             dim=2,
         )
+        if inputs.arrivals is not None:  # as late as can be: all of the layer so far went beside the copy
+            inputs.arrivals.wait_layer(layer)
         kv_pool.k[layer].index_copy_(0, inputs.out_cache_loc, kept)
-        found = attention.run(self.spec, queries)
-        values = torch.bmm(found.transpose(0, 1), self._to_values).transpose(0, 1)
-        return self.o_proj(values.flatten(1))
+        weights = LatentWeights(self._to_latent, self._to_values)
+        if isinstance(attention, LatentBackend):
+            found = attention.run_latent(self.spec, q, weights)
+        else:
+            found = attend_absorbed(attention.run, self.spec, q, weights)
+        return self.o_proj(found.flatten(1))
 
     @property
     def linears(self) -> list[Linear]:

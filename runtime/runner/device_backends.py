@@ -17,6 +17,7 @@ import torch
 
 from ...attention import processor
 from ...attention.backend import AttentionBackend, AttentionSpec
+from ...attention.latent import LatentBackend
 from ...attention.numba_paged.team import NoTeamError, Team
 from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import KVPool
@@ -46,6 +47,11 @@ class DeviceBackends:
     """None: the head's product is one of the others, and rounds to the model's dtype."""
     products: BlockKernel | None = None
     """None: no product has the form "numba"."""
+
+    def open_attention(self, pool: KVPool, specs: Sequence[AttentionSpec]) -> AttentionBackend:
+        """The attention of a model over a pool."""
+        made = self.attention(pool, specs)
+        return LatentBackend(pool, made) if any(spec.values_in_keys for spec in specs) else made
 
 
 SMALL_WIDTH = 256

@@ -44,7 +44,7 @@ def run_largest_step(
     width = max([tokens, *(shape.tokens for shape in shapes)])
     req_to_token = torch.zeros(2, width, dtype=torch.int32, device=device)
     req_to_token[0, :tokens] = torch.from_numpy(slots)
-    attention = backends.attention(pool, model.specs)
+    attention = backends.open_attention(pool, model.specs)
     attention.plan(
         AttentionBatch(
             req_to_token=req_to_token,

@@ -18,6 +18,7 @@ import torch
 
 from ...attention import processor
 from ...attention.backend import AttentionBackend, GraphBackend, kv_shapes
+from ...attention.latent import LatentBackend
 from ...memory_pool.kv_pool import KVPool, are_disjoint, kv_bytes_per_token, make_kv_pool, untouched_zeros
 from ...scheduler.batch import ScheduleBatch
 from ...scheduler.config import DEFAULT_CHUNK
@@ -149,7 +150,7 @@ class ModelRunner:
                 self.kv_pool: KVPool = self._make_pool(backends, plan.kv_tokens)
             except torch.OutOfMemoryError as error:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
-            self.attention: AttentionBackend = backends.attention(self.kv_pool, specs)
+            self.attention: AttentionBackend = backends.open_attention(self.kv_pool, specs)
             self._graphs = self._capture(backends, shapes) if shapes is not None else None
         self._capture_again = partial(self._capture_anew, args, max_running, backends)
         logger.info(
@@ -170,7 +171,8 @@ class ModelRunner:
     @property
     def attention_name(self) -> str:
         """As --attention-backend names it."""
-        return self.attention.name
+        attention = self.attention
+        return (attention.inner if isinstance(attention, LatentBackend) else attention).name
 
     @property
     def model_impl(self) -> str:
