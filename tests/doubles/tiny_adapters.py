@@ -10,6 +10,7 @@ import torch
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 EVERY = [*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "qkv_proj", "gate_up_proj"]
+EVERY += ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"]
 """Names of linear layers; those that a model lacks are left out."""
 
 

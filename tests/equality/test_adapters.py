@@ -28,6 +28,7 @@ KEYS = (
     "gemma2",
     "olmo2",  # q and k are normed over all heads
     "ernie",
+    "youtu",  # the projections to latents are one weight, whose rotated outputs are reordered
 )
 
 
@@ -40,7 +41,7 @@ class Scene:
         self.prompts = [[rng.randrange(131) for _ in range(length)] for length in (5, 23, 40)]
         self.base = folder / "base"
         self.references: dict[str, list[Reference]] = {"": [self._reference(model, prompt) for prompt in self.prompts]}
-        model = add_adapter(model, "few", ["q_proj", "v_proj", "qkv_proj"], 1)
+        model = add_adapter(model, "few", ["q_proj", "v_proj", "qkv_proj", "kv_a_proj_with_mqa"], 1)
         patterns = {"alpha_pattern": {"o_proj": 24, r"layers\.1\.mlp\.down_proj": 3}, "rank_pattern": {"o_proj": 2}}
         model = add_adapter(model, "all", EVERY, 2, r=8, lora_alpha=12, use_rslora=True, **patterns)
         self.folders = {}

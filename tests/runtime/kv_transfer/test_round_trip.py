@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
+from baton.memory_pool.kv_pool import KVShape, make_kv_pool, uniform_shapes
 from baton.memory_pool.stores.disk_pool import DiskPool
 from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.block_orders import BlockRead, BlockWrite
@@ -19,6 +19,7 @@ from baton.runtime.kv_transfer.thread_transfer import ThreadTransfers
 from baton.runtime.kv_transfer.tier_io import BlocksEnded, TierIO
 
 TOKENS, BLOCK = 256, 64
+LATENTS = [KVShape(1, 12, 8, values_in_keys=True)] * 3
 
 
 def finish(tiers: TierIO) -> None:
@@ -41,16 +42,17 @@ def slots(page_size: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_kv_survives_round_trip_through_host_and_disk(page_size: int, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shapes", [uniform_shapes(3, 2, 8), LATENTS], ids=["heads", "latents"])
+def test_kv_survives_round_trip_through_host_and_disk(
+    shapes: list[KVShape], page_size: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
     cpu = torch.device("cpu")
-    device = MHAKVPool(
-        num_tokens=2 * TOKENS, page_size=page_size, shapes=uniform_shapes(3, 2, 8), dtype=dtype, device=cpu
-    )
+    device = make_kv_pool(num_tokens=2 * TOKENS, page_size=page_size, shapes=shapes, dtype=dtype, device=cpu)
     generator = torch.Generator().manual_seed(7)
-    for layer in (*device.k, *device.v):
+    for layer in (*device.layers.k, *device.layers.v):
         layer.copy_(torch.randn(layer.shape, generator=generator).to(dtype))
     first, second = slots(page_size, 1), slots(page_size, 2)
-    before = [layer[torch.from_numpy(first).long()].clone() for layer in (*device.k, *device.v)]
+    before = [layer[torch.from_numpy(first).long()].clone() for layer in (*device.layers.k, *device.layers.v)]
     keys = tuple(bytes([number]) * 20 for number in range(TOKENS // BLOCK))
     for store in (True, False):  # two servers, one folder
         host = HostPool(device, 2 * TOKENS)
@@ -65,7 +67,7 @@ def test_kv_survives_round_trip_through_host_and_disk(page_size: int, dtype: tor
                 [BlockWrite("disk", 10 + n, key, on_host[n * BLOCK :][:BLOCK]) for n, key in enumerate(keys)]
             )
             finish(tiers)
-            for layer in (*device.k, *device.v):
+            for layer in (*device.layers.k, *device.layers.v):
                 layer.fill_(-1)
         else:
             tiers.submit_orders([BlockRead("disk", 3, keys, on_host, 60.0)])
@@ -74,5 +76,5 @@ def test_kv_survives_round_trip_through_host_and_disk(page_size: int, dtype: tor
             finish(tiers)
         assert tiers.close(60)
         disk.close()
-    for layer, was in zip((*device.k, *device.v), before, strict=True):
+    for layer, was in zip((*device.layers.k, *device.layers.v), before, strict=True):
         assert torch.equal(layer[torch.from_numpy(second).long()].view(torch.uint8), was.view(torch.uint8))
