@@ -117,6 +117,7 @@ def check_pooling(spec: RequestSpec) -> None:
         ("logprobs", spec.logprobs is not None),
         ("continuation_of", spec.continuation is not None or spec.predecessor is not None),
         ("retain_ttl", bool(spec.retain_ttl)),
+        ("job_id", spec.job_id is not None),
     ):
         if is_wrong:
             raise RequestRefused(f"a prompt that is pooled has one vector and no output; leave {name} out", param=name)

@@ -105,8 +105,10 @@ class PinManager:
     def find_job(self, requests: Sequence[Request], now: float) -> list[tuple[str, int]]:
         """Find the job of a new request that names none: that of the finished turn which its ids extend, of its parent,
         or one of its own. Returns the steps that it may continue: rid and index of the extended turn and of its job's
-        last steps, the latest first."""
+        last steps, the latest first. A prompt that is pooled is no step of any job, and continues nothing."""
         first, spec, steps = requests[0], requests[0].spec, []
+        if spec.pooling is not None:
+            return []
         if spec.job_id is None:
             job_id, turn = self._known_job(first)
             if turn is not None:

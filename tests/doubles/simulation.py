@@ -22,6 +22,7 @@ from baton.scheduler.request import Request, RequestStatus
 from baton.scheduler.request_spec import Predecessor
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.kv_echo import VOCAB, Stage, expected_beams, expected_output
+from tests.doubles.pooled_positions import POOLINGS, PooledPositions
 from tests.doubles.scheduler_harness import STEP_FAILURES, Harness
 from tests.doubles.simulated_grammars import SOURCES, SimulatedGrammars
 
@@ -66,6 +67,7 @@ class Simulation:
         prepares: bool = False,
         grammars: bool = True,
         adapters: bool = False,
+        pooled: float = 0.0,
         check_every: int = 1,
         **options,
     ) -> None:
@@ -76,8 +78,8 @@ class Simulation:
         that say from where their KV is of no further use. clients: the requests come from two, or from one that is not
         known. next_turns: share of whole prompts that go on from what an earlier request said; half of them do not name
         it. prepares: next turns are prepared, with lulls for it. grammars: some requests have one. adapters: half of
-        the requests have one of two. check_every: of the checks of all invariants, two or three a turn, one in so many
-        is made; more than 1 for tests of something else."""
+        the requests have one of two. pooled: share of the whole prompts that are pooled. check_every: of the checks of
+        all invariants, two or three a turn, one in so many is made; more than 1 for tests of something else."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
@@ -87,6 +89,10 @@ class Simulation:
         self.drawn_grammars = random.Random(seed + 7) if grammars else None
         self.adapters = random.Random(seed + 9) if adapters else None
         self.adapter_of: dict[str, str] = {}
+        self.pools, self.pooled_share = random.Random(seed + 10), pooled
+        self.positions = PooledPositions()
+        self.num_pooled = 0
+        """Vectors that were checked."""
         self.next_turns = next_turns
         self.unnamed = random.Random(seed + 7)
         """Decides which turns name no predecessor, so that the scheduler must find it."""
@@ -251,6 +257,7 @@ class Simulation:
     def fault(self, batch: ScheduleBatch) -> Stage | None:
         """Steps that copy fail more often: others may have been promised what they copy."""
         self.mixed += batch.is_extend and self.harness.scheduler._in_flight[-1].num_prompts < len(batch)
+        self.positions.note_step(batch)
         stages: list[Stage] = ["updates", "copies", "compute", "finish"]
         rate = 5 * self.fault_rate if len(batch.copies) else self.fault_rate
         return self.rng.choice(stages) if self.rng.random() < rate else None
@@ -323,6 +330,10 @@ class Simulation:
             if self.sent and self.turns.random() < self.next_turns:
                 namespace, adapter, prompt, predecessor = self.next_turn()
                 predecessor = None if self.unnamed.random() < 0.5 else predecessor
+            if self.pools.random() < self.pooled_share:
+                client = {"client": common["client"]} if "client" in common else {}
+                common = {"pooling": self.pools.choice(POOLINGS), "no_reuse_from": 0, **client}
+                new, params, number, predecessor, trie = 0, None, None, None, None
             try:
                 self.harness.add(
                     rid, prompt, new, namespace=namespace, adapter=adapter, predecessor=predecessor, **common
@@ -416,6 +427,10 @@ class Simulation:
             prompt = self.prompt_of(rid, index)
             expected = expected_output(prompt, sent.new, end_ids, sent.trie, twin, self.adapter_of[rid])
             self.under_grammar += twin is not None
+            request = outcome.request
+            if outcome.finish.type == "length" and request is not None and request.spec.pooling is not None:
+                self.positions.check(request)
+                self.num_pooled += 1
             if outcome.finish.type == "abort":
                 expected = expected[: len(outcome.tokens)]
             assert outcome.tokens == expected, (rid, index)

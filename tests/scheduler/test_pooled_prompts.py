@@ -12,50 +12,33 @@ from baton.scheduler.outcome import FinishReason, RequestRefused
 from baton.scheduler.request_spec import ContinuationSpec, LogprobOptions, PoolingSpec, RequestSpec
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.kv_echo import Stage, expected_output, prompt_of
+from tests.doubles.pooled_positions import CLS, LABELS, LAST, MEAN, POOLINGS, PooledPositions
 from tests.doubles.scheduler_harness import PAGES, Harness
 from tests.doubles.specs import make_pooled_spec, make_spec
 
 LENGTH = FinishReason(type="length")
-LAST, MEAN, CLS = (PoolingSpec(kind=kind) for kind in ("last", "mean", "cls"))
-LABELS = PoolingSpec(kind="mean", output="labels")
 
 
-class PooledPositions:
-    """Gathers the positions that the steps pool, as the step runner gathers their states."""
+def watched(harness: Harness) -> PooledPositions:
+    """The positions that the harness's steps pool."""
+    positions = PooledPositions()
 
-    def __init__(self, harness: Harness) -> None:
-        self.gathered: dict[int, list[int]] = {}
-        self.complete: dict[int, list[int]] = {}
-        """By serial, those of each prompt whose vector was asked for."""
-        harness.fault = self._note
-
-    def _note(self, batch: ScheduleBatch) -> Stage | None:
-        for span in batch.pooled:
-            serial = int(batch.serials[span.row])
-            assert span.position == batch.prefix_lens[span.row] and 0 <= span.start <= span.stop
-            assert span.stop <= batch.extend_lens[span.row]
-            if span.position == 0:
-                self.gathered[serial] = []
-            own = self.gathered.setdefault(serial, [])
-            own += range(span.position + span.start, span.position + span.stop)
-            if span.is_last:
-                self.complete[serial] = own
+    def note(batch: ScheduleBatch) -> Stage | None:
+        positions.note_step(batch)
         return None
 
-    def of(self, harness: Harness, rid: str) -> list[int]:
-        request = harness.outcomes[rid, 0].request
-        assert request is not None
-        return self.complete[request.serial]
+    harness.fault = note
+    return positions
+
+
+def check_pooled(harness: Harness, positions: PooledPositions, rid: str) -> None:
+    request = harness.outcomes[rid, 0].request
+    assert request is not None and harness.outcomes[rid, 0].finish == LENGTH and not harness.outcomes[rid, 0].tokens
+    positions.check(request)
 
 
 def add_pooled(harness: Harness, rid: str, ids: list[int], pooling: PoolingSpec, **fields) -> None:
     harness.add(rid, ids, 0, pooling=pooling, no_reuse_from=0, **fields)
-
-
-def expected_positions(pooling: PoolingSpec, length: int) -> list[int]:
-    if pooling.output == "hidden" and pooling.kind == "mean":
-        return list(range(length))
-    return [0] if pooling is CLS else [length - 1]
 
 
 @PAGES
@@ -67,17 +50,16 @@ def test_every_wanted_token_is_pooled_once(page_size: int, depth: int, chunk: in
     harness = Harness(
         page_size=page_size, depth=depth, chunk=chunk, num_tokens=1024, disable_radix_cache=disable_radix_cache
     )
-    positions = PooledPositions(harness)
+    positions = watched(harness)
     for turn in range(2):
-        for pooling in (LAST, MEAN, CLS, LABELS):
+        for pooling in POOLINGS:
             for length in (1, 16, 33):
                 add_pooled(harness, f"{turn}-{pooling.kind}-{pooling.output}-{length}", prompt_of(length), pooling)
         harness.run()
-        for pooling in (LAST, MEAN, CLS, LABELS):
+        for pooling in POOLINGS:
             for length in (1, 16, 33):
                 rid = f"{turn}-{pooling.kind}-{pooling.output}-{length}"
-                assert positions.of(harness, rid) == expected_positions(pooling, length)
-                assert (harness.outcomes[rid, 0].finish, harness.outcomes[rid, 0].tokens) == (LENGTH, [])
+                check_pooled(harness, positions, rid)
 
 
 @pytest.mark.parametrize("pooling, found", [(LAST, 39), (MEAN, 0), (CLS, 0), (LABELS, 39)], ids=str)
@@ -120,6 +102,26 @@ def test_pooled_prompts_leave_conversations_on_record_and_in_cache() -> None:
     assert request is not None and request.found.device == 63, "all but the last token of the turn's output"
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "handoff"])
+@pytest.mark.parametrize("pooling", [LAST, MEAN], ids=["last", "mean"])
+def test_pooled_conversation_leaves_its_lease_and_job_alone(policy: str, pooling: PoolingSpec) -> None:
+    """A client that embeds what its agent has said does not continue it."""
+    harness = Harness(policy=policy)
+    prompt = prompt_of(40)
+    harness.add("turn", prompt, 4, retain_ttl=100.0, job_id="job" if policy == "handoff" else None)
+    harness.run()
+    said = [*prompt, *harness.outcomes["turn", 0].tokens]
+    add_pooled(harness, "pooled", [*said, 5, 6], pooling)
+    harness.run()
+    pooled = harness.outcomes["pooled", 0].request
+    assert pooled is not None and pooled.inheritance is None and pooled.job is None
+    assert pooled.found.device == (0 if pooling is MEAN else len(said) - 1)
+    harness.continue_from("turn", "child", [5], 4)
+    harness.run()
+    child = harness.outcomes["child", 0].request
+    assert child is not None and child.inheritance is not None and child.inheritance.path == "handoff"
+
+
 def test_child_of_pooled_prompt_is_refused_when_it_ends() -> None:
     """Nothing of it is inherited; a child may not wait for ever."""
     harness = Harness(chunk=8)
@@ -139,6 +141,7 @@ def test_child_of_pooled_prompt_is_refused_when_it_ends() -> None:
         ({"logprobs": LogprobOptions(start_len=0)}, "logprobs"),
         ({"continuation": ContinuationSpec("parent")}, "continuation_of"),
         ({"retain_ttl": 5.0}, "retain_ttl"),
+        ({"job_id": "job"}, "job_id"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -162,13 +165,13 @@ def test_pooled_prompts_under_pressure_and_aborts(page_size: int, depth: int) ->
             enable_mixed_chunk=rng.random() < 0.5,
         )  # fmt: skip
         harness.allocator.should_fail = lambda call, rng=rng: rng.random() < 0.1
-        positions = PooledPositions(harness)
+        positions = watched(harness)
         sent: dict[str, tuple[list[int], PoolingSpec | None]] = {}
         aborted = set()
         for i in range(40):
             stem = prompt_of(60, seed=rng.randrange(3))
             ids = stem[: rng.randrange(60)] + prompt_of(rng.randrange(1, 40), seed=100 + i)
-            pooling = rng.choice([None, LAST, MEAN, CLS, LABELS])
+            pooling = rng.choice([None, *POOLINGS])
             sent[f"r{i}"] = ids, pooling
             if pooling is None:
                 harness.add(f"r{i}", ids, 10)
@@ -188,7 +191,7 @@ def test_pooled_prompts_under_pressure_and_aborts(page_size: int, depth: int) ->
             if pooling is None:
                 assert harness.outcomes[rid, 0].tokens == expected_output(ids, 10), f"seed {seed}, {rid}"
             else:
-                assert positions.of(harness, rid) == expected_positions(pooling, len(ids)), f"seed {seed}, {rid}"
+                check_pooled(harness, positions, rid)
         assert harness.allocator.free_tokens + harness.cache.evictable_tokens == 320
 
 

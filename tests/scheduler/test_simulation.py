@@ -223,3 +223,18 @@ def test_simulation_of_10_000_jobs(policy: str) -> None:
     assert len(pins._table) <= 64 and len(pins._table._by_rid) <= 64 * MAX_STEPS
     assert not pins._pins and not pins._ending and not pins._pinned_at_arrival
     assert pins.stats().hits and pins.stats().broken
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_simulation_of_pooled_prompts(page_size: int, depth: int, faults: bool) -> None:
+    """Beside searches, continuations, turns that they extend, and a host tier."""
+    offset = PAGE_SIZES.index(page_size) + 3 * depth + 6 * faults
+    policy = sorted(POLICIES)[offset % len(POLICIES)]
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth, "policy": policy, "faults": faults}
+    simulation = simulate(
+        SEED + 1300 + offset, steps=300, pooled=0.5, jobs=True, host_ratio=2.0 * faults,
+        enable_mixed_chunk=not faults, **options,
+    )  # fmt: skip
+    assert simulation.num_pooled > 4
