@@ -3,6 +3,7 @@
 baton serve --model-path FOLDER        the server; the same as ``baton-server`` and ``launch_server``
 baton analyze LOG                      what a recorded log says about cache sizes
 baton simulate …                       a workload on the real scheduler, with a simulated device
+baton bench --base-url URL             load on a server: throughput and latencies
 baton convert FOLDER --output DIR      weights in pickles to safetensors
 """
 
@@ -18,6 +19,7 @@ COMMANDS = {
     "serve": ("launch_server", "run a server"),
     "analyze": ("analyze.__main__", "analyse recorded requests: hit rates, and sizes of the tiers"),
     "simulate": ("simulate.__main__", "run a workload on the real scheduler with a simulated device"),
+    "bench": ("bench.__main__", "send load to a server and measure throughput and latencies"),
     "convert": ("convert_weights", "convert pickled weights to safetensors"),
 }
 """Name -> module of entrypoints with a ``main(argv)``, one line of help. Imported when it is used."""
