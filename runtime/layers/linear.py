@@ -30,7 +30,7 @@ class Linear:
         """shared: [out, in], a weight that another layer owns and fills; shared_bias: [out], likewise."""
         self.in_features = in_features
         self.parts = parts
-        out_features = sum(parts.values())
+        self.out_features = out_features = sum(parts.values())
         weight = torch.empty(out_features, in_features, dtype=dtype, device=device) if shared is None else shared
         self.weight: torch.Tensor | None = weight
         """[out, in]; None where the product has a copy of its own."""

@@ -114,8 +114,6 @@ def _on_a_cpu(
     without = TORCH_BACKENDS
     if config is not None:
         without = replace(without, logits=_logits(config, dtype, is_small))
-    elif args.linear_backend not in ("auto", "torch"):
-        raise ModelLoadError(f"--linear-backend {args.linear_backend}: transformers' products are torch's; use auto")
     if args.linear_backend == NUMBA:
         without = replace(without, products=_products(dtype, is_wanted=True))
     if wanted == "torch_native" or (wanted == "auto" and is_small):
@@ -130,11 +128,11 @@ def _on_a_cpu(
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
-    if config is None:
-        return replace(without, attention=attention)
-    ops = select_ops(device, dtype, OpShape.of(config), team)
     is_tried = args.linear_backend == "auto" and processor.multiplies(dtype)
     products = _products(dtype, team) if is_tried or args.linear_backend == NUMBA else None
+    if config is None:
+        return replace(without, attention=attention, products=products)
+    ops = select_ops(device, dtype, OpShape.of(config), team)
     recorder = None
     if args.linear_backend in ("auto", NUMBA) and not args.disable_cuda_graph:
         from ...attention.numba_paged.recording import TeamRecorder

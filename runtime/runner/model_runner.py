@@ -135,6 +135,10 @@ class ModelRunner:
                 self._model: ServedModel = opened
                 self._weight_bytes = opened.weight_bytes
                 targets = opened.adapter_targets()
+                try:
+                    self._late_trials = opened.choose_products(args.linear_backend, backends.products)
+                except UnusableFormError as error:
+                    raise ModelLoadError(str(error)) from error
             else:
                 self._model, targets = self._load(args, opened, folder, backends)
             self.adapters = AdapterWeights(targets, dtype=self.dtype, device=self.device)

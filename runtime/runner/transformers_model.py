@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,10 @@ from ..checkpoint.hf_config import label_activation, load_generation_config
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from ..checkpoint.pooling_files import read_embedding_config
 from ..checkpoint.tensor_names import text_tensor_name
-from ..layers.low_rank import LowRankUpdates, Target, module_targets
+from ..layers.linear import Linear
+from ..layers.low_rank import Target, module_targets
+from ..layers.product_trials import LateTrials, UnusableFormError, choose_products
+from ..layers.products import TORCH, BlockKernel
 from ..layers.step_inputs import StepInputs
 from ..model_config import ServedConfig
 
@@ -110,6 +114,16 @@ class TransformersModel:
         self._base_name = name
         model.set_submodule(name, self._given)
         self._check(ids, expected)
+        self._linears = self._replace_linears()
+        if self._linears:
+            try:
+                self._check(ids, expected)
+            except Exception as error:  # some modelling reads the weights of its linear layers itself
+                logger.info("matrix products are torch's: %s: %s", type(error).__name__, error)
+                self._restore_linears()
+            for standin in self._linears.values():
+                standin.originals.clear()
+        self._checked = ids, expected
 
     @property
     def specs(self) -> list[AttentionSpec]:
@@ -117,8 +131,33 @@ class TransformersModel:
 
     @property
     def weight_bytes(self) -> int:
+        """See ServedModel.weight_bytes. To be asked before `choose_products`, which may drop weights."""
         tensors = [*self._base.parameters(), *self._base.buffers(), *self._model.parameters()]
+        for standin in self._linears.values():
+            linear = standin.linear
+            tensors += [tensor for tensor in (linear.weight, linear.bias) if tensor is not None]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+    def choose_products(self, form: str, kernel: BlockKernel | None = None) -> LateTrials | None:
+        """Choose the form of the matrix products; see `product_trials.choose_products`. To be called once. Raises
+        UnusableFormError, also for a model with products that cannot be exchanged, if another form than torch's is
+        asked for."""
+        ids, expected = self._checked
+        self._checked = ids[:0], expected[:0]
+        if not self._linears:
+            if form not in ("auto", TORCH):
+                raise UnusableFormError(
+                    f"--linear-backend {form}: the modelling of {self.config.architecture} computes its products "
+                    "itself; use auto"
+                )
+            return None
+        linears = [standin.linear for standin in self._linears.values()]
+        others = [tensor.data_ptr() for part in (self._base, self._model) for tensor in part.parameters()]
+        uses = Counter([*others, *(linear.weight.data_ptr() for linear in linears if linear.weight is not None)])
+        kept = [linear for linear in linears if linear.weight is not None and uses[linear.weight.data_ptr()] > 1]
+        late = choose_products(linears, form, kept, kernel)
+        self._check(ids, expected)
+        return late
 
     def __call__(self, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
         """See ServedModel.__call__."""
@@ -152,18 +191,36 @@ class TransformersModel:
         return self._model.score(hidden).to(torch.float32)
 
     def adapter_targets(self) -> dict[str, Target]:
-        """See ServedModel.adapter_targets: torch's linear layers of the base, under transformers' names for them."""
+        """See ServedModel.adapter_targets: the linear layers of the base, under transformers' names for them."""
         layers = []
-        for name, module in self._base.named_modules():
-            text_name = text_tensor_name(f"{self._base_name}.{name}.weight")
-            if isinstance(module, torch.nn.Linear) and text_name is not None:
-                modules = {text_name.removesuffix(".weight"): (0, module.out_features)}
-                layers.append((modules, module.in_features, None, _attach_to(module)))
+        for name, standin in self._linears.items():
+            text_name = text_tensor_name(f"{name}.weight")
+            if text_name is not None and name.startswith(f"{self._base_name}."):
+                linear = standin.linear
+                modules = {text_name.removesuffix(".weight"): (0, sum(linear.parts.values()))}
+                layers.append((modules, linear.in_features, None, linear.attach_updates))
         return module_targets(layers)
 
     def is_recordable(self, tokens: int) -> bool:
         """See ServedModel.is_recordable: transformers computes with torch."""
         return False
+
+    def _replace_linears(self) -> dict[str, _LinearStandin]:
+        """Put stand-ins in the place of torch's linear layers. Returns them by name in the whole model."""
+        found: dict[str, _LinearStandin] = {}
+        for prefix, part in ((f"{self._base_name}.", self._base), ("", self._model)):
+            for name, module in list(part.named_modules()):
+                if type(module) is torch.nn.Linear:
+                    standin = found[prefix + name] = _LinearStandin(module)
+                    part.set_submodule(name, standin)
+        return found
+
+    def _restore_linears(self) -> None:
+        for full, standin in self._linears.items():
+            inside = full.startswith(f"{self._base_name}.")
+            part, name = (self._base, full[len(self._base_name) + 1 :]) if inside else (self._model, full)
+            part.set_submodule(name, standin.originals[0])
+        self._linears = {}
 
     def _reference_logits(self, ids: torch.Tensor, base: str) -> torch.Tensor:
         """float32 [tokens, vocab], or [tokens, labels]: the logits of one sequence by transformers' own attention.
@@ -233,6 +290,29 @@ class TransformersModel:
         return found[-1]  # the outermost, as it ends last
 
 
+class _LinearStandin(torch.nn.Module):
+    """Stands for a linear layer of torch, and computes it as one of Baton's: by the fastest product, with adapters."""
+
+    def __init__(self, original: torch.nn.Linear) -> None:
+        super().__init__()
+        self.originals = [original]
+        """The layer, until it is certain that it is not needed again. A list hides its parameters from torch."""
+        weight = original.weight.detach()
+        self.linear = Linear(
+            original.in_features,
+            {"": original.out_features},
+            bias=False,
+            dtype=weight.dtype,
+            device=weight.device,
+            shared=weight,
+            shared_bias=None if original.bias is None else original.bias.detach(),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[…, in] -> […, out]"""
+        return self.linear(x.reshape(-1, self.linear.in_features)).view(*x.shape[:-1], self.linear.out_features)
+
+
 class _Given(torch.nn.Module):
     """Stands for a model's base: returns the hidden states that it is given."""
 
@@ -245,20 +325,6 @@ class _Given(torch.nn.Module):
 
     def forward(self, *_: Any, **__: Any) -> Any:
         return self._kind(last_hidden_state=self.hidden)
-
-
-def _attach_to(module: torch.nn.Module) -> Callable[[LowRankUpdates], None]:
-    """What adds updates to the output of a linear layer of torch."""
-
-    def attach(updates: LowRankUpdates) -> None:
-        def add(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            output = output.contiguous()
-            updates.add_to(output.view(-1, output.shape[-1]), inputs[0].reshape(-1, inputs[0].shape[-1]))
-            return output
-
-        module.register_forward_hook(add)
-
-    return attach
 
 
 def attend(

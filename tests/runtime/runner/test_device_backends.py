@@ -35,7 +35,7 @@ CONFIG: Any = SimpleNamespace(  # what layer ops look at
     num_kv_heads=2,
     head_dim=64,
     rms_norm_eps=1e-5,
-    traits=SimpleNamespace(qk_norm=False, experts=None),
+    traits=SimpleNamespace(qk_norm=False, qk_unit_norm=False, experts=None),
 )
 
 

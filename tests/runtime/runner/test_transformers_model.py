@@ -57,7 +57,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def make_runner(folder: Path, **settings: Any) -> ModelRunner:
-    args = {name: settings.pop(name) for name in ("attention_backend", "load_format") if name in settings}
+    names = ("attention_backend", "load_format", "linear_backend")
+    args = {name: settings.pop(name) for name in names if name in settings}
     model_args = ModelArgs(model_path=str(folder), device="cpu", model_impl="transformers", **args)
     given: dict[str, Any] = {"context_length": 0, "num_rows": 8, "page_size": 1, "max_total_tokens": 4096} | settings
     return ModelRunner(model_args, **given)
@@ -150,6 +151,50 @@ def test_model_that_computes_other_logits_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(transformers_model, "attend", forgetful)
     with pytest.raises(ModelLoadError, match="its logits differ from transformers'"):
         make_runner(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["torch", "transposed", "onednn", "numba"])
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"use_bias": True}], ids=["", "tied", "bias"])
+def test_products_of_every_form(tmp_path, form: str, changes: dict[str, Any]) -> None:
+    """The layers are Baton's; a head that shares its weight with the embedding keeps it."""
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "vocab_size": 192,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    save(tmp_path, "StableLm", initializer_range=0.2, **sizes, **changes)
+    plain = make_runner(tmp_path, linear_backend="torch")
+    runner = make_runner(tmp_path, linear_backend=form)
+    ids = np.arange(20) * 7 % 192
+    expected, found = (ModelDriver(each, seed=1) for each in (plain, runner))
+    wanted = expected.step([(expected.open(ids), 20)]).logits
+    torch.testing.assert_close(found.step([(found.open(ids), 20)]).logits, wanted, atol=1e-3, rtol=1e-4)
+    model = runner._model
+    assert isinstance(model, TransformersModel)
+    linears = {name: standin.linear for name, standin in model._linears.items()}
+    assert len(linears) == 3 * 7 + 1 and not any(isinstance(each, torch.nn.Linear) for each in model._base.modules())
+    is_kept = "tie_word_embeddings" in changes and form in ("onednn", "numba")
+    assert linears.pop("lm_head").form(1) == ("torch" if is_kept else form)
+    assert {linear.form(1) for linear in linears.values()} == {form}
+    assert all((linear.weight is None) == (form in ("onednn", "numba")) for linear in linears.values())
+    assert not any(standin.originals for standin in model._linears.values()), "weights are kept twice"
+
+
+def test_modelling_that_reads_its_weights_keeps_its_layers(tmp_path, monkeypatch):
+    from transformers.models.stablelm.modeling_stablelm import StableLmMLP
+
+    forward = StableLmMLP.forward
+    monkeypatch.setattr(StableLmMLP, "forward", lambda self, x: forward(self, x.to(self.down_proj.weight.dtype)))
+    save(tmp_path, "StableLm", initializer_range=0.2)
+    runner = make_runner(tmp_path)
+    model = runner._model
+    assert isinstance(model, TransformersModel) and not model.adapter_targets()
+    assert any(type(module) is torch.nn.Linear for module in model._base.modules())
+    assert runner.compute_logits(torch.ones(1, TINY["hidden_size"])).isfinite().all()
+    with pytest.raises(ModelLoadError, match="--linear-backend onednn: the modelling of StableLmForCausalLM"):
+        make_runner(tmp_path, linear_backend="onednn")
 
 
 def test_missing_tensor_is_named(tmp_path):
