@@ -151,8 +151,8 @@ def shaped(vector: np.ndarray, *, dimensions: int | None, normalizes: bool) -> n
     kept = vector if dimensions is None else vector[:dimensions]
     if not normalizes:
         return kept
-    length = float(np.linalg.norm(kept.astype(np.float64)))
-    return (kept / max(length, 1e-12)).astype(np.float32)
+    wide = kept.astype(np.float64)  # squares of large numbers are infinite in float32
+    return (wide / max(float(np.linalg.norm(wide)), 1e-12)).astype(np.float32)
 
 
 def written(vector: np.ndarray, encoding: str) -> list[float] | str:

@@ -84,13 +84,15 @@ _ACTIVATES = flag("Scores between 0 and 1 instead of logits, where the model has
 _OFF: dict[str, tuple] = {"mm_processor_kwargs": ({},), "softmax": (), "rank_fields": ([],)}
 _A_TEXT_OR_MORE = either(string(), {"type": "array", "items": string(), "minItems": 1})
 
-_PAIRS: tuple[tuple[str, str], ...] = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
+_PAIRS: tuple[tuple[str, str], ...] = (
+    ("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"),
+)  # fmt: skip
 """vLLM's names of both sides of pairs."""
 
 SCORE_PROPERTIES: Properties = {
     "text_1": _A_TEXT_OR_MORE | {"description": "One text for all of text_2, or one for each."},
     "text_2": _A_TEXT_OR_MORE,
-    "queries": _A_TEXT_OR_MORE | {"description": "Another name of text_1, with documents."},
+    "queries": _A_TEXT_OR_MORE | {"description": "Another name of text_1, with documents or items."},
     "documents": _A_TEXT_OR_MORE,
     "data_1": _A_TEXT_OR_MORE | {"description": "Another name of text_1, with data_2."},
     "data_2": _A_TEXT_OR_MORE,
@@ -356,13 +358,14 @@ def parse_score(
 ) -> PairScoreCall | LabelScoreCall:
     """Fields of ``POST /v1/score``, in vLLM's form or SGLang's. Raises RequestRefused."""
     fields = settle_pooling_fields(fields, SCORE_PROPERTIES, _OFF, ignored or Ignored())
-    if {"query", "items", "label_token_ids"} & fields.keys():
+    names_labels = "query" in fields or "label_token_ids" in fields
+    if names_labels or ("items" in fields and "queries" not in fields):
         return _label_scores(fields, rid, max_prompts)
     for name in ("apply_softmax", "item_first"):
         if fields.get(name):
             raise RequestRefused(f"{name} is set without label_token_ids; leave it out", param=name)
-    given = [pair for pair in _PAIRS if pair[0] in fields or pair[1] in fields]
-    if len(given) != 1 or not all(name in fields for name in given[0]):
+    given = [pair for pair in _PAIRS if pair[0] in fields and pair[1] in fields]
+    if len(given) != 1 or any(name in fields and name not in given[0] for pair in _PAIRS for name in pair):
         raise RequestRefused(
             "give text_1 and text_2; or query, items and label_token_ids, to score labels as the next token",
             param="text_1",
@@ -471,7 +474,7 @@ class LabelScoreCall:
 
 
 def _label_scores(fields: dict[str, Any], rid: str | None, max_prompts: int | None) -> LabelScoreCall:
-    for name in (name for pair in _PAIRS for name in pair):
+    for name in (name for pair in _PAIRS for name in pair if name != "items"):
         if name in fields:
             raise RequestRefused(f"{name} does not go with query, items and label_token_ids", param=name)
     query, items, labels = fields.get("query"), fields.get("items"), fields.get("label_token_ids")

@@ -124,7 +124,7 @@ def test_vectors_of_mixed_steps_leave_generation_as_it_is(qwen3: tuple[Any, Path
         torch.testing.assert_close(torch.from_numpy(answer.vector), expected_mean, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("key", ["llama", "gemma2", "granite", "phi3", "qwen3_moe"])
+@pytest.mark.parametrize("key", ["llama", "gemma2", "granite", "phi3", "qwen3_moe", "deepseek_v3", "llama4"])
 def test_embeddings_of_architectures_equal_transformers(key: str, tmp_path: Path) -> None:
     reference = save_reference(key, tmp_path)
     check_vectors(LocalWorker(tmp_path), reference, prompts_of(4), [*KINDS.values(), NAMED])
