@@ -44,7 +44,7 @@ ROWS_OF_MANY = 4
 
 Shape = tuple[int, int, int, bool, bool]
 """Head size, rows over one KV head, size of a value, with a cap, with sinks: what a kernel is compiled for. Rows are
-the queries of a token, or a part of them: see `_rows`."""
+the queries of a token, or a part of them: see `kernel_rows`."""
 
 Kind = tuple[Reach, int, Shape]
 """Reach, KV heads and shape: what layers have in common that share a task."""
@@ -131,7 +131,7 @@ class _Planner:
 
     def prepare(self, batch: AttentionBatch, members: np.ndarray, spec: AttentionSpec) -> _Task:
         """members: bool [bs], the sequences that are attended."""
-        threads, group, value_size = torch.get_num_threads(), _rows(spec), spec.value_size
+        threads, group, value_size = torch.get_num_threads(), kernel_rows(spec), spec.value_size
         shared = [each for each in batch.shared if (each.count - 1) * each.length >= LEAST_SHARED_KEYS]
         parts = spec.group // group
         work = cut(batch, members, shared, spec.reach, spec.num_kv_heads, threads, parts)
@@ -185,7 +185,7 @@ class _Kernels:
         return out if self._dtype == torch.float32 else self._narrow[out.shape[1] * out.shape[2]](out)
 
 
-def _rows(spec: AttentionSpec) -> int:
+def kernel_rows(spec: AttentionSpec) -> int:
     """Rows of the kernel: a token's queries over one KV head, or a part of the many over a latent."""
     if not spec.values_in_keys or spec.has_sinks:  # the kernel finds a token's sinks by its KV head alone
         return spec.group
@@ -193,9 +193,9 @@ def _rows(spec: AttentionSpec) -> int:
 
 
 def _in_parts(spec: AttentionSpec, heads: torch.Tensor) -> torch.Tensor:
-    """[tokens, heads, numbers], with the heads of a token in parts of `_rows`, each as a token of its own. Raises
+    """[tokens, heads, numbers], with the heads of a token in parts of `kernel_rows`, each as a token of its own. Raises
     ValueError where the kernel would need a copy, which it could not take in a recorded step."""
-    rows = _rows(spec)
+    rows = kernel_rows(spec)
     if rows == spec.group:
         return heads
     if not heads.is_contiguous():
@@ -204,7 +204,7 @@ def _in_parts(spec: AttentionSpec, heads: torch.Tensor) -> torch.Tensor:
 
 
 def _shape(spec: AttentionSpec) -> Shape:
-    return spec.head_dim, _rows(spec), spec.value_size, spec.logit_cap is not None, spec.has_sinks
+    return spec.head_dim, kernel_rows(spec), spec.value_size, spec.logit_cap is not None, spec.has_sinks
 
 
 def _kind(spec: AttentionSpec) -> Kind:

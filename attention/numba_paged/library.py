@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ def load_attention(
         longest: partial(NumbaPagedBackend, team=team, longest_extend=longest) for longest in (SHORT_EXTEND, ANY_EXTEND)
     }
     logger.info("compiling or loading attention kernels; the first start takes up to half a minute")
+    specs = [probed(spec) for spec in specs]
     try:
         probe_backend(by_length[SHORT_EXTEND], specs, (DECODE, EXTEND, BEAMS, LONG), **where)
         probe_backend(by_length[ANY_EXTEND], specs, (LONG,), **where)
@@ -61,6 +63,20 @@ def load_attention(
         1e3 * tiles,
     )
     return by_length[longest]
+
+
+FEW_HEADS = {1: 7, 2: 10, 3: 9, 4: 8}
+"""Rows of the kernel -> a number of heads over a latent that is attended with so many rows."""
+
+
+def probed(spec: AttentionSpec) -> AttentionSpec:
+    """The layer, with fewer of the many heads that read latents: its kernel is the same, and a start takes a second
+    instead of half a minute."""
+    if not spec.values_in_keys:
+        return spec
+    from .backend import kernel_rows
+
+    return dataclasses.replace(spec, num_heads=min(spec.num_heads, FEW_HEADS[kernel_rows(spec)]))
 
 
 def _seconds(backend: AttentionBackend, scene: ProbeScene) -> float:

@@ -2,7 +2,7 @@
 
 DeepSeek-V2 (DeepSeek-AI 2024) has experts with softmax scores; DeepSeek-V3 and Kimi K2, which is the same architecture,
 have sigmoids with a correction. GLM-4.7 Flash is DeepSeek-V3 but for the names in its config, Mistral 4 has softmax
-scores and queries scaled by their position, and Youtu has no experts.
+scores and queries scaled by their position, and Youtu and MiniCPM 3 (Hu et al. 2024) have no experts.
 """
 
 from __future__ import annotations
@@ -67,6 +67,21 @@ def mistral4_traits(raw: Mapping[str, Any]) -> DecoderTraits:
 
 def youtu_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     return _latent_traits(raw, None, ties_by_default=True)
+
+
+def minicpm3_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    layers, hidden = raw["num_hidden_layers"], raw["hidden_size"]
+    depth, base = raw.get("scale_depth", 1.4), raw.get("dim_model_base", 256)  # None: no factor
+    return _latent_traits(
+        dict(raw) | {"v_head_dim": raw.get("v_head_dim") or hidden // raw["num_attention_heads"]},
+        None,
+        is_interleaved=False,
+        mlp_bias=raw.get("mlp_bias", False),
+        embedding_multiplier=float(raw.get("scale_emb", 12)),
+        residual_multiplier=1.0 if depth is None else depth / math.sqrt(layers),
+        logit_multiplier=1.0 if base is None else base / hidden,
+        ties_by_default=True,
+    )
 
 
 def _v3_names() -> ExpertNames:

@@ -6,7 +6,14 @@ To add an architecture that fits `decoder.py`, write one small file beside this 
 from __future__ import annotations
 
 from ..model_config import HeadKind
-from .deepseek import deepseek_v2_traits, deepseek_v3_traits, glm4_moe_lite_traits, mistral4_traits, youtu_traits
+from .deepseek import (
+    deepseek_v2_traits,
+    deepseek_v3_traits,
+    glm4_moe_lite_traits,
+    minicpm3_traits,
+    mistral4_traits,
+    youtu_traits,
+)
 from .ernie import ernie4_5_moe_traits, ernie4_5_traits
 from .exaone4 import exaone4_traits
 from .gemma import gemma2_traits, gemma3_traits, gemma_traits
@@ -44,6 +51,7 @@ ARCHITECTURES: dict[str, TraitsReader] = {
     "GraniteMoeForCausalLM": granite_moe_traits,
     "Llama4ForCausalLM": llama4_traits,
     "LlamaForCausalLM": llama_traits,
+    "MiniCPM3ForCausalLM": minicpm3_traits,
     "Ministral3ForCausalLM": ministral3_traits,
     "MinistralForCausalLM": ministral_traits,
     "Mistral4ForCausalLM": mistral4_traits,

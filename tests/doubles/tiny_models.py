@@ -216,6 +216,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             | {"original_max_position_embeddings": 40, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 8 / 18}
         },
     ),
+    "minicpm3": (
+        "MiniCPM3",
+        LATENT
+        | {"scale_emb": 3, "scale_depth": 0.9, "dim_model_base": 16, "v_head_dim": None}
+        | {"rope_parameters": LONGROPE | {"attention_factor": 1.1}},
+    ),
     "youtu": ("Youtu", LATENT | {"tie_word_embeddings": True}),
     "ernie_moe": (
         "Ernie4_5_Moe",

@@ -17,7 +17,7 @@ from tests.doubles.attention_scene import CPU, Scene
 
 pytest.importorskip("numba")
 
-from baton.attention.numba_paged import backend, pieces
+from baton.attention.numba_paged import backend, library, pieces
 from baton.attention.numba_paged.backend import NumbaPagedBackend
 from baton.attention.numba_paged.recording import TeamRecorder
 from baton.attention.numba_paged.team import Team
@@ -223,3 +223,12 @@ def test_recorded_steps_equal_unrecorded_ones() -> None:
         own.plan(batch)
         for found, spec, q, its_sinks in zip(outputs, specs, queries, sinks, strict=True):
             assert np.array_equal(found.numpy(), own.run(spec, q, its_sinks).numpy())
+
+
+@pytest.mark.parametrize("heads", [1, 6, 7, 10, 16, 20, 22, 128])
+def test_probe_of_many_heads_is_of_the_same_kernel(heads: int) -> None:
+    spec = Scene([(5, 1)], heads=heads, kv_heads=1, head_dim=12, value_dim=8, values_in_keys=True).spec
+    few = library.probed(spec)
+    assert few.num_heads <= min(heads, 10) and backend.kernel_rows(few) == backend.kernel_rows(spec)
+    plain = replace(spec, values_in_keys=False)
+    assert library.probed(plain) is plain
