@@ -17,7 +17,8 @@ from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, Tier
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.cache_stats import CacheStats, WindowStats
 from baton.scheduler.config import SchedulerConfig
-from baton.scheduler.stats import CopyStats, SchedulerStats, TierStats
+from baton.scheduler.outcome import CacheReport, MissedSpan
+from baton.scheduler.stats import CopyStats, PreparationStats, SchedulerStats, TierStats
 
 PAGE = Path(__file__).parent / "operations.md"
 
@@ -61,8 +62,13 @@ def metric_table() -> str:
     metrics = ServerMetrics("any")
     metrics.output_finished("stop")  # those that have labels of their own show them with their first sample
     metrics.call_refused(400)
+    metrics.count_misses(CacheReport(missed=(MissedSpan("unseen", 0, 1),)))
+    metrics.prefix_normalized("rule", 1)
+    metrics.conversation_diverged("kind")
     cache = CacheStats(windows=(WindowStats(60, query_tokens=1),))
-    metrics.worker_reported(SchedulerStats(tiers=(TierStats("host", stores=CopyStats(tokens_per_s=1.0)),), cache=cache))
+    tiers = (TierStats("host", stores=CopyStats(tokens_per_s=1.0)),)
+    preparations = PreparationStats(dropped={"reason": 1})
+    metrics.worker_reported(SchedulerStats(tiers=tiers, cache=cache, preparations=preparations))
     lines = ["| metric | type | labels beside `model_name` | |", "|---|---|---|---|"]
     for family in metrics.registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
