@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from baton.memory_pool.req_to_token import RowUpdates
+from baton.runtime.pooling import Pooler
 from baton.runtime.runner.device_copy import to_host, upload
 from baton.runtime.runner.model_runner import ForwardOutput
 from baton.runtime.runner.step_profile import StepProfiler
@@ -23,9 +24,10 @@ from baton.runtime.sampling.beam_candidates import BeamRanker
 from baton.runtime.sampling.op_providers import select_sampling_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, SamplingOps
 from baton.runtime.sampling.sampler import Sampler
+from baton.runtime.sampling.sequences import SequenceTable
 from baton.runtime.step_runner import SampledStep, StepInFlight, StepRunner
-from baton.scheduler.batch import BeamStep, ForwardMode, ScheduleBatch
-from baton.scheduler.request_spec import LogprobOptions
+from baton.scheduler.batch import BeamStep, ForwardMode, PooledSpan, ScheduleBatch
+from baton.scheduler.request_spec import LogprobOptions, PoolingSpec
 from tests.doubles import fake_top_p
 from tests.doubles.sampling_requests import allow, make_info, make_sequence
 from tests.doubles.waits import WouldWait, no_waits
@@ -68,6 +70,11 @@ class Device:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.head
+
+    compute_labels = compute_logits
+
+    def final_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.to(torch.float32)
 
 
 def make_batch(wishes: list[dict[str, Any]], *, logprobs: bool, allowed: bool, idle_row: bool) -> ScheduleBatch:
@@ -127,7 +134,7 @@ def set_up(
     for serial in batch.serials[batch.samples].tolist():
         step_runner._sequences[serial].append([11, 12])
     batch = replace(batch, opened=[])
-    sampled = SampledStep(previous, np.empty(0, dtype=np.int64), None, None, to_host([]), False, [], [])
+    sampled = SampledStep(previous, np.empty(0, dtype=np.int64), None, None, None, to_host([]), False, [], [])
     return (
         step_runner,
         batch,
@@ -163,6 +170,28 @@ def test_launch_operations_do_not_wait(wish, ops):
             assert np.array_equal(outputs[0].result.token_ids, outputs[1].result.token_ids)
             assert len(outputs[0].output_logprobs) == (len(wishes) // 2 if logprobs else 0)
             assert len(outputs[0].input_logprobs) == (1 if logprobs and idle_row else 0)
+
+
+def test_pooling_does_not_wait() -> None:
+    """Vectors of every kind, some gathered over two steps."""
+    poolings = [PoolingSpec(kind=kind) for kind in ("last", "mean", "cls")]
+    poolings += [PoolingSpec(output="tokens", token_ids=(3, 5)), PoolingSpec(output="labels")]
+    infos = [replace(make_info(serial=row), pooling=pooling) for row, pooling in enumerate(poolings)]
+    sequences = SequenceTable()
+    sequences.update_sequences(infos, [])
+    pooler = Pooler(cast(Any, Device(CPU, 1, 5000, 1)))
+    hidden = torch.ones(3, HIDDEN)
+    serials = np.arange(len(poolings))
+    first = [PooledSpan(1, 0, 2, 0, False), PooledSpan(2, 0, 1, 0, False)]
+    second = [
+        PooledSpan(0, 4, 5, 0, True), PooledSpan(1, 0, 1, 2, True), PooledSpan(2, 0, 0, 2, True),
+        PooledSpan(3, 6, 7, 0, True), PooledSpan(4, 1, 2, 0, True),
+    ]  # fmt: skip
+    with no_waits():
+        pooler.pool(hidden, cast(Any, SimpleNamespace(serials=serials, pooled=first)), sequences)
+        batch = cast(Any, SimpleNamespace(serials=serials, pooled=second))
+        found = pooler.pool(torch.ones(4, HIDDEN), batch, sequences)
+    assert sum(map(len, found.rows)) == len(poolings)
 
 
 def test_cpu_top_p_operations_are_detected_as_waiting():
