@@ -3,8 +3,8 @@
     device   k[layer], v[layer]: [pages, page bytes]         a page is in 2 × layers places
     host     block: [pages, planes, plane bytes]             a page is one piece: K of layer 0, V of layer 0, K of …
 
-A *plane* is K or V of one layer. Where these differ in size, each is cut into planes of the largest size that divides
-all of them, so that every copy is of pieces of one size.
+A *plane* is K or V of one layer; layers of latents have K only, and half as many places. Where planes would differ in
+size, each is cut into planes of the largest size that divides all of them, so that every copy is of pieces of one size.
 
 Both sides are described by the same `PagedLayers`, so that one function copies either way. Pages stand in any order and
 need not be neighbours: every page of every layer is a piece of its own, of 512 bytes where pages are single tokens.
