@@ -31,7 +31,7 @@ test test-units test-processes test-equality test-slow: export PYTHONDONTWRITEBY
 .PHONY: test-gpu bench-gpu clean
 
 demo: $(SERVING)        ## start a server on the bundled toy model, send it work, show what the cache reused
-	$(BIN)/python examples/demo.py
+	$(BIN)/baton demo
 
 install: $(SERVING)     ## the environment that serves, and nothing else
 

@@ -1,5 +1,6 @@
 """The command ``baton``: one name for the programs of this package.
 
+baton demo                             a server on the bundled toy model, and what it does with requests
 baton serve --model-path FOLDER        the server; the same as ``baton-server`` and ``launch_server``
 baton analyze LOG                      what a recorded log says about cache sizes
 baton simulate …                       a workload on the real scheduler, with a simulated device
@@ -16,13 +17,14 @@ from collections.abc import Sequence
 from .version import baton_version
 
 COMMANDS = {
-    "serve": ("launch_server", "run a server"),
-    "analyze": ("analyze.__main__", "analyse recorded requests: hit rates, and sizes of the tiers"),
-    "simulate": ("simulate.__main__", "run a workload on the real scheduler with a simulated device"),
-    "bench": ("bench.__main__", "send load to a server and measure throughput and latencies"),
-    "convert": ("convert_weights", "convert pickled weights to safetensors"),
+    "demo": ("examples.demo", "serve the bundled toy model and show what the cache reuses"),
+    "serve": ("entrypoints.launch_server", "run a server"),
+    "analyze": ("entrypoints.analyze.__main__", "analyse recorded requests: hit rates, and sizes of the tiers"),
+    "simulate": ("entrypoints.simulate.__main__", "run a workload on the real scheduler with a simulated device"),
+    "bench": ("entrypoints.bench.__main__", "send load to a server and measure throughput and latencies"),
+    "convert": ("entrypoints.convert_weights", "convert pickled weights to safetensors"),
 }
-"""Name -> module of entrypoints with a ``main(argv)``, one line of help. Imported when it is used."""
+"""Name -> module of baton with a ``main(argv)``, one line of help. Imported when it is used."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"baton: unknown command {name!r}; it is one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
+    module = importlib.import_module(f"baton.{COMMANDS[name][0]}")
     return module.main(rest)
 
 

@@ -128,7 +128,7 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
     _at_least(scheduler, 0, (*counts, *records, *times, "default_retain_ttl", "max_retain_ttl"))
     _need(
         not scheduler.learn_tools or find_spec("sklearn") is not None,
-        "--learn-tools needs scikit-learn, which is not there: pip install -e '.[learned]', or leave it out",
+        "--learn-tools needs scikit-learn, which is not there: pip install 'baton-serve[learned]', or leave it out",
     )
     _need(
         total == 0 or total >= page,
@@ -153,6 +153,14 @@ def _check_server(server: ServerConfig) -> None:
     _need(
         server.watchdog_timeout > 2,
         f"--watchdog-timeout is {server.watchdog_timeout}; the worker reports once a second, use more than 2",
+    )
+    _need(
+        math.isfinite(server.log_interval) and server.log_interval >= 0,
+        f"--log-interval is {server.log_interval}; use a number of seconds, or 0 for no lines",
+    )
+    _need(
+        0 <= server.log_requests_level <= 3,
+        f"--log-requests-level is {server.log_requests_level}; use 0 to 3",
     )
     named_files(server.item_trie)
     adapters = named_adapters(server.lora_paths)

@@ -15,7 +15,7 @@ from pathlib import Path
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 if the folder cannot be converted (the reason is on stderr)."""
     parser = argparse.ArgumentParser(
-        prog="python -m baton.entrypoints.convert_weights",
+        prog="baton convert",
         description="Convert a model folder whose weights are pickles (*.bin, *.pt) to a folder of safetensors. "
         "Only tensors are read from the pickles; a file that would run code is refused.",
     )

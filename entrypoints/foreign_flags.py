@@ -91,7 +91,6 @@ _STEP_TOKENS = "new prompt tokens of a step; tokens of running requests are not 
 _WHOLE_MODEL = "the whole model is on one device, which --device selects"
 _ALL_LORAS = "every loaded adapter stays on the device, and any number of them may be in one step"
 _NO_REMOTE = "the model's folder must be on this machine"
-_LOGGED = "prompts and answers are never logged; --record-requests FILE keeps token ids"
 
 FOREIGN: dict[str, Foreign] = {
     # -- the model -----------------------------------------------------------------------------------------------------
@@ -198,12 +197,12 @@ FOREIGN: dict[str, Foreign] = {
     # -- logs and metrics ----------------------------------------------------------------------------------------------
     "enable_metrics": NoEffect("GET /metrics is always there"),
     "enable_metrics_for_all_schedulers": NoEffect("there is one scheduler, and its metrics are always there"),
-    "disable_log_requests": NoEffect("requests are not logged"),
-    "no_enable_log_requests": NoEffect("requests are not logged"),
+    "disable_log_requests": NoEffect("requests are logged with --log-requests alone"),
+    "no_enable_log_requests": NoEffect("requests are logged with --log-requests alone"),
+    "decode_log_interval": NoEffect("a line about load comes every --log-interval seconds", takes_any=True),
     "disable_log_stats": NoEffect("statistics are at GET /metrics, not in the log"),
     "disable_uvicorn_access_log": NoEffect("only --log-level debug logs calls"),
-    "enable_log_requests": Refused(_LOGGED),
-    "log_requests": Refused(_LOGGED),
+    "enable_log_requests": Alias("log_requests", True),
     "uvicorn_log_level": Refused("--log-level is that of all processes"),
     "log_level_http": Refused("--log-level is that of all processes"),
     # -- llama.cpp -----------------------------------------------------------------------------------------------------
@@ -363,7 +362,7 @@ _SGLANG = """
     cuda_graph_bs_prefill cuda_graph_config cuda_graph_max_bs_prefill cuda_graph_max_seq_len_prefill
     cuda_graph_prefill_max_context custom_sigquit_handler custom_weight_loader dcp_comm_backend dcp_replicate_q_proj
     dcp_size debug_cuda_graph debug_tensor_dump_input_file debug_tensor_dump_layers debug_tensor_dump_output_folder
-    decode_attention_backend decode_context_parallel_size decode_log_interval decoupled_spec_bind_endpoint
+    decode_attention_backend decode_context_parallel_size decoupled_spec_bind_endpoint
     decoupled_spec_connect_endpoints decoupled_spec_rank decoupled_spec_role decrypted_config_file
     decrypted_draft_config_file deepep_config deepep_dispatcher_output_dtype deepep_mode deepep_v2_mode
     default_chat_template_kwargs default_priority_value delete_ckpt_after_loading detokenizer_worker_num
@@ -421,7 +420,7 @@ _SGLANG = """
     kt_num_gpu_experts kt_threadpool_count kt_weight_path kv_canary kv_canary_real_data kv_canary_sweep_interval
     language_model_only language_only limit_mm_data_per_request linear_attn_backend linear_attn_decode_backend
     linear_attn_prefill_backend linear_attn_verify_backend linear_replayssm_cache_len lmcache_config_file
-    load_balance_method load_publish_endpoint load_snapshot_publish_interval log_requests_format log_requests_level
+    load_balance_method load_publish_endpoint load_snapshot_publish_interval log_requests_format
     log_requests_target lora_drain_wait_threshold lora_eviction_policy lora_strict_loading
     lora_use_virtual_experts mamba_backend mamba_cache_philox_rounds mamba_full_memory_ratio
     mamba_max_states_per_path mamba_radix_cache_strategy mamba_ssm_dtype mamba_track_interval max_ep_size

@@ -32,9 +32,11 @@ from ..runtime.checkpoint.model_files import ModelLoadError, resolve_model_folde
 from ..runtime.clients import SOLE_CLIENT
 from ..runtime.launcher.child_process import configure_logging, dump_stacks_on_signal
 from ..runtime.launcher.server_processes import WORKER_MODULE, ServerProcesses
+from ..runtime.load_log import LoadLog
 from ..runtime.lora.adapter_config import read_adapter_config
 from ..runtime.metrics import ServerMetrics
 from ..runtime.recording.recorder import RecordingError, open_recorder
+from ..runtime.request_log import TEXT_LEVEL, RequestLog
 from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused
@@ -113,10 +115,17 @@ async def _run(args: ServerArgs, keys: Keys, listener: socket.socket, worker_com
     processes = ServerProcesses(args.worker_config, tokenizer_folder, worker_command=worker_command)
     try:
         endpoints = await processes.start()
+        load_log = LoadLog(args.server.log_interval)
         manager = TokenizerManager(
-            tokenizer=tokenizer, endpoints=endpoints, metrics=metrics, read_calls=chat.read_calls, recorder=recorder
+            tokenizer=tokenizer,
+            endpoints=endpoints,
+            metrics=metrics,
+            read_calls=chat.read_calls,
+            recorder=recorder,
+            load_log=load_log,
+            request_log=_request_log(args.server),
         )
-        server = _Server(args, keys, listener, manager, chat, defaults, processes)
+        server = _Server(args, keys, listener, manager, chat, defaults, processes, load_log)
     except BaseException:
         await processes.stop(0.5)
         raise
@@ -128,6 +137,14 @@ def _sampling_defaults(args: ServerArgs) -> dict[str, Any]:
     if args.server.sampling_defaults == "openai":
         return {}
     return load_sampling_defaults(resolve_model_folder(args.model.model_path))
+
+
+def _request_log(server: ServerConfig) -> RequestLog | None:
+    if not server.log_requests:
+        return None
+    if server.log_requests_level >= TEXT_LEVEL:
+        logger.warning("--log-requests-level %d: prompts and answers are in the log", server.log_requests_level)
+    return RequestLog(server.log_requests_level)
 
 
 class _Server:
@@ -142,8 +159,10 @@ class _Server:
         chat: ChatSetup,
         defaults: dict[str, Any],
         processes: ServerProcesses,
+        load_log: LoadLog,
     ) -> None:
         """defaults: sampling parameters for what requests leave out."""
+        self._load_log = load_log
         self._args = args
         self._defaults = defaults
         self._chat = chat
@@ -267,7 +286,8 @@ class _Server:
                 await self._manager.control.resume(timeout_s=_RESUME_S)
         self._manager.refuse_new(closing)
         self._http.refuse_uploads(closing)
-        if self._manager.num_open:
+        had_open = self._manager.num_open > 0
+        if had_open:
             timeout = self._args.server.drain_timeout
             logger.info(
                 "shutting down: %d open requests get up to %g s; another signal ends them at once",
@@ -280,9 +300,14 @@ class _Server:
         await asyncio.wait(waits, timeout=self._args.server.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        if num_open := self._manager.num_open:
+            logger.info("shutting down: %d requests are not done, and end now", num_open)
+        elif had_open:
+            logger.info("shutting down: all open requests are done")
         if died.done() and not died.cancelled():
             raise ServerFailure(f"while shutting down, {died.result()}")
         self._manager.fail_all(RequestRefused("the server has shut down", code="shutting_down"))
+        self._load_log.log_totals()
 
     async def _close_http(self, http: asyncio.Task) -> None:
         self._http.should_exit = True

@@ -177,7 +177,7 @@ def _own_names() -> dict[str, dataclasses.Field]:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all flags, one group per part. Flags that are not given do not appear in the namespace."""
     parser = _Parser(
-        prog="baton-server",
+        prog="baton serve",
         description="Serve a language model over HTTP. MODEL alone is --model-path MODEL; flags of SGLang and vLLM "
         "that mean the same are taken too (docs/operations.md).",
         argument_default=argparse.SUPPRESS,

@@ -147,6 +147,13 @@ class ServerConfig:
     log_level: Literal["debug", "info", "warning", "error"] = flag(
         "info", "Lowest level that is logged, in all processes."
     )
+    log_interval: float = flag(10.0, "Seconds between two log lines about load, while there is work. 0: no such lines.")
+    log_requests: bool = flag(False, "Log each request when it arrives and when it ends.")
+    log_requests_level: int = flag(
+        0,
+        "Contents of the lines of --log-requests. 0: lengths, reasons and times. 1: sampling parameters, too. 2: also "
+        "the first 2,048 characters of prompt and output. 3: prompt and output whole.",
+    )
     ready_timeout: float = flag(
         1200.0,
         "Seconds within which the server must be ready after its start, loading the model included. Otherwise"

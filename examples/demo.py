@@ -1,6 +1,7 @@
-"""The program of `make demo`: a real server on the bundled toy model, real requests, and the radix cache's reuse.
+"""The program of `baton demo` and `make demo`: a real server on the bundled toy model, real requests, and the radix
+cache's reuse.
 
-    python examples/demo.py [--model-path FOLDER] [--log FILE]
+    baton demo [--model-path FOLDER] [--log FILE]
 
 Standard library only: this is a client, and shows the calls that a client makes.
 """
@@ -21,12 +22,11 @@ import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-TOY_MODEL = ROOT / "examples" / "toy_model"
+TOY_MODEL = Path(__file__).parent / "toy_model"
 READY_TIMEOUT, STOP_TIMEOUT, REQUEST_TIMEOUT = 120.0, 30.0, 60.0
 """Seconds."""
 
@@ -47,7 +47,7 @@ class Server:
         self.command = [sys.executable, "-m", "baton.entrypoints.launch_server", "--model-path", str(model_path)]
         self.command += ["--port", str(self.port), "--max-total-tokens", "16384"]
         with log_path.open("wb") as log:
-            self._process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+            self._process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT)
 
     @property
     def url(self) -> str:
@@ -252,13 +252,13 @@ def streaming(client: Client) -> None:
     check("diary 64" in "".join(pieces), f"the answer should name the size 64: {''.join(pieces)!r}")
 
 
-def program(server: Server, *arguments: str) -> None:
+def program(server: Server, module: str) -> None:
     """Another example on this server; its source is the thing to read."""
-    arguments = (*arguments, "--url", server.url)
+    arguments = ("-m", module, "--url", server.url)
     show("command", shlex.join(["python", *arguments]))
     sys.stdout.flush()
     try:
-        code = subprocess.run([sys.executable, *arguments], cwd=ROOT, timeout=REQUEST_TIMEOUT).returncode
+        code = subprocess.run([sys.executable, *arguments], timeout=REQUEST_TIMEOUT).returncode
     except subprocess.TimeoutExpired:
         raise DemoError(f"{shlex.join(arguments)} did not end within {REQUEST_TIMEOUT:.0f} s") from None
     check(code == 0, f"{shlex.join(arguments)} ended with code {code}")
@@ -317,18 +317,19 @@ def run(server: Server) -> None:
     headline("What the radix cache reused")
     table(client.usage)
     headline("A program of two stages: think, then name an item; the second is handed the KV of the first")
-    program(server, "examples/two_stage.py")
+    program(server, "baton.examples.two_stage")
     headline("A recommender: think, then search 32 items that exist; again the KV of the thought is handed on")
-    program(server, "-m", "examples.recommend")
+    program(server, "baton.examples.recommend")
     server.stop()
     print("\n  The server has shut down cleanly.")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Start a server on the toy model and send it work.")
+def main(argv: Sequence[str] | None = None) -> int:
+    """argv: the flags; None takes those of the process. Returns the exit status."""
+    parser = argparse.ArgumentParser("baton demo", description="Start a server on the toy model and send it work.")
     parser.add_argument("--model-path", type=Path, default=TOY_MODEL)
     parser.add_argument("--log", type=Path, help="keep the server's log in this file")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         server = Server(args.model_path, args.log or Path(folder, "server.log"))
         try:

@@ -26,6 +26,7 @@ from .channels import AsyncReceiver, Endpoints, Sender
 from .clients import Client
 from .control_client import Availability, ControlClient
 from .live_reports.report_client import LiveReportClient
+from .load_log import LoadLog
 from .messages import (
     AbortRequest,
     ControlReply,
@@ -41,6 +42,7 @@ from .messages import (
 from .metrics import RequestMeter, ServerMetrics
 from .prompt import ModelLimits, Prompt, check_continuation, check_prompt
 from .recording.recorder import RequestRecorder
+from .request_log import RequestLog
 from .step_reader import ReadCalls, StepReader
 from .text.bad_words import banned_sequences
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, tokens_to_read
@@ -80,9 +82,11 @@ class TokenizerManager:
         metrics: ServerMetrics,
         read_calls: ReadCalls | None = None,
         recorder: RequestRecorder | None = None,
+        load_log: LoadLog | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         """read_calls: finds the tool calls in a text, for jobs. recorder: records the requests; closed with the
-        manager."""
+        manager. load_log: gets the worker's reports. request_log: logs the requests."""
         self.tokenizer = tokenizer
         self.metrics = metrics
         self.worker_info: dict = {}
@@ -94,6 +98,8 @@ class TokenizerManager:
         self._prompt_tokenizer = PromptTokenizer(tokenizer)
         self._step_reader = StepReader(self._sender, read_calls)
         self._recorder = recorder
+        self._load_log = load_log
+        self._request_log = request_log
         self._open: dict[str, _OpenRequest] = {}
         """By qualified rid, as in all messages from the worker."""
         self._heard_at = self._output_at = time.monotonic()
@@ -253,6 +259,8 @@ class TokenizerManager:
                 self.metrics.prompt_tokens.inc(len(unpack_ids(spec.input_ids)))
             if self._recorder is not None:
                 self._recorder.open_request(prompt, spec)
+            if self._request_log is not None:
+                self._request_log.open_request(prompt, spec)
             self._sender.send_packed(frame)
         self._emptied.clear()
         return answer
@@ -296,6 +304,8 @@ class TokenizerManager:
                 self._take_error(message)
             case SchedulerStats():
                 self.metrics.worker_reported(message)
+                if self._load_log is not None:
+                    self._load_log.add_report(message, self._heard_at)
             case ControlReply():
                 self.control.take_reply(message)
             case WatchReport() | TreeRows():
@@ -320,6 +330,8 @@ class TokenizerManager:
         self._step_reader.add_output(request.prompt, update)
         if self._recorder is not None:
             self._recorder.record_output(output)
+        if self._request_log is not None:
+            self._request_log.record_output(update)
         if output.beam is not None and output.index == 0:
             first, found = request.first, output.beam.num_results
             missing = range(first + found, first + request.prompt.sampling.n)
@@ -333,12 +345,16 @@ class TokenizerManager:
             if request.unfinished == 0:
                 if self._recorder is not None:
                     self._recorder.end_request(output.rid)
+                if self._request_log is not None:
+                    self._request_log.end_request(output.rid)
                 self._forget(output.rid)
 
     def _take_error(self, error: RequestError) -> None:
         request = self._open.get(error.rid)
         if request is None:
             return
+        if self._request_log is not None:
+            self._request_log.fail_request(error)
         self._forget(error.rid)
         if request.answer is not None:
             # The worker knows only ids; tell the caller the field they came from.

@@ -68,7 +68,7 @@ class SchedulerConfig:
     )
     learn_tools: bool = flag(
         False,
-        "Learn from the words of agents' commands which tools are slow. Needs pip install -e '.[learned]'.",
+        "Learn from the words of agents' commands which tools are slow. Needs pip install 'baton-serve[learned]'.",
     )
     provisional_ttl: float = flag(
         1.0, "Seconds for which the KV of a job's step is pinned until its tool call has been read."

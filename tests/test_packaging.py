@@ -17,6 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
+PACKAGED = (*LAYERS, "examples")
+"""Folders that are installed."""
 TOP = ROOT / "entrypoints" / "package" / "__init__.py"
 """Installed as `baton` itself."""
 HELPER_FOLDERS = ("benchmarks", "docs", "examples", "tests")
@@ -25,7 +27,7 @@ EXTRAS = ("cuda", "cpu", "tiers", "remote", "learned", "tokenizers", "examples",
 
 def folders_with_code() -> set[str]:
     found = set()
-    for layer in LAYERS:
+    for layer in PACKAGED:
         for file in set((ROOT / layer).rglob("*.py")) - {TOP}:
             found.add("baton." + ".".join(file.parent.relative_to(ROOT).parts))
     return found
@@ -39,22 +41,22 @@ def test_every_code_folder_is_a_package() -> None:
     """setup.py goes by the `__init__.py` of a folder; without one it would be missing in an installation."""
     marked = {
         f"baton.{'.'.join(f.parent.relative_to(ROOT).parts)}"
-        for layer in LAYERS
+        for layer in PACKAGED
         for f in set((ROOT / layer).rglob("__init__.py")) - {TOP}
     }
     assert folders_with_code() == marked
     places = pyproject()["tool"]["setuptools"]["package-dir"]
-    assert places == {"baton": "entrypoints/package"} | {f"baton.{layer}": layer for layer in LAYERS}
+    assert places == {"baton": "entrypoints/package"} | {f"baton.{layer}": layer for layer in PACKAGED}
 
 
 def test_typing_links_point_to_the_layers() -> None:
     links = {link.name: link.resolve() for link in (ROOT / ".typing" / "baton").iterdir()}
-    assert links == {layer: ROOT / layer for layer in LAYERS}
+    assert links == {layer: ROOT / layer for layer in PACKAGED}
 
 
 def test_wheel_holds_every_module(tmp_path: Path) -> None:
     source = tmp_path / "source"  # a copy: a stale build/ folder would end up in the wheel
-    for layer in LAYERS:
+    for layer in PACKAGED:
         shutil.copytree(ROOT / layer, source / layer, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -63,7 +65,7 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    files = {file for layer in LAYERS for file in (ROOT / layer).rglob("*.py")} - {TOP}
+    files = {file for layer in PACKAGED for file in (ROOT / layer).rglob("*.py")} - {TOP}
     assert packed == {f"baton/{file.relative_to(ROOT)}" for file in files} | {"baton/__init__.py"}
     static = "baton/entrypoints/http/dashboard/static/"
     page = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(static)}
@@ -113,6 +115,7 @@ def use_wheel(wheel: Path, folder: Path) -> None:
     assert "--model-path" in run("-m", "baton.entrypoints.command", "serve", "--help")
     (script,) = (site / "bin").glob("baton")
     assert run(str(script), "--version") == f"baton {version}\n"
+    assert "The server has shut down cleanly." in run(str(script), "demo")
 
 
 PROMPT = "<|im_start|>user\\nHow many lines are in manual.md?<|im_end|>\\n<|im_start|>assistant\\n"

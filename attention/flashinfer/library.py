@@ -94,7 +94,9 @@ def import_library(*, has_fa3: bool) -> FlashInferLibrary:
         flashinfer = importlib.import_module("flashinfer")
         decode = importlib.import_module("flashinfer.decode")
     except ImportError as error:
-        raise FlashInferUnavailable(f"FlashInfer is not installed ({error}); pip install -e '.[cuda]'") from error
+        raise FlashInferUnavailable(
+            f"FlashInfer is not installed ({error}); pip install 'baton-serve[cuda]'"
+        ) from error
     except Exception as error:
         raise FlashInferUnavailable(f"FlashInfer cannot be imported: {log_end(error)}") from error
     if (version := getattr(flashinfer, "__version__", "?")) != VERSION:

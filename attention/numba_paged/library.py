@@ -38,7 +38,7 @@ def load_attention(
     try:
         from .backend import ANY_EXTEND, SHORT_EXTEND, NumbaPagedBackend
     except ImportError as error:  # not installed, or not for this numpy
-        raise NumbaUnavailable(f"Numba cannot be imported ({error}); pip install -e '.[cpu]'") from error
+        raise NumbaUnavailable(f"Numba cannot be imported ({error}); pip install 'baton-serve[cpu]'") from error
     where = {"page_size": page_size, "dtype": dtype, "device": device}
     by_length = {
         longest: partial(NumbaPagedBackend, team=team, longest_extend=longest) for longest in (SHORT_EXTEND, ANY_EXTEND)

@@ -120,7 +120,7 @@ def _need_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise OutputError("--plot needs matplotlib, which is not installed: pip install -e '.[bench]'") from None
+        raise OutputError("--plot needs matplotlib, which is not installed: pip install 'baton-serve[bench]'") from None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from .log.prompt_text import BYTES_PER_TOKEN
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m baton.entrypoints.analyze",
+        prog="baton analyze",
         description="Read a log of requests, and report the hit rate of a prefix cache by size, the size to choose, "
         "and the savings of continuations and leases.",
     )
@@ -54,7 +54,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     out = parser.add_argument_group("output")
     out.add_argument("--json", type=Path, help="also write the report to this file")
-    out.add_argument("--plot", type=Path, help="also plot the report to this PNG file; needs pip install -e '.[bench]'")
+    out.add_argument(
+        "--plot", type=Path, help="also plot the report to this PNG file; needs pip install 'baton-serve[bench]'"
+    )
     out.add_argument(
         "--memory-gb",
         type=_positive,

@@ -55,7 +55,7 @@ def draw(compared: Sequence[Cell], args: argparse.Namespace) -> None:
 
         plot(compared, args.out / "report.png")
     except ImportError:
-        print("no picture: matplotlib is not installed (pip install -e '.[bench]')", file=sys.stderr)
+        print("no picture: matplotlib is not installed (pip install 'baton-serve[bench]')", file=sys.stderr)
         return
     print(f"\nwrote report.json and report.png to {args.out}")
 

@@ -27,7 +27,7 @@ OWN_SETTINGS = ("schedule_policy", "max_total_tokens", "context_length")
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m baton.entrypoints.simulate",
+        prog="baton simulate",
         description="Play agents' jobs on Baton's scheduler without a model, and compare policies. Flags with several "
         "values form a grid; every combination is run.",
     )

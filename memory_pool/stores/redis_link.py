@@ -56,7 +56,7 @@ class RedisLink:
             from redis import connection, exceptions
         except ImportError:
             raise RemoteStoreError(
-                "a remote store needs the package redis, which is not installed: pip install -e '.[remote]'"
+                "a remote store needs the package redis, which is not installed: pip install 'baton-serve[remote]'"
             ) from None
         options = _options(url, connection.parse_url)
         kind = options.pop("connection_class", connection.Connection)

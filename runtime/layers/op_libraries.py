@@ -143,8 +143,8 @@ def try_out(name: str, op: Callable[..., Any], trial: Trial, device: torch.devic
 
 def _remedy(libraries: Sequence[Library]) -> str:
     if any(library.name == NUMBA for library in libraries):
-        return "pip install -e '.[cpu]' brings Numba"
-    return "pip install -e '.[cuda]' brings the versions that fit torch 2.11"
+        return "pip install 'baton-serve[cpu]' brings Numba"
+    return "pip install 'baton-serve[cuda]' brings the versions that fit torch 2.11"
 
 
 def _reason(error: Exception) -> str:

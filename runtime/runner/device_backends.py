@@ -167,7 +167,7 @@ def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool =
 
             return BlockProducts(team or Team(), dtype)
         except ImportError as error:
-            trouble = f"Numba cannot be imported ({error}); pip install -e '.[cpu]'"
+            trouble = f"Numba cannot be imported ({error}); pip install 'baton-serve[cpu]'"
         except Exception as error:  # compiled code may raise anything
             trouble = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     if is_wanted:

@@ -87,7 +87,7 @@ def probe(device: torch.device, vocab_size: int, providers: dict[str, Provider])
                 ops, chosen[name] = candidate, provider
     logger.info("sampling: %s", ", ".join(f"{name} by {provider}" for name, provider in chosen.items()))
     if troubles:
-        advice = "pip install -e '.[cuda]' and a CUDA toolkit (nvcc) bring what is missing"
+        advice = "pip install 'baton-serve[cuda]' and a CUDA toolkit (nvcc) bring what is missing"
         logger.warning("slower sampling in use: %s; %s", "; ".join(troubles), advice)
     return ops
 

@@ -1,8 +1,8 @@
 """Classifies commands as fast, slow or uncertain: by rules, by known durations, or by a model that learns their words.
 
 The model is a logistic regression on hashed words, trained as durations arrive, BATCH at a time, so that no step of the
-scheduler pays for more than one small batch. It needs scikit-learn (`pip install -e '.[learned]'`), which is imported
-when the first model is made.
+scheduler pays for more than one small batch. It needs scikit-learn (`pip install 'baton-serve[learned]'`), which is
+imported when the first model is made.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class LearnedSpeed:
         except ImportError as error:
             raise ImportError(
                 f"learning from commands needs scikit-learn, which is not there ({error}): "
-                "pip install -e '.[learned]', or turn learning off"
+                "pip install 'baton-serve[learned]', or turn learning off"
             ) from error
         # A constant learning rate learns fast; averaged weights are steadier than the last ones.
         self._model: Any = linear_model.SGDClassifier(

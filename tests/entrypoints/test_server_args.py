@@ -44,6 +44,7 @@ def test_every_flag_sets_exactly_its_field() -> None:
                "linear_backend": "onednn", "schedule_policy": "lpm", "radix_eviction_policy": "lfu",
                "log_level": "debug", "page_size": "16", "item_trie": "t=x.npy", "overlap_schedule": "on",
                "random_seed": "7", "api_key": "k", "lora_paths": "a=x", "pin_time": "cdf",
+               "pooling": "mean", "log_requests_level": "2",
                "speculative_algorithm": "NGRAM",
                "sampling_defaults": "openai", "unknown_fields": "warn"}  # fmt: skip
     base = parse_command_line(MODEL)

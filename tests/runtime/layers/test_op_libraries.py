@@ -73,7 +73,7 @@ def test_triton_is_used_without_sglang_kernel(caplog, interpreter):
     ops, info, warnings = run_probe(caplog, NO_SGL, Library(TRITON, load_triton))
     assert chosen(ops, load_triton(CPU)) == OF_A_GPU - {"transfer_kv"}
     assert ops.transfer_kv is TORCH_OPS.transfer_kv and "rms_norm triton" in info and "transfer_kv torch" in info
-    assert len(warnings) == 1 and "undefined symbol" in warnings[0] and "pip install -e '.[cuda]'" in warnings[0]
+    assert len(warnings) == 1 and "undefined symbol" in warnings[0] and "pip install 'baton-serve[cuda]'" in warnings[0]
 
 
 def test_missing_op_libraries_leave_torch_and_one_warning(caplog):
@@ -147,4 +147,4 @@ def test_cpu_without_numba_uses_torch_and_warns(caplog, monkeypatch):
     with caplog.at_level(logging.INFO, logger="baton.runtime.layers.op_libraries"):
         assert select_ops(CPU, torch.float32, SHAPE, Team()) == TORCH_OPS
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "numba cannot be used (ModuleNotFoundError" in warning and "pip install -e '.[cpu]'" in warning
+    assert "numba cannot be used (ModuleNotFoundError" in warning and "pip install 'baton-serve[cpu]'" in warning

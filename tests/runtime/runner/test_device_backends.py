@@ -155,7 +155,7 @@ def test_missing_numba_warns_with_install_command(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.logits", None)
     backends = choose(CPU)
     assert (backends.ops, backends.attention) == (TORCH_OPS, TORCH_BACKENDS.attention) and backends.logits is None
-    assert "pip install -e '.[cpu]'" in caplog.text and "logits are rounded to bfloat16" in caplog.text
+    assert "pip install 'baton-serve[cpu]'" in caplog.text and "logits are rounded to bfloat16" in caplog.text
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -190,13 +190,13 @@ def test_torch_native_on_gpu_captures_no_graphs():
 @pytest.mark.usefixtures("a_gpu")
 def test_missing_flashinfer_logs_one_warning_with_reason(monkeypatch, caplog):
     def fail(specs, **_):
-        raise FlashInferUnavailable("FlashInfer is not there; pip install -e '.[cuda]'")
+        raise FlashInferUnavailable("FlashInfer is not there; pip install 'baton-serve[cuda]'")
 
     monkeypatch.setattr(library, "load_attention", fail)
     backends = choose()
     assert backends.recorder is None and backends.attention is TORCH_BACKENDS.attention
     (record,) = caplog.records
-    assert record.levelname == "WARNING" and "pip install -e '.[cuda]'" in record.message
+    assert record.levelname == "WARNING" and "pip install 'baton-serve[cuda]'" in record.message
     with pytest.raises(ModelLoadError, match="--attention-backend flashinfer: FlashInfer is not there"):
         choose(attention_backend="flashinfer")
 

@@ -52,7 +52,7 @@ def test_missing_provider_falls_back_with_warning(caplog):
     ops, warning = select(caplog, {"triton": load})
     assert ops == TORCH_GPU_OPS
     assert warning.startswith("slower sampling in use: triton: ImportError: No module named 'triton';")
-    assert "pip install -e '.[cuda]'" in warning
+    assert "pip install 'baton-serve[cuda]'" in warning
 
 
 def test_failing_or_wrong_ops_fall_back_with_warning(caplog):
