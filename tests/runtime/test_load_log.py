@@ -10,7 +10,7 @@ from baton.runtime.load_log import LoadLog
 from baton.scheduler.stats import SchedulerStats
 
 
-def stats(steps: int, running: int = 0, waiting: int = 0, **more: int) -> SchedulerStats:
+def stats(steps: int, running: int = 0, waiting: int = 0) -> SchedulerStats:
     return SchedulerStats(
         num_running_reqs=running,
         num_queue_reqs=waiting,
@@ -22,7 +22,6 @@ def stats(steps: int, running: int = 0, waiting: int = 0, **more: int) -> Schedu
         output_tokens=10 * steps,
         prefix_cache_queries=200 * steps,
         prefix_cache_hits=50 * steps,
-        **more,
     )
 
 
