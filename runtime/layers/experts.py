@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ..model_config import Choice, ExpertTraits, ModelConfig
 from .activations import clamped_swiglu, gated_activation
 from .linear import Linear
+from .products import NUMBA, BlockKernel, GroupedProduct, ProductChoice
 
 LEAST_SUM = 1e-12
 """Weights are divided by their sum, or by this if it is smaller."""
@@ -100,6 +102,9 @@ class Experts:
                     shared_bias=bias,
                 )
                 linears.append(linear)
+        self._kernel: BlockKernel | None = None
+        self._grouped: tuple[ProductChoice, ProductChoice, GroupedProduct, GroupedProduct] | None = None
+        """Products of all experts at once, for few rows; and the choices of the products that they stand for."""
         self._activation: Callable[[torch.Tensor], torch.Tensor] = (
             gated_activation(config.activation) if traits.clamp is None else clamped_swiglu(*traits.clamp)
         )
@@ -113,17 +118,47 @@ class Experts:
         rows = x.index_select(0, order // top_k)
         if self._traits.choice is Choice.GATES:
             rows = rows * weights.flatten()[order].to(x.dtype).unsqueeze(1)
-        counts = torch.bincount(by_expert, minlength=self._traits.num_experts).tolist()
-        found, start = torch.empty_like(rows), 0
-        for expert, count in enumerate(counts):
-            if count:
-                own = slice(start, start + count)
-                found[own] = self.down[expert](self._activation(self.gate_up[expert](rows[own])))
-                start += count
+        counts = torch.bincount(by_expert, minlength=self._traits.num_experts).cpu().numpy()
+        products = self._grouped_products(int(counts.max(initial=0)))
+        found = self._one_by_one(rows, counts) if products is None else self._at_once(rows, counts, *products)
         outputs = torch.empty_like(found).index_copy_(0, order, found).view(tokens, top_k, x.shape[1])
         if self._traits.choice is Choice.GATES:
             return outputs.sum(dim=1)
         return (outputs * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+    def use_kernel(self, kernel: BlockKernel | None) -> None:
+        """kernel: computes the products of all experts at once, where their layers have the form "numba"."""
+        self._kernel = kernel
+
+    def _one_by_one(self, rows: torch.Tensor, counts: np.ndarray) -> torch.Tensor:
+        """rows [n, hidden], sorted by expert; counts: int [experts] -> [n, hidden]"""
+        found, start = torch.empty_like(rows), 0
+        for expert, count in enumerate(counts.tolist()):
+            if count:
+                own = slice(start, start + count)
+                found[own] = self.down[expert](self._activation(self.gate_up[expert](rows[own])))
+                start += count
+        return found
+
+    def _at_once(
+        self, rows: torch.Tensor, counts: np.ndarray, gate_up: GroupedProduct, down: GroupedProduct
+    ) -> torch.Tensor:
+        """The same numbers from two calls of a kernel."""
+        used = np.flatnonzero(counts)
+        return down(self._activation(gate_up(rows, used, counts[used])), used, counts[used])
+
+    def _grouped_products(self, most_rows: int) -> tuple[GroupedProduct, GroupedProduct] | None:
+        """Products of all experts; None where the layers have others. most_rows: of the expert that has most."""
+        first, second = self.gate_up[0].choice, self.down[0].choice
+        if self._kernel is None or {first.form(most_rows), second.form(most_rows)} != {NUMBA}:
+            return None
+        if self._grouped is None or self._grouped[:2] != (first, second):
+            gate_up, down = (_group_of(linears, self._kernel) for linears in (self.gate_up, self.down))
+            if gate_up is None or down is None:
+                self._kernel = None
+                return None
+            self._grouped = first, second, gate_up, down
+        return self._grouped[2:]
 
     def release_packed(self) -> None:
         """Keep no more references to weights than the `Linear`s, which may replace them."""
@@ -137,6 +172,15 @@ class Experts:
             for linear in pair:
                 views |= linear.checkpoint_views(f"{prefix}.experts.{expert}")
         return views
+
+
+def _group_of(linears: list[Linear], kernel: BlockKernel) -> GroupedProduct | None:
+    """One product for all these layers of one size; None if one of them does not read blocks."""
+    blocks = [linear.blocks for linear in linears if linear.blocks is not None]
+    if len(blocks) < len(linears):
+        return None
+    size = linears[0].out_features, linears[0].in_features
+    return kernel.prepare_group(blocks, size, [linear.bias for linear in linears])
 
 
 class PackedExperts:

@@ -41,6 +41,8 @@ class Linear:
         """int64 [out]: for each output, its number in the checkpoint; None: the same. See `reorder_outputs`."""
         self._choice = PLAIN
         self._product = PLAIN.prepare(Source(weight, self.bias))
+        self.blocks: torch.Tensor | None = None
+        """The weight as oneDNN packs it, where the product reads that."""
         self._updates: LowRankUpdates | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,8 +61,9 @@ class Linear:
         may be dropped, unless for_now: then another product may follow."""
         assert self.weight is not None
         if choice != self._choice:
-            self._choice = choice
-            self._product = choice.prepare(Source(self.weight, self.bias, kernel))
+            source = Source(self.weight, self.bias, kernel)
+            self._choice, self._product = choice, choice.prepare(source)
+            self.blocks = None if choice.keeps_weight else source.blocks
         if not choice.keeps_weight and not for_now:
             self.weight = None
 

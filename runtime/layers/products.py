@@ -13,11 +13,12 @@ numbers of F.linear up to rounding.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -42,12 +43,25 @@ class Product(Protocol):
         ...
 
 
+class GroupedProduct(Protocol):
+    def __call__(self, x: torch.Tensor, groups: np.ndarray, counts: np.ndarray, /) -> torch.Tensor:
+        """x [rows, in], the rows of each group side by side; groups, counts: int64 [n], the weight of each group, and
+        its number of rows, at least one -> [rows, out], contiguous."""
+        ...
+
+
 class BlockKernel(Protocol):
     """Makes products of weights in oneDNN's blocks: numba_ops.blocks.BlockProducts."""
 
     def prepare(self, blocks: torch.Tensor, size: tuple[int, int], bias: torch.Tensor | None, /) -> Product:
         """blocks: a weight [out, in], as `reorder` packs it; size: (out, in). Raises ValueError if it has no
         kernel for this size."""
+        ...
+
+    def prepare_group(
+        self, blocks: Sequence[torch.Tensor], size: tuple[int, int], biases: Sequence[torch.Tensor | None], /
+    ) -> GroupedProduct:
+        """The same for several weights of one size."""
         ...
 
 

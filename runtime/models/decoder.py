@@ -470,6 +470,7 @@ class Decoder:
         for layer in self.layers:
             if isinstance(layer.mlp, SparseMLP):
                 layer.mlp.experts.release_packed()
+                layer.mlp.experts.use_kernel(kernel)
         linears = [linear for layer in self.layers for linear in layer.linears]
         if self.lm_head is None:  # a head of classes is small: it keeps its plain product
             return choose_products(linears, form, kernel=kernel)

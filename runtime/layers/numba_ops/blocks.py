@@ -11,6 +11,7 @@ is packed and looked at. If they lie in another way, there is no such product.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -26,9 +27,11 @@ from ..products import reorder
 from . import block_tiles
 from .block_tiles import HAS_512_BITS, block_tile
 
-NEXT, COUNT, ROWS, STEPS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP = range(11)
-"""Places in the kernel's arguments, an array of int64. COUNT: number of blocks; STEPS: inputs, or pairs of them."""
-ARGUMENTS = 11
+NEXT, COUNT, ROWS, STEPS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP, BLOCKS, TABLE = range(13)
+"""Places in the kernel's arguments, an array of int64. COUNT: number of blocks; STEPS: inputs, or pairs of them. Of
+several weights: COUNT of all blocks, BLOCKS of each weight, TABLE the address of a row for each: int64 address of the
+weight, of its bias, its first row, its rows."""
+ARGUMENTS = 13
 
 TILES = (12, 8, 4, 2, 1) if HAS_512_BITS else (6, 4, 2, 1, 1)
 """Row counts with sums that stay in registers: the first two for half of a block's outputs, the others for all."""
@@ -42,8 +45,8 @@ class UnknownBlocksError(ValueError):
 
 
 @cache
-def block_kernel(width: int, kind: str) -> Any:
-    """A Numba cfunc; every thread of a team calls it."""
+def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> Any:
+    """A Numba cfunc; every thread of a team calls it. is_grouped: for several weights, each with rows of its own."""
     sources, number = checksum(operations, vectors, block_tiles), KINDS.index(kind)
     item = 4 if kind == "float32" else 2
     lines, half = width // LANES, width // LANES // 2
@@ -57,11 +60,17 @@ def block_kernel(width: int, kind: str) -> Any:
             block = fetch_add(a + 8 * NEXT, 1)
             if block >= peek(a + 8 * COUNT):
                 return
-            w = peek(a + 8 * WEIGHT) + block * peek(a + 8 * BLOCK_BYTES)
-            bias = peek(a + 8 * BIAS)
+            if is_grouped:
+                group = block // peek(a + 8 * BLOCKS)
+                block -= group * peek(a + 8 * BLOCKS)
+                entry = peek(a + 8 * TABLE) + 32 * group
+                w, bias, first, left = peek(entry), peek(entry + 8), peek(entry + 16), peek(entry + 24)
+            else:
+                w, bias, first, left = peek(a + 8 * WEIGHT), peek(a + 8 * BIAS), 0, peek(a + 8 * ROWS)
+            w += block * peek(a + 8 * BLOCK_BYTES)
             if bias != 0:
                 bias += block * width * item
-            x, out, left = peek(a + 8 * X), peek(a + 8 * OUT) + block * width * item, peek(a + 8 * ROWS)
+            x, out = peek(a + 8 * X) + first * x_step, peek(a + 8 * OUT) + first * out_step + block * width * item
             while left > 0:
                 if left >= many:
                     for part in range(2):
@@ -112,6 +121,20 @@ class BlockProducts:
         a[BLOCK_BYTES] = torch.ops.mkldnn._nbytes(blocks) // a[COUNT]
         return product
 
+    def prepare_group(
+        self, blocks: Sequence[torch.Tensor], size: tuple[int, int], biases: Sequence[torch.Tensor | None]
+    ) -> GroupedBlockProduct:
+        """Several weights of one size, packed as for `prepare`, and their biases. Raises UnknownBlocksError."""
+        out, into = size
+        if out % self._width or into % self._pairs:
+            raise UnknownBlocksError(f"{out} × {into} numbers do not fill blocks of {self._width} outputs")
+        kernel = block_kernel(self._width, self._kind, is_grouped=True)
+        product = GroupedBlockProduct(self._team, kernel, blocks, out, biases)
+        a = product.arguments
+        a[BLOCKS], a[STEPS] = out // self._width, into // self._pairs
+        a[BLOCK_BYTES] = torch.ops.mkldnn._nbytes(blocks[0]) // a[BLOCKS]
+        return product
+
 
 class BlockProduct:
     """See products.Product."""
@@ -126,6 +149,35 @@ class BlockProduct:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out, a = self._team.empty((len(x), self._out), x.dtype), self.arguments
         a[NEXT], a[ROWS] = 0, len(x)
+        a[X], a[X_STEP] = x.data_ptr(), x.stride(0) * x.element_size()
+        a[OUT], a[OUT_STEP] = out.data_ptr(), self._out * x.element_size()
+        self._team.run(self._call, torch.get_num_threads())
+        return out
+
+
+class GroupedBlockProduct:
+    """Products of rows with the weights of their groups, in one call."""
+
+    def __init__(
+        self,
+        team: Team,
+        kernel: Any,
+        blocks: Sequence[torch.Tensor],
+        out: int,
+        biases: Sequence[torch.Tensor | None],
+    ) -> None:
+        self._team, self._out, self._kept = team, out, (list(blocks), list(biases))
+        self._call = Call(kernel, ARGUMENTS)
+        self.arguments = self._call.arguments
+        self._weights = np.array([torch.ops.mkldnn.data_ptr(each) for each in blocks], dtype=np.int64)
+        self._biases = np.array([0 if bias is None else bias.data_ptr() for bias in biases], dtype=np.int64)
+
+    def __call__(self, x: torch.Tensor, groups: np.ndarray, counts: np.ndarray) -> torch.Tensor:
+        """x [rows, in], the rows of each group side by side; groups, counts: int64 [n], which weights, in the order of
+        the rows, and how many rows each has, at least one -> [rows, out], contiguous."""
+        out, a = self._team.empty((len(x), self._out), x.dtype), self.arguments
+        table = np.stack((self._weights[groups], self._biases[groups], np.cumsum(counts) - counts, counts), axis=1)
+        a[NEXT], a[COUNT], a[TABLE] = 0, len(groups) * a[BLOCKS], table.ctypes.data
         a[X], a[X_STEP] = x.data_ptr(), x.stride(0) * x.element_size()
         a[OUT], a[OUT_STEP] = out.data_ptr(), self._out * x.element_size()
         self._team.run(self._call, torch.get_num_threads())

@@ -8,6 +8,7 @@ import torch
 
 from baton.runtime.layers.experts import Experts, Router
 from baton.runtime.layers.linear import Linear
+from baton.runtime.layers.products import NUMBA, ONEDNN, ProductChoice
 from baton.runtime.model_config import Choice, DecoderTraits, ExpertNames, ExpertTraits, ModelConfig
 
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
@@ -141,3 +142,47 @@ def test_clamped_gates_alternate_with_their_partners():
     expected = weight_of(experts.down[4]) @ ((up + 1) * gate * torch.sigmoid(1.7 * gate))
     found = experts(x, torch.tensor([[4, 4]]), torch.tensor([[0.25, 0.75]]))
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("choice", [Choice.SOFTMAX, Choice.GATES])
+def test_experts_at_once_give_the_numbers_of_each_alone(choice: Choice, has_bias: bool) -> None:
+    """Few rows take one call of the kernel for all experts, many rows a call for each."""
+    pytest.importorskip("numba")
+    from tests.doubles.block_kernel import kernel
+
+    traits = dataclasses.replace(TRAITS, intermediate_size=64, choice=choice, has_bias=has_bias)
+    config = dataclasses.replace(CONFIG, hidden_size=128, intermediate_size=64)
+    experts = Experts(config, traits, dtype=FLOAT32, device=CPU)
+    generator = torch.Generator().manual_seed(1)
+    for linear in (*experts.gate_up, *experts.down):
+        weight_of(linear).normal_(generator=generator)
+        if linear.bias is not None:
+            linear.bias.normal_(generator=generator)
+        linear.use_product(ProductChoice.of(NUMBA), kernel(FLOAT32))
+    for rows in (1, 2, 9, 40):
+        x = torch.randn(rows, 128, generator=generator)
+        chosen = torch.rand(rows, 8, generator=generator).topk(2).indices
+        weights = torch.rand(rows, 2, generator=generator)
+        experts.use_kernel(None)
+        alone = experts(x, chosen, weights)
+        experts.use_kernel(kernel(FLOAT32))
+        assert experts._grouped_products(rows) is not None
+        assert torch.equal(experts(x, chosen, weights), alone)
+
+
+def test_experts_follow_their_layers_to_another_product() -> None:
+    """A late trial may change the form of all layers of one shape."""
+    pytest.importorskip("numba")
+    from tests.doubles.block_kernel import kernel
+
+    traits = dataclasses.replace(TRAITS, intermediate_size=64)
+    experts = Experts(dataclasses.replace(CONFIG, hidden_size=128), traits, dtype=FLOAT32, device=CPU)
+    for linear in (*experts.gate_up, *experts.down):
+        weight_of(linear).normal_()
+    experts.use_kernel(kernel(FLOAT32))
+    assert experts._grouped_products(1) is None, "torch's products"
+    mixed = ProductChoice((NUMBA, NUMBA, ONEDNN, ONEDNN))
+    for linear in (*experts.gate_up, *experts.down):
+        linear.use_product(mixed, kernel(FLOAT32))
+    assert experts._grouped_products(8) is not None and experts._grouped_products(40) is None

@@ -223,6 +223,8 @@ class TestChoose:
                 right = kernel(torch.float32).prepare(blocks, size, bias)
                 return right if size == (128, 64) else lambda x: right(x) + 1
 
+            prepare_group = kernel(torch.float32).prepare_group
+
         layer, x = linear(64, 32), torch.randn(3, 32)
         expected = layer(x)
         assert NUMBA not in try_products([layer], kernel=Wrong(), timer=lambda call: 1.0)[0][64, 32].forms
@@ -239,6 +241,8 @@ class TestChoose:
             def prepare(self, blocks, size, bias):
                 right = kernel(dtype).prepare(blocks, size, bias)
                 return right if size == (128, 64) else lambda x: right(x * keeps)
+
+            prepare_group = kernel(dtype).prepare_group
 
         for one, form in ((Forgets(), ONEDNN), (kernel(dtype), NUMBA)):
             layer = Linear(512, {"proj": 256}, bias=False, dtype=dtype, device=CPU)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from baton.attention import processor
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers.numba_ops import blocks
 from baton.runtime.layers.numba_ops.blocks import BlockProducts, UnknownBlocksError
-from baton.runtime.layers.products import Product, Source, numba_product
+from baton.runtime.layers.products import Product, Source, numba_product, reorder
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if processor.packs(dtype)]
 
@@ -139,3 +140,33 @@ def test_unknown_block_layout_is_detected(dtype: torch.dtype, monkeypatch: pytes
             BlockProducts(Team(), dtype)
     finally:
         blocks.width_of_blocks.cache_clear()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 14), min_size=1, max_size=9),
+    half=st.integers(1, 200),
+    blocks_of=st.integers(1, 3),
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_products_of_groups_are_those_of_each_alone(
+    counts: list[int], half: int, blocks_of: int, dtype: torch.dtype, has_bias: bool, seed: int
+) -> None:
+    """Bit for bit: the same kernel, called once for all."""
+    generator = torch.Generator().manual_seed(seed)
+    size = 64 * blocks_of, 2 * half
+    weights = [torch.randn(*size, generator=generator).to(dtype) for _ in counts]
+    biases = [torch.randn(size[0], generator=generator).to(dtype) if has_bias else None for _ in counts]
+    x = torch.randn(sum(counts), size[1], generator=generator).to(dtype)
+    group = kernel(dtype).prepare_group([reorder(weight) for weight in weights], size, biases)
+    used = np.flatnonzero(counts)
+    found = group(x, used, np.array(counts)[used])
+    start = 0
+    for weight, bias, count in zip(weights, biases, counts, strict=True):
+        own = slice(start, start + count)
+        if count:
+            assert torch.equal(found[own], numba_product(Source(weight, bias, kernel(dtype)))(x[own]))
+        start += count
+    assert len(found) == start and found.is_contiguous()
