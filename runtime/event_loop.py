@@ -331,8 +331,10 @@ class EventLoop:
         copying = self._tier_io is not None and self._tier_io.under_way > 0
         if self._scheduler.is_idle or (self._control.paused and not has_news):
             timeout = self.seconds_to_sleep()
-        waits = copying or self._scheduler.is_compiling
-        if waits and self._last_launched is None and not self._in_flight:  # nothing can run before one of them ends
+        waits = [copying]
+        self.run_observer(lambda: waits.append(self._scheduler.is_compiling))
+        # Nothing can run before one of them ends.
+        if any(waits) and self._last_launched is None and not self._in_flight:
             timeout = POLL_S if not timeout else min(timeout, POLL_S)
         messages = self._inbox.poll(timeout)
         self._profiler.lap("idle" if timeout else "receive")

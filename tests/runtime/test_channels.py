@@ -229,6 +229,8 @@ def example(kind: type) -> msgspec.Struct:
         "LoadItemTrie": {"call_id": 1, "name": "t", "edges": b"\2" * 16, "num_items": 2, "min_depth": 1, "max_depth": 3,
                          "max_token": 9},
         "DeleteItemTrie": {"call_id": 1, "name": "t"},
+        "LoadAdapter": {"call_id": 1, "name": "sql", "path": "/adapters/sql"},
+        "UnloadAdapter": {"call_id": 1, "name": "sql"},
         "ReleaseRequest": {"call_id": 1, "rid": "a"},
         "StepCalls": {"rid": "r", "index": 1, "calls": (ToolCall("ls", "ls -l"), ToolCall("é"))},
         "PrepareTurn": {"rid": "r", "index": 1, "ids": ids},

@@ -137,7 +137,7 @@ def test_gpus_before_ampere_are_refused():
 
 def test_missing_flashinfer_error_names_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    with pytest.raises(FlashInferUnavailable, match=r"pip install -e '\.\[cuda\]'"):
+    with pytest.raises(FlashInferUnavailable, match=r"pip install 'baton-serve\[cuda\]'"):
         import_library(has_fa3=False)
 
 

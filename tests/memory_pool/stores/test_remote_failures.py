@@ -300,7 +300,7 @@ class TestArguments:
 
     def test_missing_redis_package_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "redis", None)
-        with pytest.raises(RemoteStoreError, match=r"needs the package redis, .*: pip install -e '\.\[remote\]'"):
+        with pytest.raises(RemoteStoreError, match=r"needs the package redis, .*: pip install 'baton-serve\[remote\]'"):
             RemoteStore("redis://host", BLOCK, MODEL)
 
 

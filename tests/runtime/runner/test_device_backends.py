@@ -119,7 +119,9 @@ def test_packed_weight_products_use_numba_kernel(caplog, monkeypatch):
     with pytest.raises(ModelLoadError, match=r"--linear-backend numba: ZeroDivisionError: .*; or use auto"):
         in_float32(CPU, [SMALL], linear_backend="numba")
     monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.blocks", None)
-    with pytest.raises(ModelLoadError, match=r"--linear-backend numba: Numba cannot .* pip install -e '\.\[cpu\]'"):
+    with pytest.raises(
+        ModelLoadError, match=r"--linear-backend numba: Numba cannot .* pip install 'baton-serve\[cpu\]'"
+    ):
         in_float32(CPU, [SMALL], linear_backend="numba")
     assert not caplog.records, "an error says it all"
 

@@ -75,7 +75,7 @@ def test_the_same_observations_give_the_same_model() -> None:
 
 def test_missing_scikit_learn_error_names_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    with pytest.raises(ImportError, match=r"pip install -e '\.\[learned\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'baton-serve\[learned\]'"):
         LearnedSpeed()
 
 
