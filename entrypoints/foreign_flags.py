@@ -200,7 +200,7 @@ FOREIGN: dict[str, Foreign] = {
     "disable_log_requests": NoEffect("requests are logged with --log-requests alone"),
     "no_enable_log_requests": NoEffect("requests are logged with --log-requests alone"),
     "decode_log_interval": NoEffect("a line about load comes every --log-interval seconds", takes_any=True),
-    "disable_log_stats": NoEffect("statistics are at GET /metrics, not in the log"),
+    "disable_log_stats": Alias("log_interval", 0.0),
     "disable_uvicorn_access_log": NoEffect("only --log-level debug logs calls"),
     "enable_log_requests": Alias("log_requests", True),
     "uvicorn_log_level": Refused("--log-level is that of all processes"),

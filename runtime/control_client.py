@@ -86,6 +86,8 @@ class ControlClient:
         self.paused = False
         """True while the worker is to launch no steps."""
         self.adapters = AdapterNames()
+        self._changes: set[asyncio.Future[None]] = set()
+        """Changes of the adapters that have not ended."""
 
     # -- calls about a client's names ------------------------------------------------------------------------------
 
@@ -233,19 +235,42 @@ class ControlClient:
             check_adapter_name(name)
         except AdapterError as error:
             raise RequestRefused(str(error), param="lora_name") from None
-        reply = await self._ask(
-            lambda call_id: LoadAdapter(call_id=call_id, name=name, path=path), "load_adapter", timeout_s
+        await self._change_adapters(
+            lambda call_id: LoadAdapter(call_id=call_id, name=name, path=path), "load_adapter", timeout_s, "lora_path"
         )
-        if not reply.ok:
-            raise RequestRefused(_reason(reply), code="invalid_adapter", param="lora_path")
-        self.adapters.set_adapters(_payload(reply))
 
     async def unload_adapter(self, name: str, timeout_s: float = 10.0) -> None:
         """Take a name from its adapter; open requests keep it. Raises RequestRefused (404) if there is none of this
         name."""
-        reply = await self._ask(lambda call_id: UnloadAdapter(call_id=call_id, name=name), "unload_adapter", timeout_s)
+        await self._change_adapters(
+            lambda call_id: UnloadAdapter(call_id=call_id, name=name), "unload_adapter", timeout_s, "lora_name"
+        )
+
+    async def _change_adapters(
+        self, question: Callable[[int], ToWorker], what: str, timeout_s: float, param: str
+    ) -> None:
+        """Ask for a change of the adapters, and take note of it even if the caller leaves, or its time is up, first:
+        otherwise a name would be served that the worker has not, or not be served that it has."""
+        change = asyncio.ensure_future(self._note_change(question, what, param))
+        self._changes.add(change)
+        change.add_done_callback(self._forget_change)
+        try:
+            await asyncio.wait_for(asyncio.shield(change), timeout_s)
+        except TimeoutError:
+            raise RequestRefused(
+                f"{what}: no answer of the worker within {timeout_s:g} s; it may still come", code="timeout"
+            ) from None
+
+    def _forget_change(self, change: asyncio.Future[None]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled():
+            change.exception()  # whoever asked for it may have left
+
+    async def _note_change(self, question: Callable[[int], ToWorker], what: str, param: str) -> None:
+        reply = await self._ask(question, what, None)
         if not reply.ok:
-            raise RequestRefused(_reason(reply), code="adapter_not_found", param="lora_name")
+            code = "invalid_adapter" if param == "lora_path" else "adapter_not_found"
+            raise RequestRefused(_reason(reply), code=code, param=param)
         self.adapters.set_adapters(_payload(reply))
 
     # -- calls of the manager --------------------------------------------------------------------------------------
@@ -272,10 +297,10 @@ class ControlClient:
         self,
         question: Callable[[int], ToWorker],
         what: str,
-        timeout_s: float,
+        timeout_s: float | None,
     ) -> ControlReply:
-        """Send a message, made from its call id, and wait for the reply. Raises RequestRefused for a name that no
-        message can hold."""
+        """Send a message, made from its call id, and wait for the reply. timeout_s: None for as long as it takes.
+        Raises RequestRefused for a name that no message can hold."""
         self._availability.require_ready()
         call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
         try:
@@ -287,6 +312,7 @@ class ControlClient:
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
+            assert timeout_s is not None
             raise RequestRefused(f"the worker did not answer {what} within {timeout_s:g} s", code="timeout") from None
         finally:
             self._waiting.pop(call_id, None)

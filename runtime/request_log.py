@@ -30,8 +30,9 @@ SHOWN_CHARS = 2048
 @dataclass(slots=True)
 class _Open:
     started: float
-    texts: dict[int, str] = field(default_factory=dict)
-    """Output by sample; empty below level 2."""
+    texts: dict[int, list[str]] = field(default_factory=dict)
+    """Pieces of the output by sample; empty below level 2."""
+    num_chars: dict[int, int] = field(default_factory=dict)
     finish: dict[int, str] = field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -79,7 +80,10 @@ class RequestLog:
         if request.first_token_s is None and (output.new_ids or output.finish is not None):
             request.first_token_s = time.monotonic() - request.started
         if self._level >= TEXT_LEVEL:
-            request.texts[output.index] = self._cut(request.texts.get(output.index, "") + update.text)
+            length = request.num_chars.get(output.index, 0)
+            if self._level >= WHOLE_LEVEL or length < SHOWN_CHARS:
+                request.texts.setdefault(output.index, []).append(update.text)
+                request.num_chars[output.index] = length + len(update.text)
         if output.finish is not None:
             request.finish[output.index] = output.finish.type
             request.prompt_tokens = output.prompt_tokens
@@ -102,7 +106,7 @@ class RequestLog:
             "seconds": round(time.monotonic() - request.started, 3),
         }
         if self._level >= TEXT_LEVEL:
-            shown["text"] = [request.texts[index] for index in sorted(request.texts)]
+            shown["text"] = [self._cut("".join(request.texts[index])) for index in sorted(request.texts)]
         self._log("ended", rid, shown)
 
     def fail_request(self, error: RequestError) -> None:

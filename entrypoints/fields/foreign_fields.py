@@ -213,8 +213,8 @@ _NO_PROCESSORS = "use logit_bias, allowed_token_ids or bad_words: there are no c
 
 FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     # -- labels, and what is so anyway ---------------------------------------------------------------------------------
-    *_listed("nothing to do", "SGLang's routers", ENDPOINTS, "no_logs", "prompts are logged with "
-             "--log-requests-level 2 alone"),
+    *_listed("nothing to do", "SGLang's routers", ENDPOINTS, "no_logs", "a label; prompts are logged with "
+             "--log-requests-level 2 and 3 alone"),
     *_listed("nothing to do", "SGLang's routers", GENERATE + COMPLETIONS, "routing_key", "a label for routers"),
     *_listed("nothing to do", "smg, sglang-router", GENERATE, "model", "the one model answers, with the adapter "
              "that it names, if it names one"),

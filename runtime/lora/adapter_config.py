@@ -29,6 +29,8 @@ def read_adapter_config(folder: Path) -> tuple[dict[str, Any], bytes]:
     file = folder / CONFIG_FILE
     if not folder.is_dir():
         raise AdapterError(f"{folder} is no folder on this machine; give the folder of an adapter, as peft saves it")
+    if file.exists() and not file.is_file():  # a pipe would wait for whoever writes to it
+        raise AdapterError(f"{file} is no regular file")
     try:
         with file.open("rb") as stream:
             content = stream.read(_MAX_CONFIG_BYTES + 1)

@@ -457,9 +457,11 @@ def load_transformers_model(
     if trust_remote_code and any(folder.glob("*.py")):
         logger.warning("--trust-remote-code: running Python code that came with the model in %s", folder)
     try:
-        raw = transformers.AutoConfig.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of code that is not ours
+            raw = transformers.AutoConfig.from_pretrained(
+                folder, trust_remote_code=trust_remote_code, local_files_only=True
+            )
     except Exception as error:
         raise UnsupportedModelError(f"transformers {transformers.__version__} cannot read it: {error}") from error
     config = read_config(raw, folder, context_length)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import torch
@@ -149,6 +151,16 @@ def test_an_adapter_is_unloaded_while_it_answers(server: ServerUnderTest, poems:
     assert "poems" not in [model["id"] for model in server.client.get("/v1/models").json()["data"]]
 
 
+def test_a_load_whose_client_has_left_is_known_all_the_same(server: ServerUnderTest, folders: dict[str, Path]) -> None:
+    """Otherwise its name, as a model, would get the answers of the model alone."""
+    body = {"lora_name": "poems", "lora_path": str(folders["poems"])}
+    with pytest.raises(httpx.TimeoutException):
+        server.client.post("/load_lora_adapter", json=body, headers=ADMIN, timeout=0.001)
+    server.wait_until(lambda: "poems" in server.client.get("/lora_adapters").text, "the adapter")
+    assert say(server, model="poems")["text"] == say(server, lora_path="poems")["text"] != say(server)["text"]
+    assert unload(server, "poems").status_code == 200
+
+
 def test_refused_calls(server: ServerUnderTest, folders: dict[str, Path], tmp_path: Path) -> None:
     """Each with a reason, and the server answers on."""
 
@@ -166,7 +178,11 @@ def test_refused_calls(server: ServerUnderTest, folders: dict[str, Path], tmp_pa
     stem = first.replace("lora_A", "lora_{}")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "adapter_config.json").write_text("{")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "adapter_config.json")
     cases = [
+        ("a", tmp_path / "pipe", "no regular file"),
+        ("a", changed("slow", {"alpha_pattern": {"([a-z0-9._]+)+!": 1, "(": 1}}), "no pattern"),
         ("a", "/nowhere", "is no folder"),
         ("a", tmp_path, "adapter_config.json cannot be read"),
         ("a", tmp_path / "broken", "is not JSON"),

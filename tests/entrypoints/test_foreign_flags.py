@@ -77,10 +77,11 @@ def test_flags_named_in_hints_exist() -> None:
         ("--ctx-size 0", "--context-length 0"),
         ("--enable-lora --lora-modules a=/x b=/y --max-loras 4 --max-lora-rank 64 --max-cpu-loras 2",
          "--lora-paths a=/x b=/y --max-loaded-loras 2"),
+        ("--disable-log-stats --enable-log-requests", "--log-interval 0 --log-requests"),
         # Nothing at all
         ("--tp-size 1 --tensor-parallel-size 1 -tp 1 --pp-size=1 --nnodes 1 --node-rank 0", ""),
         ("--enable-metrics --enable-prefix-caching --enable-chunked-prefill --enable-auto-tool-choice", ""),
-        ("--disable-log-requests --no-enable-log-requests --disable-log-stats --no-enable-lora", ""),
+        ("--disable-log-requests --no-enable-log-requests --no-enable-lora", ""),
         ("--kv-cache-dtype auto --tokenizer-mode auto --distributed-executor-backend mp", ""),
         ("--stream-interval 1 --skip-server-warmup --no-enable-expert-parallel", ""),
         ("--device cpu --load-format auto", "--device cpu"),
@@ -160,7 +161,7 @@ def test_foreign_engine_keywords_are_translated() -> None:
     }  # fmt: skip
     ours = {
         "model_path": "m", "random_seed": 5, "context_length": 64, "mem_fraction_static": 0.5,
-        "disable_cuda_graph": True, "page_size": 16, "dtype": "float16",
+        "disable_cuda_graph": True, "page_size": 16, "dtype": "float16", "log_interval": 0.0,
         "trust_remote_code": False, "lora_paths": None,
     }  # fmt: skip
     assert compose(given) == compose(ours)
