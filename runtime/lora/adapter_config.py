@@ -5,7 +5,6 @@ adapters are checked before processes start.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ..checkpoint.model_files import ModelLoadError
 CONFIG_FILE = "adapter_config.json"
 
 _MAX_CONFIG_BYTES = 1 << 20
+_LARGEST = 1e38
 
 MERGE = "merge it into the weights with peft's merge_and_unload, and serve those"
 
@@ -27,7 +27,11 @@ def read_adapter_config(folder: Path) -> tuple[dict[str, Any], bytes]:
     """The config, and the file's bytes. Raises AdapterError, also for a config that changes the model in another way
     than by low-rank updates."""
     file = folder / CONFIG_FILE
-    if not folder.is_dir():
+    try:
+        is_folder = folder.is_dir()
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise AdapterError(f"{shown(str(folder))} cannot be looked at: {shown(str(error))}") from error
+    if not is_folder:
         raise AdapterError(f"{folder} is no folder on this machine; give the folder of an adapter, as peft saves it")
     if file.exists() and not file.is_file():  # a pipe would wait for whoever writes to it
         raise AdapterError(f"{file} is no regular file")
@@ -78,12 +82,17 @@ def _refused_settings(config: Mapping[str, Any]) -> str | None:
         if changes(config.get(name)):
             return f"{name} is {shown(config[name])}: {instead}"
     for name in ("r", "lora_alpha"):
-        value = config.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        value: Any = config.get(name)
+        if not is_number(value) or value <= 0:
             return f"{name} is {shown(value)}; it is a positive number"
     if not isinstance(config.get("alpha_pattern") or {}, dict):
         return f"alpha_pattern is {shown(config['alpha_pattern'])}; it is an object"
     return None
+
+
+def is_number(value: Any) -> bool:
+    """True for a number of JSON that float32 can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
 
 
 def shown(value: Any) -> str:

@@ -25,10 +25,11 @@ from safetensors.torch import load_file
 
 from ..checkpoint.tensor_names import text_tensor_name
 from ..checkpoint.weight_files import shorten
-from .adapter_config import CONFIG_FILE, MERGE, AdapterError, read_adapter_config, shown
+from .adapter_config import CONFIG_FILE, MERGE, AdapterError, is_number, read_adapter_config, shown
 
 WEIGHTS_FILE, PICKLED_FILE = "adapter_model.safetensors", "adapter_model.bin"
 
+_DTYPES = torch.float32, torch.float16, torch.bfloat16, torch.float64
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.[^.]+)?\.weight")
 
 
@@ -101,8 +102,10 @@ def _pair_factors(tensors: dict[str, torch.Tensor], config: Mapping[str, Any], f
 
 def _scaled(module: str, a: torch.Tensor, b: torch.Tensor, config: Mapping[str, Any], file: Path) -> LowRankFactors:
     for name, factor in (("lora_A", a), ("lora_B", b)):
-        if factor.dim() != 2 or not factor.is_floating_point():
-            raise AdapterError(f"{file}: {name} of {module} is {factor.dtype} {list(factor.shape)}; it is no matrix")
+        if factor.dim() != 2 or factor.dtype not in _DTYPES:
+            raise AdapterError(
+                f"{file}: {name} of {module} is {factor.dtype} {list(factor.shape)}; it is no matrix of floats"
+            )
         if not factor.isfinite().all():
             raise AdapterError(f"{file}: {name} of {module} holds numbers that are not finite")
     if len(a) != b.shape[1] or not len(a):
@@ -117,7 +120,7 @@ def _scaled(module: str, a: torch.Tensor, b: torch.Tensor, config: Mapping[str, 
 def _alpha(module: str, config: Mapping[str, Any], file: Path) -> float:
     """peft: the first pattern that matches the end of the module's name, at a dot."""
     for pattern, alpha in (config.get("alpha_pattern") or {}).items():
-        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
+        if not is_number(alpha):
             raise AdapterError(f"{file.with_name(CONFIG_FILE)}: alpha_pattern[{pattern!r}] is {shown(alpha)}")
         try:
             if re2.fullmatch(rf"(.*\.)?({pattern})", module):  # which takes linear time, whoever wrote the pattern

@@ -8,7 +8,9 @@ from typing import Any
 
 from .adapter_config import AdapterError
 
-_NAME = re.compile(r"[A-Za-z0-9._@-]+(/[A-Za-z0-9._@-]+)*")
+_PART = r"(?!\.{1,2}(?:/|$))[A-Za-z0-9._@-]+"
+"""Excludes . and .., which no URL can hold."""
+_NAME = re.compile(rf"{_PART}(/{_PART})*")
 MAX_NAME_CHARS = 256
 
 

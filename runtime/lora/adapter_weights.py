@@ -105,14 +105,10 @@ class AdapterWeights:
         outputs, first = [], 0
         for target, factors in parts:
             b = factors.b if target.order is None else factors.b[target.order]
-            rank = len(factors.a)
-            outputs.append(
-                (
-                    slice(first, first + rank),
-                    slice(target.start, target.start + target.size),
-                    b.T.to(self._device, self._dtype).contiguous(),
-                )
-            )
+            rank, b = len(factors.a), b.T.to(self._device, self._dtype).contiguous()
+            outputs.append((slice(first, first + rank), slice(target.start, target.start + target.size), b))
             first += rank
         a = torch.cat([factors.a.to(self._device, self._dtype) for _, factors in parts])
+        if not all(factor.isfinite().all() for factor in (a, *(b for _, _, b in outputs))):
+            raise AdapterError(f"the adapter's numbers, scaled, are too large for {self._dtype}")
         return LowRankUpdate(a.T.contiguous(), outputs)

@@ -184,6 +184,9 @@ def test_scale(tmp_path: Path, changes: dict[str, Any], scale: float) -> None:
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": True}, "lora_alpha is True"),
         ({"lora_alpha": 1e400}, "lora_alpha is inf"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern"),
+        ({"lora_alpha": "8"}, "lora_alpha is '8'"),
         ({"alpha_pattern": {"(": 1}}, "no pattern"),
         ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern"),
         ({"alpha_pattern": 7}, "alpha_pattern is 7"),
@@ -211,7 +214,7 @@ def test_targets_are_linear_layers_without_experts(tmp_path: Path) -> None:
 def test_names() -> None:
     for name in ("a", "org/sql-lora", "A.b_c@1"):
         check_adapter_name(name)
-    for name in ("", "a:b", "a b", "/a", "a/", "a//b", "x" * 300, "\u00e9", "a\n"):
+    for name in ("", ".", "..", "a/..", "../a", "a:b", "a b", "/a", "a/", "a//b", "x" * 300, "\u00e9", "a\n"):
         with pytest.raises(AdapterError):
             check_adapter_name(name)
     names = AdapterNames()
@@ -224,3 +227,30 @@ def test_rows_of_one_adapter_need_no_index() -> None:
     step = StepAdapters()
     step.set_rows(["a", "a"], np.array([2, 3]), torch.device("cpu"))
     assert step.parts == [("a", None)]
+
+
+def test_numbers_are_checked_in_the_type_that_they_will_have(tmp_path: Path) -> None:
+    """Finite in the file, and infinite once they are scaled, or rounded to float16."""
+    rig = Rig()
+    write_adapter(tmp_path / "scaled", 0, alpha=9e37)
+    tensors = {key: tensor * 1e3 for key, tensor in write_adapter(tmp_path / "half", 0, alpha=2e3).items()}
+    save_file(tensors, tmp_path / "half" / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"too large for torch\.float32"):
+        save_file({key: t * 1e3 for key, t in tensors.items()}, tmp_path / "scaled" / "adapter_model.safetensors")
+        rig.adapters.load("a", str(tmp_path / "scaled"))
+    rig.adapters.load("a", str(tmp_path / "half"))
+    rig.weights._dtype = torch.float16
+    with pytest.raises(AdapterError, match=r"too large for torch\.float16"):
+        rig.adapters.load("b", str(tmp_path / "half"))
+
+
+def test_strange_files_are_refused(tmp_path: Path) -> None:
+    rig, tensors = Rig(), write_adapter(tmp_path / "f8", 0)
+    save_file({key: t.to(torch.float8_e4m3fn) for key, t in tensors.items()}, tmp_path / "f8/adapter_model.safetensors")
+    for path, reason in (
+        (tmp_path / "f8", "no matrix of floats"),
+        ("x" * 5000, "cannot be looked at"),
+        ("a\0", "adapter"),
+    ):
+        with pytest.raises(AdapterError, match=reason):
+            rig.adapters.load("a", str(path))
