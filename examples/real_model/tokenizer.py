@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from .gguf_file import GGUFError, GGUFFile
@@ -25,6 +24,8 @@ _NAMED = {
 
 def make_tokenizer(gguf: GGUFFile) -> Tokenizer:
     """The data for tokenizer.json. Raises GGUFError for another kind of tokenizer."""
+    from gguf import TokenType
+
     gguf.expect("tokenizer.ggml.model", "gpt2", "byte-level BPE")
     gguf.expect("tokenizer.ggml.pre", "smollm", "digits one by one, then GPT-2's words")
     gguf.expect("tokenizer.ggml.add_space_prefix", False, "no space before a text")

@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("gguf", reason="gguf is in the extra [dev]")
 
 from baton.runtime.text.tokenizer import Tokenizer
-from examples.real_model import package
+from examples.real_model import gguf_file, package
 from examples.real_model.__main__ import main, make
 from examples.real_model.folder import FILES, WEIGHTS, is_whole, write_folder
 from examples.real_model.gguf_file import GGUFError, GGUFFile
@@ -283,3 +283,21 @@ def test_command_reports_download_errors(tmp_path: Path) -> None:
 def test_command_reports_an_existing_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--output", str(folder)]) == 0
     assert "is there already" in capsys.readouterr().out
+
+
+def test_missing_gguf_is_one_line_that_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the download, and only where a folder has to be made."""
+    monkeypatch.setattr(gguf_file, "find_spec", lambda name: None)
+    monkeypatch.setattr("examples.real_model.__main__.fetch", lambda folder: pytest.fail("downloads"))
+    assert main(["--output", str(tmp_path / "model")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the package gguf") and "pip install 'baton-serve[examples]'" in line
+    assert not (tmp_path / "model").exists()
+
+
+def test_program_imports_without_gguf() -> None:
+    """Or the line above could not be printed."""
+    code = "import sys; sys.modules['gguf'] = None; import baton.examples.real_model.__main__"
+    subprocess.run([sys.executable, "-c", code], check=True)
