@@ -119,7 +119,7 @@ mutants: $(TESTING)     ## mutation testing of the pure layers; make mutants ONL
 
 real-model: $(SERVING)  ## a model to really talk to: downloads 93 MB, makes a Hugging Face folder of 542 MB in build/models
 	$(PIP_INSTALL) -e '.[examples]'
-	$(BIN)/python -m examples.real_model --output $(REAL_MODEL) $(ARGS)
+	$(BIN)/python -m baton.examples.real_model --output $(REAL_MODEL) $(ARGS)
 
 test-real: $(TESTING) real-model  ## slow: equality with transformers on that model
 	BATON_REAL_MODEL=$(REAL_MODEL) $(BIN)/python -m pytest -m real tests

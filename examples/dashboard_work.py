@@ -1,6 +1,6 @@
 """Sends requests to watch on the dashboard: agents with slow tools, two-stage programs, chats.
 
-    python -m examples.dashboard_work [--url URL] [--seconds 60]
+    python -m baton.examples.dashboard_work [--url URL] [--seconds 60]
 
 The requests are those of ordinary clients; answers are long, so that they can be watched. Standard library only.
 """

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.request
 import zipfile
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.doubles.doc_pages import Fence, read_fences
+from tests.doubles.server_under_test import free_port
+from tests.doubles.shown_output import compare_output
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("attention", "entrypoints", "memory_pool", "radix", "runtime", "scheduler")
@@ -54,76 +66,152 @@ def test_typing_links_point_to_the_layers() -> None:
     assert links == {layer: ROOT / layer for layer in PACKAGED}
 
 
-def test_wheel_holds_every_module(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # a copy: a stale build/ folder would end up in the wheel
+WHEEL_BLOCK = "pip wheel "
+"""Begins a line of the README's block that builds, installs and tries a wheel."""
+DOWNLOADS = re.compile(r"^pip install .*'torch==.*\n", re.MULTILINE)
+"""The one line of that block that cannot run without a download."""
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_FORCE_REINSTALL": "1"}
+"""Settings of pip with which the README's lines take everything but Baton from this environment. (pip reads a 0 for
+NO_BUILD_ISOLATION as --no-build-isolation.)"""
+
+
+@pytest.fixture(scope="module")
+def readme() -> list[Fence]:
+    return read_fences((ROOT / "README.md").read_text())
+
+
+@pytest.fixture(scope="module")
+def newcomer(readme: list[Fence], tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
+    """Somebody who has followed the README's lines for a wheel in an empty folder."""
+    top = tmp_path_factory.mktemp("newcomer")
+    source = top / "clone"  # a copy: a stale build/ folder would end up in the wheel
     for layer in PACKAGED:
         shutil.copytree(ROOT / layer, source / layer, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    files = {file for layer in PACKAGED for file in (ROOT / layer).rglob("*.py")} - {TOP}
-    assert packed == {f"baton/{file.relative_to(ROOT)}" for file in files} | {"baton/__init__.py"}
-    static = "baton/entrypoints/http/dashboard/static/"
-    page = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(static)}
-    files = (ROOT / "entrypoints/http/dashboard/static").rglob("*.*")
-    assert page == {f"baton/{file.relative_to(ROOT)}" for file in files}
-    templates = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".jinja")}
-    files = (ROOT / "entrypoints/chat/bundled_templates").iterdir()
-    assert templates == {f"baton/{file.relative_to(ROOT)}" for file in files} and len(templates) > 1
-    marked = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("py.typed")}
-    assert marked == {f"baton/{layer}/py.typed" for layer in LAYERS} | {"baton/py.typed"}
-    use_wheel(wheel, tmp_path)
+    (block,) = [fence.text for fence in readme if re.search(f"^{WHEEL_BLOCK}", fence.text, re.MULTILINE)]
+    lines, downloads = DOWNLOADS.subn("", block)
+    lines, places = re.subn(r"^CLONE=.*\n", "", lines, flags=re.MULTILINE)
+    assert (downloads, places) == (1, 1), block
+    someone = Newcomer(top / "empty")
+    someone.folder.mkdir()
+    make, install = lines.split(f"\n{WHEEL_BLOCK}")
+    someone.run(make.replace("python3 ", f"{shlex.quote(sys.executable)} "))
+    (site,) = someone.folder.glob(".venv/lib/*/site-packages")
+    for bundled in [*site.glob("setuptools*"), *site.glob("pkg_resources")]:  # too old; pip would download others
+        shutil.rmtree(bundled)
+    (site / "tests.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    someone.printed = someone.run(f". .venv/bin/activate\n{WHEEL_BLOCK}{install}", OFFLINE | {"CLONE": str(source)})
+    return someone
 
 
-def use_wheel(wheel: Path, folder: Path) -> None:
-    """Install it beside this environment's packages, and use it from another folder as a stranger would."""
-    site = folder / "site"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(site),
-        str(wheel),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    elsewhere = folder / "elsewhere"
-    elsewhere.mkdir()
-    environment = os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+class Newcomer:
+    """A shell in an empty folder, from which the repository cannot be imported."""
 
-    def run(*arguments: str) -> str:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.printed = ""
+        """What the installation and the demo printed."""
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | dict(more or {})
+
+    def run(self, code: str, more: Mapping[str, str] | None = None) -> str:
+        """What the lines print. Fails the test where one of them fails; curl fails for the server's refusals, too."""
+        settings = 'set -euo pipefail; curl() { command curl --fail-with-body -sS "$@" && echo; }\n'
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=elsewhere, env=environment, capture_output=True, text=True
+            ["bash", "-c", settings + code],
+            cwd=self.folder,
+            env=self.environment(more),
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    found = run("-c", f"import baton, sys; print(baton.__version__, baton.__file__, 'torch' in sys.modules)\n{USE}")
-    version, file, has_torch, text = found.split(maxsplit=3)
-    assert (version, file, has_torch) == (pyproject()["project"]["version"], str(site / "baton/__init__.py"), "False")
-    assert "wc -l manual.md" in text
-    assert "usage: baton COMMAND" in run("-m", "baton.entrypoints.command", "--help")
-    assert "--model-path" in run("-m", "baton.entrypoints.command", "serve", "--help")
-    (script,) = (site / "bin").glob("baton")
-    assert run(str(script), "--version") == f"baton {version}\n"
-    assert "The server has shut down cleanly." in run(str(script), "demo")
+    def run_inside(self, code: str) -> str:
+        return self.run(f". .venv/bin/activate\n{code}")
+
+    @contextlib.contextmanager
+    def server(self, code: str, port: int) -> Iterator[None]:
+        """The server that these lines start, until Ctrl-C."""
+        log = self.folder / "server.log"
+        with log.open("wb") as output:
+            code = f". .venv/bin/activate\nexec {code}"
+            command = ["bash", "-c", code]
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment(), stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            while not self._is_ready(port):
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.2)
+            yield
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+
+    def _is_ready(self, port: int) -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as reply:
+            return reply.status == 200
+        return False
 
 
-PROMPT = "<|im_start|>user\\nHow many lines are in manual.md?<|im_end|>\\n<|im_start|>assistant\\n"
-USE = f"""
-from baton import Engine
-with Engine(model_path={str(ROOT / "examples" / "toy_model")!r}, device="cpu") as engine:
-    print(engine.generate("{PROMPT}", {{"temperature": 0, "max_new_tokens": 16}})["text"])
-"""
+@pytest.mark.process
+def test_wheel_holds_every_module(newcomer: Newcomer) -> None:
+    (wheel,) = (newcomer.folder / "dist").glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = {file for layer in PACKAGED for file in (ROOT / layer).rglob("*.py")} - {TOP}
+    packed = {name for name in names if name.endswith(".py")}
+    assert packed == {f"baton/{file.relative_to(ROOT)}" for file in files} | {"baton/__init__.py"}
+    static = "baton/entrypoints/http/dashboard/static/"
+    files = (ROOT / "entrypoints/http/dashboard/static").rglob("*.*")
+    assert {name for name in names if name.startswith(static)} == {f"baton/{file.relative_to(ROOT)}" for file in files}
+    templates = {name for name in names if name.endswith(".jinja")}
+    files = (ROOT / "entrypoints/chat/bundled_templates").iterdir()
+    assert templates == {f"baton/{file.relative_to(ROOT)}" for file in files} and len(templates) > 1
+    marked = {name for name in names if name.endswith("py.typed")}
+    assert marked == {f"baton/{layer}/py.typed" for layer in LAYERS} | {"baton/py.typed"}
+
+
+@pytest.mark.process
+def test_installed_wheel_has_its_commands(newcomer: Newcomer) -> None:
+    version = pyproject()["project"]["version"]
+    found = newcomer.run_inside(
+        "python -c \"import baton, sys; print(baton.__version__, 'torch' in sys.modules, baton.__file__)\""
+    )
+    (file,) = newcomer.folder.glob(".venv/lib/*/site-packages/baton/__init__.py")
+    assert found.split() == [version, "False", str(file)]
+    assert "usage: baton COMMAND" in newcomer.run_inside("python -m baton.entrypoints.command --help")
+    assert "--model-path" in newcomer.run_inside("baton serve --help")
+    assert newcomer.run_inside("baton --version") == f"baton {version}\n"
+    assert "The server has shut down cleanly." in newcomer.printed, "`baton demo` is the block's last line"
+    help_text = newcomer.run_inside("python -m baton.examples.real_model --help")
+    assert "python -m baton.examples.real_model [" in help_text and "python -m examples" not in help_text
+
+
+@pytest.mark.process
+def test_readme_works_word_for_word_from_a_wheel(readme: list[Fence], newcomer: Newcomer) -> None:
+    """Every snippet that the pages' own tests run in a clone, each in a process of its own, on the README's server."""
+    port = free_port()
+    (serve,) = [fence.text for fence in readme if fence.text.startswith("baton serve --model-path examples/toy_model")]
+    ran = []
+    with newcomer.server(serve.replace("30000", str(port)), port):
+        for fence, following in zip(readme, [*readme[1:], None]):
+            if fence.language not in ("bash", "python") or fence.not_run is not None:
+                continue
+            code = fence.text.replace("localhost:30000", f"127.0.0.1:{port}")
+            if fence.language == "python":
+                (newcomer.folder / "snippet.py").write_text(code)
+                code = "python snippet.py"
+            printed = newcomer.run_inside(code)
+            ran.append(fence.language)
+            if following is not None and following.language in ("json", "text") and not following.follows:
+                compare_output(following, printed, f"README.md:{fence.line}")
+    assert set(ran) == {"bash", "python"}
 
 
 distributions_of_modules = cache(packages_distributions)

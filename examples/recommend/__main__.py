@@ -1,7 +1,7 @@
 """Recommends items for one user.
 
-python -m examples.recommend                                  the toy model, in this process
-python -m examples.recommend --url http://localhost:30000     a server that serves it
+python -m baton.examples.recommend                                  the toy model, in this process
+python -m baton.examples.recommend --url http://localhost:30000     a server that serves it
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The catalogue of items, and the table of token ids from which an item trie is built.
 
-    python -m examples.recommend.catalogue --output catalogue.npy
+    python -m baton.examples.recommend.catalogue --output catalogue.npy
     python -m baton.entrypoints.launch_server --model-path examples/toy_model --item-trie catalogue=catalogue.npy
 
 A catalogue is a JSON list of {"name", "category", "tokens"}; ``tokens`` are the codes of the item, one token of the

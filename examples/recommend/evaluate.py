@@ -1,7 +1,7 @@
 """Measures the quality of the recommendations, and whether continuation and the item trie change them.
 
-    python -m examples.recommend.evaluate                       greedy thoughts
-    python -m examples.recommend.evaluate --temperature 0.6     sampled ones, top_p 0.95, top_k 50
+    python -m baton.examples.recommend.evaluate                       greedy thoughts
+    python -m baton.examples.recommend.evaluate --temperature 0.6     sampled ones, top_p 0.95, top_k 50
 
 Every held-out user is served three times:
 

@@ -1,6 +1,6 @@
 """The effect of bfloat16: the same users in float32 and in bfloat16.
 
-    python -m examples.recommend.rounding
+    python -m baton.examples.recommend.rounding
 
 A number in bfloat16 has 8 bits. The model's own scores are then right to about one percent, and items that are about
 equally likely may change places.

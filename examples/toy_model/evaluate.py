@@ -1,6 +1,6 @@
 """Measures how well the model knows its languages: greedy answers to held-out conversations, as a table.
 
-    python -m examples.toy_model.evaluate
+    python -m baton.examples.toy_model.evaluate
 
 Every assistant turn is generated from the true conversation up to it. An agent's turn counts if it is exact, including
 the token that ends it. A margin is the gap between the two highest logits where a token was chosen: it shows how much

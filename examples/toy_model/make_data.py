@@ -1,7 +1,7 @@
 """Seeded conversations in both languages, and the catalogue of items.
 
-python -m examples.toy_model.make_data --count 5            prints conversations
-python -m examples.toy_model.make_data --catalogue PATH     writes the catalogue as JSON
+python -m baton.examples.toy_model.make_data --count 5            prints conversations
+python -m baton.examples.toy_model.make_data --catalogue PATH     writes the catalogue as JSON
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trains the toy model on conversations it generates itself, and writes a Hugging Face folder.
 
-    python -m examples.toy_model.train                      the committed model: minutes on two CPU cores
-    python -m examples.toy_model.train --out DIR --tokens 200_000
+    python -m baton.examples.toy_model.train                      the committed model: minutes on two CPU cores
+    python -m baton.examples.toy_model.train --out DIR --tokens 200_000
 
 The tokenizer is trained first if the folder has none. Two runs with the same arguments on the same machine write the
 same bytes. The model is transformers' Llama, so that the served model is compared with the trained one.
@@ -257,7 +257,7 @@ def main() -> None:
     tokenizer = load_or_train_tokenizer(args.out)
     config = TrainingConfig(seed=args.seed, tokens=args.tokens, learning_rate=args.learning_rate)
     save_model(train(tokenizer, config), tokenizer, args.out)
-    print(f"saved to {args.out}; now: python -m examples.toy_model.evaluate --model {args.out}")
+    print(f"saved to {args.out}; now: python -m baton.examples.toy_model.evaluate --model {args.out}")
 
 
 if __name__ == "__main__":
