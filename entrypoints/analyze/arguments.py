@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from ..flag_types import COUNT, POSITIVE, SHARE_ABOVE_0
 from .advice import REACH
 from .log.formats import FORMATS, MOONCAKE_BLOCK
 from .log.prompt_text import BYTES_PER_TOKEN
@@ -27,26 +26,26 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     reading.add_argument("--chat-template", type=Path, help="file of a chat template to use instead of the tokenizer's")
     reading.add_argument(
         "--bytes-per-token",
-        type=_count,
+        type=COUNT,
         help=f"bytes of text per token, without a tokenizer (default: {BYTES_PER_TOKEN})",
     )
-    reading.add_argument("--page-size", type=_count, help="tokens per KV page (default: 1, or the log's blocks)")
+    reading.add_argument("--page-size", type=COUNT, help="tokens per KV page (default: 1, or the log's blocks)")
     reading.add_argument(
-        "--block-tokens", type=_count, help=f"tokens per block of a mooncake log (default: {MOONCAKE_BLOCK})"
+        "--block-tokens", type=COUNT, help=f"tokens per block of a mooncake log (default: {MOONCAKE_BLOCK})"
     )
-    reading.add_argument("--max-line-mb", type=_count, default=32, help="skip longer lines (default: 32)")
-    reading.add_argument("--max-requests", type=_count, help="stop after so many requests")
+    reading.add_argument("--max-line-mb", type=COUNT, default=32, help="skip longer lines (default: 32)")
+    reading.add_argument("--max-requests", type=COUNT, help="stop after so many requests")
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument("--model", type=Path, help="Hugging Face folder, for the size of a token's KV")
-    sizes.add_argument("--kv-bytes-per-token", type=_count, help="size of a token's KV, instead of --model")
+    sizes.add_argument("--kv-bytes-per-token", type=COUNT, help="size of a token's KV, instead of --model")
     pool = sizes.add_mutually_exclusive_group()
     pool.add_argument(
-        "--pool-tokens", type=_count, help="size of the KV pool, to assess leases (default: as recommended)"
+        "--pool-tokens", type=COUNT, help="size of the KV pool, to assess leases (default: as recommended)"
     )
-    pool.add_argument("--pool-gb", type=_positive, help="size of the KV pool in GiB")
+    pool.add_argument("--pool-gb", type=POSITIVE, help="size of the KV pool in GiB")
     sizes.add_argument(
         "--reach",
-        type=_share,
+        type=SHARE_ABOVE_0,
         nargs=3,
         default=REACH,
         metavar=("DEVICE", "HOST", "DISK"),
@@ -59,7 +58,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     out.add_argument(
         "--memory-gb",
-        type=_positive,
+        type=POSITIVE,
         default=1.0,
         help="memory of the prefix tree; beyond it the oldest entries are forgotten (default: 1)",
     )
@@ -77,21 +76,3 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         if path is not None and not path.parent.is_dir():
             parser.error(f"--{name} {path}: there is no folder {path.parent}")
     return args
-
-
-def _number(kind: Callable[[str], Any], check: Callable[[Any], bool], what: str) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not check(value):
-            raise argparse.ArgumentTypeError(f"{text} is not {what}")
-        return value
-
-    return read
-
-
-_count = _number(int, lambda value: value >= 1, "a whole number of at least 1")
-_positive = _number(float, lambda value: 0 < value < float("inf"), "a number above 0")
-_share = _number(float, lambda value: 0 < value <= 1, "a share above 0, and at most 1")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from ..flag_types import COUNT, POSITIVE, RATE, WHOLE
 from .apis import APIS, CONTINUATION, PREFIX
 
 DESCRIPTION = """Send random prompts to a server and measure it: any server with OpenAI's API, or Baton's /generate.
@@ -28,27 +27,25 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     server.add_argument("--api-key", help="sent as Authorization: Bearer (default: $OPENAI_API_KEY)")
     load = parser.add_argument_group("load")
     load.add_argument(
-        "--num-prompts", type=_count, default=100, help="prompts; with --turns, conversations (default: %(default)s)"
+        "--num-prompts", type=COUNT, default=100, help="prompts; with --turns, conversations (default: %(default)s)"
     )
     load.add_argument(
         "--request-rate",
-        type=_rate,
+        type=RATE,
         default=float("inf"),
         help="arrivals a second of prompts, or of conversations: a Poisson process; inf: all at once (default: inf)",
     )
-    load.add_argument("--max-concurrency", type=_count, help="requests under way at once (default: no limit)")
+    load.add_argument("--max-concurrency", type=COUNT, help="requests under way at once (default: no limit)")
     load.add_argument(
         "--random-input-len",
-        type=_count,
+        type=COUNT,
         default=512,
         help="tokens of a prompt, or of the user's text in each turn, approximately (default: %(default)s)",
     )
-    load.add_argument(
-        "--random-output-len", type=_count, default=128, help="tokens of an answer (default: %(default)s)"
-    )
+    load.add_argument("--random-output-len", type=COUNT, default=128, help="tokens of an answer (default: %(default)s)")
     load.add_argument(
         "--turns",
-        type=_count,
+        type=COUNT,
         default=1,
         help="turns of a conversation, each with those before it as its prefix (default: %(default)s)",
     )
@@ -59,7 +56,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="prefix: each turn sends the whole conversation; continuation: each names the one before it, as only "
         "Baton's /generate can (default: with --backend baton one after the other, else prefix)",
     )
-    load.add_argument("--seed", type=_seed, default=0, help="of prompts and arrivals (default: %(default)s)")
+    load.add_argument("--seed", type=WHOLE, default=0, help="of prompts and arrivals (default: %(default)s)")
     load.add_argument(
         "--disable-ignore-eos",
         action="store_true",
@@ -69,7 +66,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--flush-cache", action="store_true", help="empty the server's cache before each run (Baton, SGLang)"
     )
     load.add_argument(
-        "--timeout", type=_positive, default=600.0, help="seconds until a request has failed (default: %(default)g)"
+        "--timeout", type=POSITIVE, default=600.0, help="seconds until a request has failed (default: %(default)g)"
     )
     parser.add_argument("--output-file", type=Path, help="write the report and each request to this file, as JSON")
     args = parser.parse_args(argv)
@@ -87,22 +84,3 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if args.output_file is not None and not args.output_file.parent.is_dir():
         parser.error(f"--output-file {args.output_file}: there is no folder {args.output_file.parent}")
     return args
-
-
-def _number(kind: Callable[[str], Any], check: Callable[[Any], bool], what: str) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not check(value):
-            raise argparse.ArgumentTypeError(f"{text} is not {what}")
-        return value
-
-    return read
-
-
-_count = _number(int, lambda value: value >= 1, "a whole number of at least 1")
-_seed = _number(int, lambda value: value >= 0, "a whole number of at least 0")
-_rate = _number(float, lambda value: value > 0, "a number above 0, or inf")
-_positive = _number(float, lambda value: 0 < value < float("inf"), "a number above 0")

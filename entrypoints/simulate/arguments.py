@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ...scheduler.config import SchedulerConfig
+from ..flag_types import NOT_NEGATIVE, POSITIVE, SHARE, WHOLE
 from .arms import all_arms, arm_named
 from .cost_model import CARDS, MODELS
 from .runs import Plan
@@ -35,25 +35,23 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     work.add_argument("trace", nargs="?", default="", help="file of jobs (JSON lines) to play instead of --workload")
     work.add_argument("--workload", choices=WORKLOADS, default="agents", help="shape of the generated jobs")
     work.add_argument("--tools", nargs="+", choices=SHAPES, default=["shell"], help="distribution of tool times")
-    work.add_argument("--scale", nargs="+", type=_positive, default=[1.0], help="factor on the lengths of prompts")
-    work.add_argument("--one-shots", type=_share, default=0.0, help="share of jobs that end with their first turn")
+    work.add_argument("--scale", nargs="+", type=POSITIVE, default=[1.0], help="factor on the lengths of prompts")
+    work.add_argument("--one-shots", type=SHARE, default=0.0, help="share of jobs that end with their first turn")
     load = work.add_mutually_exclusive_group()
     load.add_argument(
-        "--load", nargs="+", type=_positive, help="load in %% of the peak of fcfs, which is measured first"
+        "--load", nargs="+", type=POSITIVE, help="load in %% of the peak of fcfs, which is measured first"
     )
     load.add_argument(
-        "--rate", nargs="+", type=_positive, help="jobs per second; for a trace, the speed-up over its recording"
+        "--rate", nargs="+", type=POSITIVE, help="jobs per second; for a trace, the speed-up over its recording"
     )
-    work.add_argument("--minutes", type=_positive, default=10.0, help="minutes of arrivals in a run")
+    work.add_argument("--minutes", type=POSITIVE, default=10.0, help="minutes of arrivals in a run")
     work.add_argument(
         "--num-jobs",
-        type=_whole,
+        type=WHOLE,
         default=0,
         help="number of jobs, instead of --minutes; for a trace, play only the first so many",
     )
-    work.add_argument(
-        "--seeds", type=_whole, default=3, help="runs per combination, each with different generated jobs"
-    )
+    work.add_argument("--seeds", type=WHOLE, default=3, help="runs per combination, each with different generated jobs")
 
     machine = parser.add_argument_group("machine")
     machine.add_argument("--gpu", nargs="+", choices=CARDS, default=["H200"], help="cards to simulate")
@@ -62,11 +60,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     machine.add_argument(
         "--pool-tokens",
         nargs="+",
-        type=_whole,
+        type=WHOLE,
         default=[0],
         help="tokens in the KV pool; 0: as many as fit on the card",
     )
-    machine.add_argument("--host-gb", nargs="+", type=_not_negative, default=[0.0], help="sizes of the host tier in GB")
+    machine.add_argument("--host-gb", nargs="+", type=NOT_NEGATIVE, default=[0.0], help="sizes of the host tier in GB")
 
     compared = parser.add_argument_group("comparison")
     compared.add_argument(
@@ -80,10 +78,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "+host: with a host tier",
     )
     compared.add_argument(
-        "--pin-ttl", type=_positive, default=2.0, help="seconds of the lease that +pin asks for (retain_ttl)"
+        "--pin-ttl", type=POSITIVE, default=2.0, help="seconds of the lease that +pin asks for (retain_ttl)"
     )
     compared.add_argument(
-        "--conversation-ttl", type=_not_negative, default=60.0, help="seconds for which turns of chats are leased"
+        "--conversation-ttl", type=NOT_NEGATIVE, default=60.0, help="seconds for which turns of chats are leased"
     )
     compared.add_argument(
         "--set",
@@ -96,7 +94,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     how = parser.add_argument_group("execution")
     how.add_argument(
         "--burst",
-        type=_whole,
+        type=WHOLE,
         default=16,
         help="most tokens of a row in one step; 1 plays every step, as a server does",
     )
@@ -110,9 +108,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="check the invariants every N steps (1 without a value)",
     )
     how.add_argument("--trim", type=float, default=0.2, help="share of jobs at each end of a run that does not count")
-    how.add_argument("--jobs", type=_whole, default=1, help="number of processes")
+    how.add_argument("--jobs", type=WHOLE, default=1, help="number of processes")
     how.add_argument(
-        "--limit", type=_whole, default=0, help="most new runs in this call; call again for the rest; 0: no limit"
+        "--limit", type=WHOLE, default=0, help="most new runs in this call; call again for the rest; 0: no limit"
     )
     how.add_argument(
         "--out", type=Path, help="folder for runs.jsonl, report.json and report.png; runs that it has are not repeated"
@@ -230,20 +228,3 @@ def _arms(args: argparse.Namespace) -> list[dict[str, Any]]:
         sizes = [size for size in args.host_gb if size] if arm.host else [0.0]
         arms += [{"arm": name, "host_gb": size, "pin_s": pin_s} for size in sorted(sizes)]
     return arms
-
-
-def _number(check: Callable[[float], bool], what: str, kind: type = float) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        value = kind(text)
-        if not check(value) or value == float("inf"):
-            raise argparse.ArgumentTypeError(f"{text} is not {what}")
-        return value
-
-    read.__name__ = "number"
-    return read
-
-
-_positive = _number(lambda value: value > 0, "a number above 0")
-_not_negative = _number(lambda value: value >= 0, "a number of at least 0")
-_share = _number(lambda value: 0 <= value <= 1, "a share, 0 to 1")
-_whole = _number(lambda value: value >= 0, "a whole number of at least 0", int)
