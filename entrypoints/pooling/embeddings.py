@@ -8,7 +8,6 @@ know.
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,10 +36,10 @@ from ..description.json_schema import (
 from ..fields.field_names import FieldNames
 from ..fields.ignored import Ignored
 from ..fields.reading import RID, one_of, typed
+from .answers import list_answer, list_schema
 from .prompts import (
     COMMON,
     INPUT,
-    USAGE,
     Inputs,
     PoolingFields,
     PoolingTools,
@@ -48,10 +47,8 @@ from .prompts import (
     names_of,
     read_common,
     read_inputs,
-    response_id,
     settle_pooling_fields,
     unsupported_by_model,
-    usage_of,
     vector_of,
 )
 
@@ -79,17 +76,7 @@ EXAMPLES: Mapping[str, dict[str, Any]] = {
     "token ids": {"input": [[1, 2, 3], [4]], "normalize": False},
 }
 _VECTOR = either(list_of(number()), string("base64"))
-ANSWER = answered(
-    {
-        "id": string(),
-        "object": enum("list"),
-        "created": COUNT,
-        "model": string(),
-        "data": list_of(answered({"object": enum("embedding"), "index": COUNT, "embedding": _VECTOR})),
-        "usage": USAGE,
-    },
-    title="Embeddings",
-)
+ANSWER = list_schema(answered({"object": enum("embedding"), "index": COUNT, "embedding": _VECTOR}), title="Embeddings")
 
 POOLING_PROPERTIES: Properties = {
     "task": enum(*_TASKS, about="embed, or the logits of the classification head; the latter for models with one."),
@@ -97,17 +84,7 @@ POOLING_PROPERTIES: Properties = {
     **PROPERTIES,
 }
 POOLING_BODY = taken(POOLING_PROPERTIES, title="PoolingBody", required=("input",), unsupported=_OFF)
-POOLING_ANSWER = answered(
-    {
-        "id": string(),
-        "object": enum("list"),
-        "created": COUNT,
-        "model": string(),
-        "data": list_of(answered({"object": enum("pooling"), "index": COUNT, "data": _VECTOR})),
-        "usage": USAGE,
-    },
-    title="Pooled",
-)
+POOLING_ANSWER = list_schema(answered({"object": enum("pooling"), "index": COUNT, "data": _VECTOR}), title="Pooled")
 
 _TEXTS = {"type": "array", "items": string(), "minItems": 1}
 _ID_LISTS = {"type": "array", "items": IDS | {"minItems": 1}, "minItems": 1}
@@ -216,17 +193,11 @@ class EmbeddingCall:
         name, kind, prefix = (
             ("embedding", "embedding", "embd") if self.shape == "embeddings" else ("data", "pooling", "pool")
         )
-        return {
-            "id": response_id(prefix, outputs),
-            "object": "list",
-            "created": int(time.time()),
-            "model": tools.shown_model(self.fields.model),
-            "data": (
-                {"object": kind, "index": index, name: written(self._vector(output, tools), self.encoding)}
-                for index, output in enumerate(outputs)
-            ),
-            "usage": usage_of(outputs),
-        }
+        data = (
+            {"object": kind, "index": index, name: written(self._vector(output, tools), self.encoding)}
+            for index, output in enumerate(outputs)
+        )
+        return list_answer(prefix, outputs, tools.shown_model(self.fields.model), data)
 
     def answer_size(self, outputs: list[Output]) -> int:
         return sum(len(output.vector) // 4 for output in outputs)

@@ -23,12 +23,12 @@ from ...runtime.clients import Client
 from ...runtime.model_config import HeadKind, LabelActivation
 from ...runtime.prompt import Prompt
 from ...runtime.tokenizer_manager import TokenizerManager
-from ...scheduler.outcome import ContextOverflow, FoundTokens, RequestRefused
+from ...scheduler.outcome import ContextOverflow, RequestRefused
 from ...scheduler.request_spec import PoolingKind, PoolingSpec, RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ..chat.messages import Conversation
 from ..chat.rendering import Renderer
-from ..description.json_schema import COUNT, Properties, answered, either, flag, picked, string, whole
+from ..description.json_schema import Properties, either, flag, picked, string, whole
 from ..fields.field_names import FieldNames
 from ..fields.ignored import Ignored
 from ..fields.namespaces import read_client, read_namespaces
@@ -50,16 +50,6 @@ COMMON: Properties = {
     "add_special_tokens": flag("Put the tokenizer's special tokens around texts.", default=True),
 }
 """Fields of every endpoint."""
-
-USAGE = answered(
-    {
-        "prompt_tokens": COUNT,
-        "total_tokens": COUNT,
-        "completion_tokens": COUNT,
-        "prompt_tokens_details": answered({"cached_tokens": COUNT}),
-    },
-    title="PoolingUsage",
-)
 
 
 def _overflow_words(overflow: ContextOverflow) -> str:
@@ -382,23 +372,6 @@ def checked_outputs(outputs: list[Output]) -> list[Output]:
 def vector_of(output: Output) -> np.ndarray:
     """float32 [n]"""
     return np.frombuffer(output.vector, dtype=np.float32)
-
-
-def usage_of(outputs: list[Output]) -> dict[str, Any]:
-    prompt = sum(output.prompt_tokens for output in outputs)
-    found = sum((output.found for output in outputs), FoundTokens())
-    return {
-        "prompt_tokens": prompt,
-        "total_tokens": prompt,
-        "completion_tokens": 0,
-        "prompt_tokens_details": {"cached_tokens": found.total},
-    }
-
-
-def response_id(prefix: str, outputs: list[Output]) -> str:
-    """vLLM's form, with the name by which the caller may abort the call."""
-    first = outputs[0].prompt
-    return f"{prefix}-{first.group or first.rid}"
 
 
 def chat_renderer(renderer: Renderer) -> Callable[[list[dict[str, Any]]], str]:

@@ -15,7 +15,6 @@ prefix before it in the cache.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,11 +46,11 @@ from ..fields.field_names import FieldNames
 from ..fields.ignored import Ignored
 from ..fields.prompts import MAX_NAMED_TOKENS
 from ..fields.reading import shown, typed
+from .answers import USAGE, list_answer, list_schema, response_id, usage_of
 from .embeddings import ENCODE_OFF, ENCODE_PROPERTIES, activated, shaped
 from .prompts import (
     COMMON,
     INPUT,
-    USAGE,
     Inputs,
     PooledModel,
     PoolingFields,
@@ -62,10 +61,8 @@ from .prompts import (
     read_common,
     read_inputs,
     read_texts,
-    response_id,
     settle_pooling_fields,
     unsupported_by_model,
-    usage_of,
     vector_of,
 )
 
@@ -116,17 +113,7 @@ SCORE_EXAMPLES: Mapping[str, dict[str, Any]] = {
 """Without pairs: whether a model can score them depends on its head and its template."""
 
 SCORE_ANSWER = either(
-    answered(
-        {
-            "id": string(),
-            "object": enum("list"),
-            "created": COUNT,
-            "model": string(),
-            "data": list_of(answered({"index": COUNT, "object": enum("score"), "score": number()})),
-            "usage": USAGE,
-        },
-        title="PairScores",
-    ),
+    list_schema(answered({"index": COUNT, "object": enum("score"), "score": number()}), title="PairScores"),
     answered(
         {
             "object": enum("scoring"),
@@ -175,24 +162,15 @@ CLASSIFY_BODY = taken(
     title="ClassifyBody",
     unsupported=ENCODE_OFF | CLASSIFY_OFF,
 )
-CLASSIFY_ANSWER = answered(
-    {
-        "id": string(),
-        "object": enum("list"),
-        "created": COUNT,
-        "model": string(),
-        "data": list_of(
-            answered(
-                {
-                    "index": COUNT,
-                    "label": nullable(string("Name of the class with the highest score.")),
-                    "probs": list_of(number("", None, None)),
-                    "num_classes": COUNT,
-                }
-            )
-        ),
-        "usage": USAGE,
-    },
+CLASSIFY_ANSWER = list_schema(
+    answered(
+        {
+            "index": COUNT,
+            "label": nullable(string("Name of the class with the highest score.")),
+            "probs": list_of(number("", None, None)),
+            "num_classes": COUNT,
+        }
+    ),
     title="Classes",
 )
 
@@ -304,17 +282,9 @@ class PairScoreCall:
         return await self.pairs.make_prompts(self.fields, tools)
 
     def build_answer(self, outputs: list[Output], tools: PoolingTools) -> dict[str, Any]:
-        return {
-            "id": response_id("score", outputs),
-            "object": "list",
-            "created": int(time.time()),
-            "model": tools.shown_model(self.fields.model),
-            "data": [
-                {"index": index, "object": "score", "score": score}
-                for index, score in enumerate(self.pairs.scores(outputs, tools))
-            ],
-            "usage": usage_of(outputs),
-        }
+        scores = self.pairs.scores(outputs, tools)
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        return list_answer("score", outputs, tools.shown_model(self.fields.model), data)
 
     def answer_size(self, outputs: list[Output]) -> int:
         return 3 * len(outputs)
@@ -537,14 +507,7 @@ class ClassifyCall:
             scores = activated(vector_of(output), activation)
             label = model.labels[int(scores.argmax())]
             data.append({"index": index, "label": label, "probs": scores.tolist(), "num_classes": len(scores)})
-        return {
-            "id": response_id("classify", outputs),
-            "object": "list",
-            "created": int(time.time()),
-            "model": tools.shown_model(self.fields.model),
-            "data": data,
-            "usage": usage_of(outputs),
-        }
+        return list_answer("classify", outputs, tools.shown_model(self.fields.model), data)
 
     def answer_size(self, outputs: list[Output]) -> int:
         return sum(len(output.vector) // 4 for output in outputs)
