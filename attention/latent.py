@@ -5,10 +5,10 @@
     expanded    k_h = W_uk,h latent ‖ rotated key, v_h = W_uv,h latent, then attention of each head     here
 
 Absorbed weights read little and make nothing, which is what decodes need. But a pair of query and key takes 1088
-products in place of 320 (with the sizes of DeepSeek), so that for a long extend it is cheaper to make keys and values
-first. How many products each way takes says which one a sequence is attended by.
+products instead of 320 (with DeepSeek's sizes), so for a long extend it is cheaper to make keys and values first. Each
+sequence is attended in the way that takes fewer products.
 
-Plain tensors come in; that the projections are weights of a model is not known here.
+This file works on plain tensors and knows nothing of the model's weights.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SHORT_EXTEND = 32
 """New tokens up to which a sequence's weights are always absorbed: decodes, drafts and suffixes."""
 
 BLOCK = 256
-"""Queries attended at once: a mask is of so many rows."""
+"""Most queries attended at once, which bounds the rows of a mask."""
 
 EXPANDED = 1 << 24
-"""Numbers of keys and values that are made at once; heads are attended in groups of this size."""
+"""Most numbers of keys and values that are made at once; this decides how many heads form a group."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,17 +47,17 @@ class LatentWeights:
 
 @dataclass(slots=True)
 class _Long:
-    """A sequence that is attended expanded."""
+    """A sequence whose keys and values are expanded."""
 
     tokens: slice
-    """Of the step."""
+    """Its tokens among those of the step."""
     prefix: int
     slots: slice | torch.Tensor
 
 
 @dataclass(slots=True)
 class _Split:
-    """Which tokens of a step are attended how."""
+    """How the tokens of a step are divided between the two ways."""
 
     long: list[_Long]
     others: torch.Tensor | None
@@ -85,12 +85,12 @@ class LatentBackend:
     name: ClassVar[str] = "latent"
 
     def __init__(self, kv_pool: KVPool, inner: AttentionBackend) -> None:
-        """inner: attends what is absorbed."""
+        """inner: the backend for sequences with absorbed weights."""
         self._pool, self.inner = kv_pool, inner
         self._batch: AttentionBatch | None = None
         self._splits: dict[tuple[int, ...], _Split] = {}
         self._planned: _Split | None = None
-        """What the other backend has planned for; None: for the whole batch."""
+        """The part of the batch that the other backend has planned; None if it has planned the whole batch."""
 
     def plan(self, batch: AttentionBatch) -> None:
         """See AttentionBackend.plan."""

@@ -52,7 +52,7 @@ class CacheHistory:
         self._cache = cache
         self.max_tokens = max_tokens
         self.departed_tokens = 0
-        """Of departed nodes, each with `NODE_TOKENS` more."""
+        """Tokens of departed nodes, plus `NODE_TOKENS` for each node."""
         self.pressure: Pressure | None = None
         """The request that memory is being found for now. Set by the component that evicts."""
         self.now = 0.0

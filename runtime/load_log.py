@@ -2,7 +2,7 @@
 
     load: 8 running, 3 waiting; 1,250 prompt tokens/s, 412 output tokens/s; cache hit rate 63 %; KV pool 71 % in use
 
-They come from the worker's reports, one a second, so that steps cost nothing more.
+They are computed from the worker's reports, one a second, so they add no cost to steps.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class LoadLog:
-    """Fed with the worker's reports. Knows no clock: each report comes with its time, in seconds."""
+    """Writes the lines from the worker's reports. It has no clock: each report comes with its time, in seconds."""
 
     def __init__(self, interval_s: float) -> None:
-        """interval_s: 0 for totals alone."""
+        """interval_s: 0 for the totals only."""
         self._interval_s = interval_s
         self._last = SchedulerStats()
         """Where the interval began."""

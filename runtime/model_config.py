@@ -72,7 +72,7 @@ class ExpertNames:
     """A number for each expert that is added to its score when experts are chosen, not when they are weighed."""
     correction_is_row: bool = False
     single: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """Of each expert."""
+    """Names of each expert's projections."""
     packed: tuple[str, str] | None = None
     """Instead, one tensor each for gate and up, and for down, of all experts."""
     is_transposed: bool = False
@@ -274,14 +274,14 @@ class ModelConfig(ServedConfig):
     """With latent attention, of the rotated part."""
     rms_norm_eps: float
     activation: str
-    """Of the gate, one of ACTIVATIONS."""
+    """Activation of the gate, one of ACTIVATIONS."""
     ropes: tuple[RopeConfig | None, ...]
-    """Of each layer; None: q and k are not rotated."""
+    """Rotary embedding of each layer; None where q and k are not rotated."""
     traits: DecoderTraits
     tie_word_embeddings: bool
 
     def position_scale(self, layer_id: int) -> PositionScale | None:
-        """Of a layer's queries, if there are positions for which it matters."""
+        """How a layer scales its queries by position; None if no position within the context is scaled."""
         scale = self.traits.position_scale
         if scale is None or self.context_length + scale.offset <= scale.length:
             return None

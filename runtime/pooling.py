@@ -1,8 +1,8 @@
 """Vectors of prompts that are pooled: embeddings, logits of a classification head, logprobs of named tokens.
 
-A step brings the hidden states of `ScheduleBatch.pooled`. For an embedding they are the final states, those that the
-head reads (transformers' ``last_hidden_state``), in the model's dtype; a mean is summed in float32 over the steps that
-compute a prompt, as sentence-transformers computes it at once. The vectors go to the host with the step's tokens.
+Each step computes the hidden states of `ScheduleBatch.pooled`. Embeddings use the final states, which the head
+reads (transformers' ``last_hidden_state``), in the model's dtype. A mean is summed in float32 over the steps that
+compute a prompt; sentence-transformers computes the same at once. The vectors go to the host with the step's tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The lines of ``--log-requests``: one when a request arrives, one when it ends, as JSON behind its name.
+"""The lines of ``--log-requests``: one when a request arrives and one when it ends, each a name and a JSON object.
 
-    level 0    lengths, namespace or not, job, adapter, reason of the end, times
+    level 0    lengths, whether it has a namespace, job, adapter, finish reason, times
     level 1    sampling parameters, too
-    level 2    the first 2,048 characters of prompt and output, too: what users wrote is in the log
-    level 3    prompt and output whole
+    level 2    the first 2,048 characters of prompt and output, too: the log contains user text
+    level 3    the whole prompt and output
 
 The levels are SGLang's. JSON escapes line breaks and control characters, so that no text can forge a line.
 """

@@ -92,7 +92,7 @@ class Benefit:
     KEPT = 0.9
     """Weight of all earlier preparations when a new one is counted, so that old ones fade."""
     RETRIAL = 16
-    """Of the preparations of a scope that was judged badly, one in so many is made."""
+    """In a scope that was judged badly, one preparation in this many is still made."""
     MAX_SCOPES = 1024
 
     def __init__(self) -> None:

@@ -40,7 +40,8 @@ ONE_THREAD = 1024
 """Work up to which one thread is faster than waking the others, in keys × tokens."""
 
 ROWS_OF_MANY = 4
-"""Of the heads that share a latent, so many (or the most that divide their number) are rows of the kernel at once."""
+"""Heads over one latent that the kernel computes together, as rows of a block. If this does not divide the number of
+heads, the largest smaller divisor is used."""
 
 Shape = tuple[int, int, int, bool, bool]
 """Head size, rows over one KV head, size of a value, with a cap, with sinks: what a kernel is compiled for. Rows are

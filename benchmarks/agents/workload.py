@@ -229,7 +229,7 @@ EXAMPLES = tuple(
 )
 
 EXAMPLE_TOKENS = 153
-"""Of the examples, with the marks around them, in the tokens of SmolLM2."""
+"""Length of the examples and the marks around them, in SmolLM2's tokens."""
 
 
 def _quoting(job: Job) -> Job:

@@ -1,4 +1,4 @@
-"""`baton bench`: load on a server, and how it bears it. See docs/bench.md."""
+"""`baton bench`: sends load to a server and measures it. See docs/bench.md."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .report import make_report, table
 
 _PROBE_TOKENS = 1
 _WAY_SEEDS = {PREFIX: 1, CONTINUATION: 2}
-"""Each way has texts of its own: none finds another's in the server's cache."""
+"""Seeds of the texts. Each way has its own, so that it finds none of the other's in the server's cache."""
 
 
 class BenchError(Exception):
-    """Nothing can be measured; the message is one line."""
+    """Nothing can be measured. The message is one line."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def bench(args: argparse.Namespace) -> dict:
-    """The report. Raises BenchError, RequestFailed; ValueError for an address that is none."""
+    """Run the benchmark; return its report. Raises BenchError, RequestFailed, and ValueError for an invalid address."""
     connections = Connections(args.base_url, args.api_key)
     model = args.model or await _first_model(connections)
     api = APIS[args.backend](model, ignore_eos=not args.disable_ignore_eos)
@@ -78,7 +78,7 @@ async def _first_model(connections: Connections) -> str:
 
 
 async def _count_words(connections: Connections, api: Api, args: argparse.Namespace) -> WordCount:
-    """By two short requests, which also show that the server answers with this model and key."""
+    """Count tokens per word with two short requests, which also show that the server accepts this model and key."""
     rng = np.random.default_rng((args.seed, 0))
     probes = []
     for words in probe_sizes(args.random_input_len):

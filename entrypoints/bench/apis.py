@@ -1,7 +1,7 @@
-"""Three APIs under load: their requests for a turn, and how their streams are read.
+"""The three APIs that the benchmark can load: how each sends a turn, and how its stream is read.
 
-A conversation is resent as a whole in every turn, as OpenAI's APIs need it (`PREFIX`), or, on Baton's ``/generate``,
-each turn names the one before it and sends only its own text (`CONTINUATION`).
+Every turn sends the whole conversation again, as OpenAI's APIs require (`PREFIX`). On Baton's ``/generate`` it can
+instead name the turn before it and send only its own text (`CONTINUATION`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ RETAIN_S = 120
 
 @dataclass
 class Answer:
-    """One answer. Times by time.perf_counter, in seconds; tokens as the server counts them, None if it says nothing."""
+    """One answer. Times are of time.perf_counter, in seconds; token counts are the server's, None if it sends none."""
 
     started: float = 0.0
     arrivals: list[float] = field(default_factory=list)
-    """Of the events with output."""
+    """When each event with output arrived."""
     ended: float = 0.0
     text: str = ""
     prompt_tokens: int | None = None
@@ -49,7 +49,8 @@ class Turn:
 
 
 class Api(ABC):
-    """See the module docstring. ignore_eos: ask for answers of exactly the length, as no end token ends them."""
+    """See the module docstring. ``ignore_eos``: ask for answers of exactly the requested length, which no end token
+    cuts short."""
 
     name: str
     path: str

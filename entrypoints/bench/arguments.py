@@ -56,7 +56,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="prefix: each turn sends the whole conversation; continuation: each names the one before it, as only "
         "Baton's /generate can (default: with --backend baton one after the other, else prefix)",
     )
-    load.add_argument("--seed", type=WHOLE, default=0, help="of prompts and arrivals (default: %(default)s)")
+    load.add_argument("--seed", type=WHOLE, default=0, help="seed of prompts and arrivals (default: %(default)s)")
     load.add_argument(
         "--disable-ignore-eos",
         action="store_true",

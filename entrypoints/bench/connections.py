@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client for load: one connection a request, server-sent events as they arrive.
+"""A small HTTP/1.1 client for load tests: one connection per request, and server-sent events as they arrive.
 
-Nothing is shared between requests, so no request waits for another's connection, and none meets one that the server
-has closed meanwhile. The clock of a request starts once its connection stands.
+Requests share no connections, so none waits for another's, and none is sent on one that the server has closed. A
+request is timed from the moment at which its connection is open.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SHOWN = 300
 
 
 class RequestFailed(Exception):
-    """A request that got no whole answer; the message is one line."""
+    """A request without a complete answer. The message is one line."""
 
 
 class Connections:
-    """To the server at base_url (``/v1`` at its end is left out, since OpenAI's clients have it there)."""
+    """Connections to the server at base_url. A ``/v1`` at its end, as OpenAI's clients need it, is dropped."""
 
     def __init__(self, base_url: str, api_key: str = "") -> None:
-        """Raises ValueError for what is no http:// or https:// address."""
+        """Raises ValueError unless base_url is an http:// or https:// address."""
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{base_url} is no address of the form http://HOST:PORT or https://HOST:PORT")
@@ -94,7 +94,7 @@ class Connections:
 
 
 def _event(data: bytes, path: str) -> Any:
-    """Raises RequestFailed for an error that is sent as an event."""
+    """Raise RequestFailed if the event is an error."""
     try:
         event = json.loads(data)
     except ValueError:
@@ -115,7 +115,7 @@ def _read_head(head: bytes) -> tuple[int, dict[str, str]]:
 
 
 async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    """The parts as they come. Raises EOFError where it breaks off, ValueError."""
+    """Yield the parts of a body as they arrive. Raises EOFError if it breaks off, ValueError if it is malformed."""
     if "chunked" in headers.get("transfer-encoding", "").lower():
         while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
             yield (await reader.readexactly(size + 2))[:-2]
@@ -127,7 +127,7 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> A
 
 
 def _message(body: bytes) -> str:
-    """What an error says: OpenAI's error.message, or FastAPI's detail, or the text."""
+    """The message of an error: OpenAI's error.message, FastAPI's detail, or else the text."""
     try:
         found = json.loads(body)
     except ValueError:

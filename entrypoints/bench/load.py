@@ -46,7 +46,7 @@ class Load:
     timeout_s: float
 
     async def run(self, way: str, conversations: list[list[str]], progress: Callable[[int], object]) -> Run:
-        """progress: called with the number of requests that are done with, as they are. A failed turn ends its
+        """progress: called with the number of finished requests after each. A failed turn ends its
         conversation, since a turn needs the answers before it: its later turns are not sent."""
         free = asyncio.Semaphore(self.max_concurrency or len(conversations))
         records: list[Record] = []
@@ -85,12 +85,12 @@ class Load:
 
 
 async def ask(connections: Connections, api: Api, fields: dict[str, object], answer: Answer, timeout_s: float) -> None:
-    """Send one request, fill the answer. Raises RequestFailed."""
+    """Send one request and fill in its answer. Raises RequestFailed."""
 
     def sent(now: float) -> None:
         answer.started = now
 
-    answer.started = time.perf_counter()  # of a request that cannot even be sent
+    answer.started = time.perf_counter()  # for requests that cannot even be sent
     try:
         async with (
             asyncio.timeout(timeout_s),
@@ -115,8 +115,8 @@ async def ask(connections: Connections, api: Api, fields: dict[str, object], ans
 
 
 def arrivals(rate: float, count: int, seed: int) -> list[float]:
-    """Seconds from the start; the first is 0. An infinite rate: all at once. Else a Poisson process of so many
-    arrivals a second: its gaps are exponentially distributed."""
+    """Seconds from the start; the first is 0. With an infinite rate all are 0. Otherwise they are a
+    Poisson process of that many arrivals a second, whose gaps are exponentially distributed."""
     if rate == float("inf"):
         return [0.0] * count
     gaps = np.random.default_rng(seed).exponential(1 / rate, size=max(0, count - 1))

@@ -1,7 +1,7 @@
 """Random texts of about a wanted number of tokens, for a server whose tokenizer is not known here.
 
-Two probes tell how many tokens a word takes and how many a prompt has beside its words (a template's, for one). A
-prompt's length is therefore near what was asked for, not equal; reports count the server's tokens.
+Two probes measure how many tokens a word takes, and how many a prompt has besides its words (those of a template, for
+example). So prompts have about the requested length, not exactly; reports have the server's token counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WordCount:
 
     @classmethod
     def of(cls, one: Probe, other: Probe) -> WordCount:
-        """Raises ValueError if the longer text has no more tokens."""
+        """Raises ValueError if the longer text does not have more tokens."""
         (few, low), (many, high) = sorted((one, other))
         if high <= low:
             raise ValueError(f"the server counts {low} tokens for {few} words, and {high} for {many}")

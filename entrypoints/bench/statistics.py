@@ -1,4 +1,4 @@
-"""What the records of a run come to. The keys are those of SGLang's and vLLM's result files, where they mean the same.
+"""Summaries of the records of a run. Keys are those of SGLang's and vLLM's result files where the meaning is the same.
 
 TTFT   from sending the request to the first event with output
 ITL    between two such events; an event may hold several tokens (``tokens_per_event``)
@@ -44,7 +44,7 @@ def itl_s(answer: Answer) -> list[float]:
 
 
 def summarize(run: Run, requests: int) -> Summary:
-    """requests: as many should have been sent."""
+    """requests: the number that should have been sent."""
     answers = [record.answer for record in run.records if record.error is None]
     failed = len(run.records) - len(answers)
     read = sum(answer.prompt_tokens or 0 for answer in answers)
@@ -73,7 +73,7 @@ def summarize(run: Run, requests: int) -> Summary:
 
 
 def by_turn(records: Sequence[Record]) -> list[Summary]:
-    """One summary a turn, of the requests that got a whole answer."""
+    """One summary per turn, over the requests with a complete answer."""
     found = []
     whole = [record for record in records if record.error is None]
     for turn in sorted({record.turn for record in whole}):
@@ -112,7 +112,7 @@ def savings(prefix: Run, continuation: Run) -> Summary | None:
 
 
 def cached_tokens(answers: Sequence[Answer]) -> int | None:
-    """None if the server counts them for none."""
+    """None if the server counts them for no request."""
     counted = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     return sum(counted) if counted else None
 

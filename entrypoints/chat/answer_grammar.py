@@ -31,7 +31,7 @@ from .tools import Choice
 from .written_arguments import WrittenArguments
 
 NAME = "the form of the answer"
-"""Of the grammar, for messages, where no field alone sets it."""
+"""The grammar's name in messages, where no single field sets it."""
 
 _KEYS = re.compile(r'"[^"]*"(?=:)')
 
@@ -54,7 +54,7 @@ class AnswerGrammar:
         self._rules: list[str] = []
         self._parts: dict[str, dict[str, Any]] = {}
         self._numbers: dict[str, int] = {}
-        """Of the tools, by name."""
+        """Numbers of the tools, by name."""
         self._written: dict[int, str] = {}
         """The first rule of the arguments of each tool that are not one JSON object."""
 
@@ -201,7 +201,7 @@ class AnswerGrammar:
         return ended if inside else f"({self._terms.text(thoughts.start)} {ended})?"
 
     def _beginning(self, inside: bool) -> Beginning:
-        """Of the text."""
+        """How the text begins."""
         thoughts = self._thoughts
         if thoughts is None:
             return Beginning()

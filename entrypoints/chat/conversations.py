@@ -87,7 +87,7 @@ class Turn:
     """The model spelled a special token in letters somewhere in it. The same text in a prompt means the token, which
     ends a message; so only a request that names the turn continues it."""
     digests: ChatDigests | None = None
-    """Of its messages; None where chats are not compared."""
+    """Digests of its messages; None where chats are not compared."""
 
     is_prepared: bool = False
     """It is the beginning of the prompt that follows the turn of its rid (next_turn.py): ``said`` is empty."""

@@ -23,7 +23,7 @@ from .messages import Message
 
 EXCERPT_CHARS = 40
 _BEFORE_CHARS = 8
-"""Of an excerpt, in front of the place."""
+"""Characters of an excerpt that stand before the place."""
 
 _ANCHOR_CHARS, _ANCHOR_TOKENS = 64, 16
 """Two texts agree again where so many characters, or tokens, in a row are equal."""

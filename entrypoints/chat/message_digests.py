@@ -50,8 +50,8 @@ class ChatDigests:
 
 
 def digest_chat(conversation: Conversation, known_by: Recognition, fixed: Mapping[str, str]) -> ChatDigests:
-    """Of a conversation as the template gets it; a message that the model continues is left out. known_by: of it as the
-    client sent it."""
+    """Digest a conversation as the template gets it, without a message that the model continues. ``known_by`` is made
+    of the conversation as the client sent it."""
     count = len(conversation.messages) - conversation.goes_on
     joined = b"".join(map(_digest, conversation.messages[:count]))
     return ChatDigests(
@@ -118,7 +118,7 @@ def answer_message(text: str, calls: Iterable[tuple[str, str]]) -> Message:
 
 
 def said_digest(message: Message) -> bytes:
-    """Of what an assistant's message says and calls, without its thoughts and the ids of calls."""
+    """Digest an assistant's text and calls, without its thoughts and the ids of calls."""
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     return _digest((_words(message), [(call.get("name"), call.get("arguments") or {}) for call in calls]))
 

@@ -28,7 +28,7 @@ MAX_MESSAGES = 64
 """First messages of a conversation that are compared."""
 
 _BYTES = 8
-"""Of a message's digest."""
+"""Length of a message's digest."""
 
 _Key = tuple[str, str, bytes]
 """Scope, name, and the digest of the first message."""
@@ -57,7 +57,7 @@ def opening_of(conversation: Conversation) -> Opening:
 
 
 def _digest(message: Message) -> bytes:
-    """Of what a client sends again unchanged: without thoughts, which some programs drop, and without ids of calls."""
+    """Digest what a client sends again unchanged: no thoughts, which some programs drop, and no ids of calls."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     try:
         said = repr((message["role"], message.get("content"), calls))

@@ -32,7 +32,8 @@ from .schema_rewriting import Rewritten, Work, rewrite_for_reader, rewrite_schem
 from .structural_tags import read_structural_tag
 
 MAX_GRAMMAR_CHARS = 300_000
-"""Of a schema, an expression, a list of choices, or a grammar in Lark. They are read on the server's loop."""
+"""Most characters of a schema, an expression, a list of choices, or a Lark grammar, all of which are read on the
+server's loop."""
 
 MAX_GBNF_CHARS, MAX_GBNF_RULES = 50_000, 400
 """To turn GBNF into Lark takes time with the square of its rules, on the server's loop."""

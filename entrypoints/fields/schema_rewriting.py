@@ -38,7 +38,7 @@ from .schema_shapes import COUNTS, LIMITS, TYPES, shape_missed
 Schema = bool | dict[str, Any]
 
 MAX_DEPTH = 120
-"""Of schemas inside of each other."""
+"""Most levels of nested schemas."""
 
 MAX_LISTED = 64
 """Items that contains may ask for, and names of minProperties; each is written out."""

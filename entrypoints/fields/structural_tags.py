@@ -33,7 +33,7 @@ from ...scheduler.outcome import RequestRefused
 from .reading import shown
 
 MAX_DEPTH = 30
-"""Of formats in each other."""
+"""Most levels of nested formats."""
 
 Read = Callable[[Any, str], str]
 """Reads a JSON schema, or a grammar: (value, its name) -> a grammar in llguidance's own form."""

@@ -21,14 +21,14 @@ _LOADED = answered(
 )
 _NAME = string("The name that requests use.", least=1)
 _OFF = {"pinned": (False, True), "load_inplace": (False,), "is_3d_lora_weight": (False,)}
-"""Settings of other servers that change nothing here with these values: all loaded adapters stay on the device."""
+"""Fields of other servers that are accepted with these values only, since all loaded adapters stay on the device."""
 
 _NUMBER: dict[str, tuple] = {"lora_int_id": ()}
 """vLLM's other way to name an adapter."""
 
 _LOAD = Operation(
     summary="Load a LoRA adapter",
-    about="The folder is one of the server's machine, as peft saves it.",
+    about="The folder is on the server's machine, in peft's format.",
     tag="Adapters",
     body=taken(
         {"lora_name": _NAME, "lora_path": string("Folder of the adapter.", least=1)},
@@ -41,7 +41,7 @@ _LOAD = Operation(
 )
 _UNLOAD = Operation(
     summary="Unload a LoRA adapter",
-    about="No later request gets it; those that are open continue with it.",
+    about="Later requests cannot use it; open ones finish with it.",
     tag="Adapters",
     body=taken({"lora_name": _NAME}, title="UnloadAdapterBody", required=("lora_name",), unsupported=_NUMBER),
     answer=_LOADED,

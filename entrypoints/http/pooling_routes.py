@@ -81,7 +81,7 @@ Parse = Callable[..., PooledCall]
 
 class PoolingRoutes:
     def __init__(self, manager: TokenizerManager, calls: GenerationCalls, renderer: Renderer) -> None:
-        """renderer: of the chats in which a language model judges pairs of texts."""
+        """renderer: renders the chats in which a language model judges pairs of texts."""
         self._manager = manager
         self._calls = calls
         self._tools = PoolingTools(manager, calls.shown_model, chat_renderer(renderer), calls.max_prompts)

@@ -22,7 +22,7 @@ USAGE = answered(
 
 
 def list_schema(item: dict[str, Any], title: str) -> dict[str, Any]:
-    """The JSON schema of `list_answer`. ``item``: that of one item of its data."""
+    """The JSON schema of `list_answer`. ``item`` is the schema of one item of its data."""
     return answered(
         {
             "id": string(),
@@ -50,7 +50,7 @@ def list_answer(prefix: str, outputs: list[Output], model: str, data: Iterable[d
 
 
 def usage_of(outputs: list[Output]) -> dict[str, Any]:
-    """What `USAGE` describes, of all prompts together."""
+    """Token counts of all prompts together, as `USAGE` describes them."""
     prompt = sum(output.prompt_tokens for output in outputs)
     found = sum((output.found for output in outputs), FoundTokens())
     return {

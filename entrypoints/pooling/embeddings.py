@@ -1,8 +1,8 @@
 """Embeddings: OpenAI's ``/v1/embeddings`` with vLLM's fields, vLLM's ``/pooling``, SGLang's ``/encode``.
 
-``dimensions`` cuts a vector to its first numbers and normalises what is left, as models with Matryoshka representations
-are meant to be used (Kusupati et al. 2022). It is taken for every model: whether one was trained so is for its user to
-know.
+``dimensions`` cuts a vector to its first numbers and normalises the rest again, as Matryoshka representations are meant
+to be used (Kusupati et al. 2022). Every model accepts it, since the files of a model do not say whether it was trained
+that way.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _FORM: Properties = {
     "encoding_format": enum(
         "float", "base64", about="base64: the bytes of little-endian float32 numbers.", default="float"
     ),
-    "dimensions": whole("First numbers of each vector that are kept; what is left is normalised again.", 1),
-    "normalize": flag("Divide each vector by its length. Without it, as the model's files say, else true."),
+    "dimensions": whole("Keep only this many numbers of each vector, the first ones, and normalise them again.", 1),
+    "normalize": flag("Divide each vector by its length. Default: as the model's files say, else true."),
 }
 _OFF: dict[str, tuple] = {
     "embed_dtype": ("float32",),
@@ -79,7 +79,7 @@ _VECTOR = either(list_of(number()), string("base64"))
 ANSWER = list_schema(answered({"object": enum("embedding"), "index": COUNT, "embedding": _VECTOR}), title="Embeddings")
 
 POOLING_PROPERTIES: Properties = {
-    "task": enum(*_TASKS, about="embed, or the logits of the classification head; the latter for models with one."),
+    "task": enum(*_TASKS, about="embed, or classify (for models with a classification head)."),
     "use_activation": flag("Scores of classes instead of their logits.", default=True),
     **PROPERTIES,
 }
@@ -89,8 +89,8 @@ POOLING_ANSWER = list_schema(answered({"object": enum("pooling"), "index": COUNT
 _TEXTS = {"type": "array", "items": string(), "minItems": 1}
 _ID_LISTS = {"type": "array", "items": IDS | {"minItems": 1}, "minItems": 1}
 ENCODE_PROPERTIES: Properties = {
-    "text": either(string(), _TEXTS, about="A text or several; or give `input_ids`."),
-    "input_ids": either(IDS, _ID_LISTS, about="The same as token ids."),
+    "text": either(string(), _TEXTS, about="One text or several. Give either this or `input_ids`."),
+    "input_ids": either(IDS, _ID_LISTS, about="The inputs as token ids."),
     "dimensions": _FORM["dimensions"],
     "normalize": _FORM["normalize"],
     **COMMON,
@@ -149,7 +149,7 @@ def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingCall:
-    """shape: of the answer. task: None for the model's own (/pooling and /encode)."""
+    """shape: form of the answer. task: None for the model's own task (/pooling and /encode)."""
 
     fields: PoolingFields
     names: FieldNames
@@ -272,7 +272,7 @@ def parse_encode(
     ignored: Ignored | None = None,
     task: Literal["embed", "classify"] | None = None,
 ) -> EmbeddingCall:
-    """Fields of SGLang's ``POST /encode``, and of its ``/classify``, which has the same with the task "classify".
+    """Fields of SGLang's ``POST /encode`` and of its ``/classify``, which differs only in the task, "classify".
     Raises RequestRefused."""
     fields = settle_pooling_fields(fields, ENCODE_PROPERTIES, ENCODE_OFF, ignored or Ignored())
     if ("text" in fields) == ("input_ids" in fields):

@@ -1,10 +1,10 @@
 """Prompts that are pooled, for every endpoint that answers with vectors or scores: their fields, tokens and specs.
 
-An endpoint's reader returns a `PooledCall`, which makes prompts and, of their outputs, the answer. The HTTP routes and
-the Engine run it in between. Each prompt is a request of its own, with ``max_new_tokens`` 0: it is scheduled in chunks
-beside others, finds and leaves KV in the cache of its namespace, and can be aborted.
+An endpoint's reader returns a `PooledCall`, which makes the prompts, and later the answer from their outputs. In
+between, the HTTP routes or the Engine run the prompts. Each prompt is a request of its own, with ``max_new_tokens`` 0:
+it is scheduled in chunks beside others, finds and leaves KV in the cache of its namespace, and can be aborted.
 
-What it leaves is evicted before all other KV (`RequestSpec.no_reuse_from`), except for what other prompts share: ten
+Its KV is evicted before all other KV (`RequestSpec.no_reuse_from`), except for prefixes that other prompts share: ten
 thousand documents must not push conversations out of the cache.
 """
 
@@ -43,8 +43,8 @@ COMMON: Properties = {
     "request_id": string("vLLM's name of rid."),
     **picked(SHARED_OF_CHATS, ("user", "cache_salt", "extra_key", "lora_path", "priority")),
     "truncate_prompt_tokens": whole(
-        "Tokens of each prompt that are used, the first ones; special tokens at its end are kept. -1: as many as the "
-        "context holds. Without it, a longer prompt is refused.",
+        "Use only this many tokens of each prompt, the first ones; special tokens at its end are kept. -1: as many as "
+        "the context holds. Without it, prompts that are too long are refused.",
         -1,
     ),
     "add_special_tokens": flag("Put the tokenizer's special tokens around texts.", default=True),
@@ -66,7 +66,7 @@ def names_of(prompt: str) -> FieldNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledModel:
-    """What the served model does with prompts, as its worker described it: see `EmbeddingConfig`, `ServedConfig`."""
+    """How the served model pools prompts, as its worker described it: see `EmbeddingConfig`, `ServedConfig`."""
 
     kind: PoolingKind
     normalizes: bool
@@ -148,7 +148,7 @@ def read_common(fields: dict[str, Any], rid: str | None) -> PoolingFields:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Texts, or lists of token ids: exactly one of both. is_list: the caller gave a list of them. name: its field."""
+    """Either texts or lists of token ids. is_list: the caller gave a list of them. name: the field they came in."""
 
     name: str
     is_list: bool
@@ -214,9 +214,9 @@ def check_count(count: int, name: str, max_prompts: int | None) -> None:
 
 
 class PoolingTools:
-    """What calls need to make their prompts and answers.
+    """The tools with which calls make their prompts and answers.
 
-    model: of the served model. shown_model: a request's ``model`` -> the name in its answer. render: the prompt of a
+    model: the served model. shown_model: a request's ``model`` -> the name in its answer. render: the prompt of a
     chat, with the model's chat template. max_prompts: limit of one call, None for none.
     """
 
@@ -262,7 +262,7 @@ class PoolingTools:
         return ids
 
     def _most(self, fields: PoolingFields) -> int | None:
-        """Tokens of a prompt after truncation; None without."""
+        """Tokens of a prompt after truncation; None for no truncation."""
         return self._manager.limits.context_length if fields.truncate_to == -1 else fields.truncate_to
 
     async def tokens_of_pairs(
@@ -336,7 +336,7 @@ class PooledCall(Protocol):
 
     @property
     def names(self) -> FieldNames:
-        """Of the endpoint, for errors."""
+        """Names of the endpoint's fields, for error messages."""
         ...
 
     async def make_prompts(self, tools: PoolingTools) -> list[Prompt]:
@@ -344,7 +344,7 @@ class PooledCall(Protocol):
         ...
 
     def build_answer(self, outputs: list[Output], tools: PoolingTools) -> Any:
-        """The answer's JSON; outputs: of the prompts, in order."""
+        """The answer's JSON. ``outputs`` has that of each prompt, in order."""
         ...
 
     def answer_size(self, outputs: list[Output]) -> int:

@@ -1,15 +1,15 @@
-"""Scores: of text pairs (``/v1/score`` and ``/v1/rerank``), of labels as the next token (SGLang's ``/v1/score``), of
+"""Scores of text pairs (``/v1/score`` and ``/v1/rerank``), of labels as the next token (SGLang's ``/v1/score``) and of
 classes (``/classify``).
 
 How a pair is scored depends on the model, as in vLLM:
 
-    head of one class (a cross-encoder)      its score of both texts, one behind the other
-    embeddings                               the cosine of both embeddings
+    head of one class (a cross-encoder)      its score of the two texts, joined
+    embeddings                               the cosine of the two embeddings
     language model (Qwen3-Reranker and any   P("yes") ÷ (P("yes") + P("no")) as the answer to the question whether the
     model with a chat template)              document meets the query, in the words of Qwen3-Reranker
 
-The prompts of a language model differ in the document alone, which comes last: all documents of a query share the
-prefix before it in the cache.
+The prompts of a language model differ only in the document, which comes last, so all documents of a query share the
+cached prefix before it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from .prompts import (
 )
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""Qwen3-Reranker's own, where a request has none."""
+"""Qwen3-Reranker's own instruction, for requests without one."""
 
 _SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -84,7 +84,7 @@ _A_TEXT_OR_MORE = either(string(), {"type": "array", "items": string(), "minItem
 _PAIRS: tuple[tuple[str, str], ...] = (
     ("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"),
 )  # fmt: skip
-"""vLLM's names of both sides of pairs."""
+"""vLLM's names for the two sides of a pair."""
 
 SCORE_PROPERTIES: Properties = {
     "text_1": _A_TEXT_OR_MORE | {"description": "One text for all of text_2, or one for each."},
@@ -110,7 +110,7 @@ SCORE_EXAMPLES: Mapping[str, dict[str, Any]] = {
         "query": "Is this good? ", "items": ["It is.", "No."], "label_token_ids": [10, 20], "apply_softmax": True,
     },
 }  # fmt: skip
-"""Without pairs: whether a model can score them depends on its head and its template."""
+"""No example has pairs: whether a model can score them depends on its head and its template."""
 
 SCORE_ANSWER = either(
     list_schema(answered({"index": COUNT, "object": enum("score"), "score": number()}), title="PairScores"),
@@ -255,7 +255,7 @@ class TextPairs:
         return make_prompts(ids, pooling, fields, is_list=True)
 
     def scores(self, outputs: list[Output], tools: PoolingTools) -> list[float]:
-        """One for each document."""
+        """One score per document."""
         model = tools.model
         method = method_of(model)
         vectors = [vector_of(output) for output in outputs]
@@ -402,7 +402,7 @@ def _text(fields: dict[str, Any], name: str, default: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelScoreCall:
-    """query and items: texts, or token ids, both alike."""
+    """query and items are either all texts or all token ids."""
 
     fields: PoolingFields
     names: FieldNames

@@ -1,4 +1,4 @@
-"""Reads how a checkpoint's prompts are pooled: the files of sentence-transformers. No torch.
+"""Reads from the files of sentence-transformers how a checkpoint pools prompts. No torch.
 
     modules.json ──▶ Transformer, Pooling (its folder's config.json says how), Normalize
 
@@ -28,8 +28,8 @@ _ONLY = "the poolings that are served are lasttoken, mean and cls"
 
 
 def read_embedding_config(folder: Path) -> EmbeddingConfig:
-    """What modules.json and the pooling's config.json say; the defaults without them. Raises ModelLoadError for files
-    that cannot be read."""
+    """Read modules.json and the pooling's config.json; without them, return the defaults. Raises ModelLoadError for
+    files that cannot be read."""
     modules = _read(folder / MODULES_FILE)
     if modules is None:
         return EmbeddingConfig()

@@ -354,7 +354,7 @@ class Position:
         self.mask: np.ndarray | None = None
         """uint32 [words], once computed."""
         self.min_tokens = 0
-        """Of a root: every output has so many tokens at least, by the text that all of them begin with."""
+        """For a root: the fewest tokens an output can have, given the text with which all outputs begin."""
         self.is_end = line.matcher.is_stopped()
         """Nothing may follow."""
         self._next: dict[int, ref[Position]] = {}

@@ -199,7 +199,7 @@ class Grammars:
                 self._forget_compilation(compilation)
 
     def _client_in_turn(self) -> str:
-        """Of the clients that wait, the one with the longest time since its last turn."""
+        """The waiting client whose last turn was longest ago."""
         waits_longest = {client: place for place, client in enumerate(self._turns)}
         client = min(self._waiting, key=lambda client: waits_longest.get(client, -1))
         self._turns[client] = None

@@ -227,7 +227,7 @@ class Reader:
     beginning: Beginning
     mode: int
     text: bytes = b""
-    """Of the JSON; while it waits, of the output."""
+    """Text of the JSON; of the output while the JSON has not begun."""
     frames: tuple[_Frame, ...] = ()
     """Outermost first."""
 
@@ -393,7 +393,7 @@ class _Scan:
         return True
 
     def _place(self, top: _Frame | None) -> Place:
-        """Of the value that begins."""
+        """Place of the value that begins."""
         if top is None:
             return self.root
         return top.place.item(top.index) if top.index >= 0 else top.place.property(top.name or "")

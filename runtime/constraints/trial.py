@@ -35,7 +35,7 @@ MAX_BYTES = 512 * 2**20
 """Memory for one grammar, beyond what the process has at its start."""
 
 STACK_BYTES = 4 * 2**20
-"""Of the thread that compiles on trial; those of the worker have `WORKER_STACK_BYTES`."""
+"""Stack of the thread that compiles on trial; the worker's threads have `WORKER_STACK_BYTES`."""
 
 WORKER_STACK_BYTES = 16 * 2**20
 

@@ -17,7 +17,7 @@ import torch
 
 
 class StepAdapters:
-    """Which new tokens of the current step use which adapter. One object for all layers of a model."""
+    """The adapters of the current step and their tokens. All layers of a model share one object."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[str, torch.Tensor | None]] = []
@@ -91,7 +91,7 @@ class Target:
     layer: int
     """Number of the layer's product among those of the model; targets of the same product share it."""
     attach: Callable[[LowRankUpdates], None]
-    """Have the product add these updates from now on."""
+    """Make the product add these updates from now on."""
     in_features: int
     start: int
     size: int

@@ -1,7 +1,7 @@
 """Decoders with latent attention (`latent_attention.py`).
 
 DeepSeek-V2 (DeepSeek-AI 2024) has experts with softmax scores; DeepSeek-V3 and Kimi K2, which is the same architecture,
-have sigmoids with a correction. GLM-4.7 Flash is DeepSeek-V3 but for the names in its config, Mistral 4 has softmax
+have sigmoids with a correction. GLM-4.7 Flash is DeepSeek-V3 with other names in its config, Mistral 4 has softmax
 scores and queries scaled by their position, and Youtu and MiniCPM 3 (Hu et al. 2024) have no experts.
 """
 
@@ -126,7 +126,7 @@ def _experts(
 
 
 def _latent_traits(raw: Mapping[str, Any], experts: ExpertTraits | None, **others: Any) -> DecoderTraits:
-    """others: further traits. Those that say nothing of rope_interleave rotate neighbouring coordinates."""
+    """others: further traits. Configs without rope_interleave rotate neighbouring coordinates."""
 
     def size(key: str) -> int:
         if raw.get(key) is None:

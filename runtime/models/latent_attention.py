@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA: DeepSeek-AI 2024, "DeepSeek-V2").
 
-A token's keys and values of all heads are made of one small vector, its *latent*. Only that is kept, with one key for
-the rotary embedding, which all heads share:
+The keys and values of all heads are made of one small vector per token, its *latent*. Only the latent is kept, together
+with one key for the rotary embedding that all heads share:
 
     kept  = norm(W_a x) ‖ rotate(W_r x)                      the latent c and the rotated key r: one head of K
     k_h   = W_uk,h c ‖ r          v_h = W_uv,h c             what heads see, as transformers computes it
@@ -12,9 +12,9 @@ W_uv times the sum of c, to the output ("absorbed" weights):
     score = (W_uk,hᵀ q_plain ‖ q_rotated) · kept             all heads read the same key
     out_h = W_uv,h Σ weight × c                              and the same value, which is the first part of the key
 
-So attention is that of many queries over one KV head, whose values are a view of its keys (`MLAKVPool`), and every
-backend for such layers computes it. For long prompts it is less work to make keys and values after all, which
-`attention/latent.py` does.
+So attention is that of many queries over one KV head whose values are a view of its keys (`MLAKVPool`), which every
+backend for such layers can compute. For long prompts it is less work to make keys and values after all;
+`attention/latent.py` does that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..layers.step_inputs import StepInputs
 from ..model_config import LatentTraits, ModelConfig
 
 NORM_EPS = 1e-6
-"""Of the norms of latents, whatever the config says of the others."""
+"""Epsilon of the norms of latents. The config sets only that of the other norms."""
 
 
 def latent_spec(config: ModelConfig, layer_id: int) -> AttentionSpec:
@@ -126,8 +126,8 @@ class LatentAttention:
         return [self.down_proj, self.q_proj, self.o_proj]
 
     def finish_loading(self) -> None:
-        """Bring what has been loaded into the form in which it is computed. To be called once. (A product of few rows
-        with a transposed matrix of bfloat16 takes torch ten times as long.)"""
+        """Bring the loaded weights into the form in which they are used. Call this once. (torch takes ten times
+        as long for a product of few rows with a transposed bfloat16 matrix.)"""
         self._to_latent, self._to_values = self._to_latent.contiguous(), self._to_values.contiguous()
         self._loaded = None
         order = self._rotary_order

@@ -1,5 +1,5 @@
 """The text part of Llama 4 (Meta 2025). Most layers see chunks of the context and rotate q and k; the others see all of
-it, rotate nothing, and scale queries by their position. Experts read their input times the sigmoid of its score."""
+it, rotate nothing, and scale queries by their position. An expert's input is multiplied by the sigmoid of its score."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ LARGEST_MASK = 1 << 20
 
 
 CHECKED_TOKENS = 12
-"""Of a sequence that is computed in both ways at start."""
+"""Length of the sequence that is computed in both ways at start."""
 MEAN_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.2}
 """Largest mean difference of its logits, as a share of their mean size. Experts may be chosen differently after
 rounding."""
@@ -523,7 +523,7 @@ SPARSE_LAYERS = {
 """Types of layers with an index of their keys (DeepSeek V3.2, GLM 5), or with compressed ones (DeepSeek V4)."""
 
 ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""Of classes that compute logits of the next token."""
+"""Endings of the names of classes that compute logits of the next token."""
 
 CLASSIFIER = "ForSequenceClassification"
 """Ending of classes with a head of classes, ``score``, behind the base."""

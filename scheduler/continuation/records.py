@@ -92,9 +92,9 @@ class ParentRecord:
     """One finished rid; ``failure`` says why it cannot be continued, None if it can."""
 
     namespace: str
-    """Of its KV; see `Request.namespace`."""
+    """Namespace of its KV; see `Request.namespace`."""
     asked_namespace: str
-    """Of its spec; the same for requests of different adapters."""
+    """Namespace in its spec, which is the same for requests of different adapters."""
     samples: dict[int, SampleRecord] = field(default_factory=dict)
     failure: str | None = None
 

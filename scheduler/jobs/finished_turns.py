@@ -48,7 +48,7 @@ class FinishedTurn:
     """Tokens of prompt and output, without a matched stop."""
     digest: bytes
     short_digest: bytes
-    """Of the same ids without the last one; empty if the output has only one token."""
+    """Digest of the same ids without the last one; empty if the output has only one token."""
     serial: int
     """A later turn has a greater one."""
     place: int = -1

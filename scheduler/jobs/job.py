@@ -107,7 +107,7 @@ class FinishedStep:
     tokens: int
     """Tokens under the lease when it was granted; 0 without a lease."""
     namespace: str = ""
-    """Of its KV; see `Request.namespace`."""
+    """Namespace of its KV; see `Request.namespace`."""
     adapter: str = ""
     """Key of the adapter that computed it."""
     lease: Lease | None = None
