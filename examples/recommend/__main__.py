@@ -52,7 +52,7 @@ def main() -> None:
     show("stage 1", cost(state.meta("thought")))
     show("stage 2", cost(state.meta("items")[0]))
     if exist < len(items):
-        sys.exit("the search named an item that does not exist, in spite of the trie")
+        sys.exit("the search named an item that does not exist, despite the trie")
 
 
 def item_text(item: Item) -> str:

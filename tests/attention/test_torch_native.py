@@ -208,7 +208,7 @@ def test_masks_are_reused_between_steps_and_grow():
 
 
 def test_long_prefill_masks_are_banded(monkeypatch):
-    """Of n x n scores only a band of BLOCK_ROWS x n is ever a mask."""
+    """No mask is larger than BLOCK_ROWS x n, though there are n x n scores."""
     monkeypatch.setattr(torch_native, "BLOCK_ROWS", 256)
     scene = Scene([(0, 600)])
     backend = TorchNativeBackend(scene.pool)

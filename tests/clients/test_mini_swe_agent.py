@@ -26,7 +26,7 @@ PAGE, PAGES = 512, 32
 DEVICE = {"prompt_token_s": 0.0001}
 RUNS = 5
 SHARE = 0.9
-"""Of the requests behind a command that takes less than the break-even time, while the pool is filled."""
+"""Share of the requests after commands that take less than the break-even time, while the pool is filled."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def server(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def run_agent(server: ServerUnderTest, home: Path, *arguments: str) -> list[tuple[list[TurnUsage], list[float]]]:
-    """Of each run, its turns and the fill time at each command."""
+    """Returns each run's turns, and the fill time at each command."""
     env = os.environ | {
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "MSWEA_SILENT_STARTUP": "1",

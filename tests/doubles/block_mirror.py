@@ -70,7 +70,7 @@ class BlockMirror:
 
 
 def slow_hash(namespace: str, ids: bytes, block_tokens: int) -> int:
-    """Of the last block of ``ids``, from the first on."""
+    """Hash of the last block of ``ids``, computed from the first block on."""
     previous, size = root_hash(namespace), 4 * block_tokens
     for start in range(0, len(ids), size):
         data = previous.to_bytes(8, "little") + ids[start : start + size]

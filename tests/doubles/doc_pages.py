@@ -22,7 +22,7 @@ class Fence:
     """What stands behind the backticks; "" for drawings."""
     text: str
     line: int
-    """Of the opening backticks, from 1."""
+    """Line of the opening backticks, from 1."""
     not_run: str | None = None
     """The reason in the comment `<!-- not run: REASON -->` on the line above; "" where it gives none."""
     follows: str = ""

@@ -16,7 +16,7 @@ from tests.doubles.block_mirror import BlockMirror
 WAIT_MS = 20_000
 END = b"\xff" * 8
 TIERS = {"GPU": "GPU", "CPU": "CPU_PINNED"}
-"""Of events that are maps."""
+"""Tiers by the names they have in events that are maps."""
 
 
 def read_batch(payload: bytes, block_tokens: int) -> list[BlockEvent]:

@@ -130,7 +130,7 @@ class Rig:
         self.scheduler = Scheduler(config, pool, allocator, cache, (), host)
         self.step_runner: Any = EchoRunner(model)
         self.timeouts: list[float] = []
-        """Of every look into the inbox while copies between tiers were under way."""
+        """Timeout of every look into the inbox while copies between tiers were in flight."""
         self.inbox: deque[list[Any]] = deque()
         self.held: list[Any] = []
         self.sent: list[Any] = []

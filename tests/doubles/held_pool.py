@@ -69,6 +69,6 @@ class HeldPool(HostPool):
 
 
 def tier_copy(fence: int, *, to_host: bool, device: int, host: int, tokens: int) -> TierCopy:
-    """Of neighbouring slots, from these on."""
+    """A copy of neighbouring slots, beginning with these."""
     slots = np.arange(tokens, dtype=np.int32)
     return TierCopy(fence, to_host, slots + np.int32(device), slots + np.int32(host))

@@ -115,7 +115,7 @@ class FakeDisk:
 
 
 def names(rig: DiskRig, ids: np.ndarray) -> tuple[bytes, ...]:
-    """Of the whole blocks of ``ids``."""
+    """Names of the whole blocks of ``ids``."""
     return tuple(rig.disk._names.of_ids("", [], ids))
 
 

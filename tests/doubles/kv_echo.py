@@ -189,7 +189,7 @@ def expected_output(
 
 
 Stage = Literal["updates", "copies", "compute", "finish"]
-"""Of a step, in their order: what a failure may come before."""
+"""Stages of a step, in order. A failure can be placed before any of them."""
 
 
 class StepFailed(Exception):

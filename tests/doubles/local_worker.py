@@ -33,7 +33,7 @@ from tests.doubles.specs import make_spec
 @dataclass
 class Answer:
     tokens: list[int] = field(default_factory=list)
-    """Of a beam search none: see ``beams``."""
+    """Empty for a beam search: see ``beams``."""
     beams: BeamGroup | None = None
     finish: FinishReason | None = None
     found: FoundTokens = field(default_factory=FoundTokens)
@@ -41,7 +41,7 @@ class Answer:
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     input_logprobs: list[TokenLogprobs] = field(default_factory=list)
     vector: np.ndarray | None = None
-    """Of a prompt that is pooled, float32."""
+    """Vector of a pooled prompt, float32."""
 
     @property
     def cached_tokens(self) -> int:

@@ -11,7 +11,7 @@ import random
 import httpx
 
 TOKENS = 10
-"""Of each prompt."""
+"""Tokens of each prompt."""
 
 
 class PageFlood:

@@ -32,7 +32,7 @@ class PageUnderTest:
         self.page.on("pageerror", lambda error: self._complain(f"{error} {error.stack}"))
 
     def goto(self, url: str, allow: tuple[str, ...] = ()) -> PageUnderTest:
-        """Of another server: nothing is left there of what an earlier one had stored."""
+        """Open a page of another server, with nothing left of what an earlier page stored."""
         self.complaints, self._allowed = [], allow
         self.page.goto(url)
         return self

@@ -19,7 +19,7 @@ from .page_flood import PageFlood
 from .tool_loops import TurnUsage
 
 SHARES = (0.2, 0.6, 0.4)
-"""Of the fill time, which is the break-even time of idle KV: the times of the tools, one after the other."""
+"""How long the tools take, one after the other, as shares of the fill time (the break-even time of idle KV)."""
 
 
 def fill_time_s(url: str) -> float:
@@ -42,7 +42,7 @@ class PressedTool:
     url: str
     flood: PageFlood
     fill_times_s: list[float] = field(default_factory=list)
-    """Of each call, when it began."""
+    """The fill time at the start of each call."""
 
     def wait(self) -> None:
         fill_s, share = fill_time_s(self.url), SHARES[len(self.fill_times_s) % len(SHARES)]

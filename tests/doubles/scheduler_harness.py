@@ -60,7 +60,7 @@ class Outcome:
     refusal: RequestRefused | None = None
     request: Request | None = None
     results: list[Hypothesis] = field(default_factory=list)
-    """Of a beam search."""
+    """Results of a beam search."""
 
 
 class Harness:
@@ -127,7 +127,7 @@ class Harness:
         self.eos = eos
         self.check = check
         self.check_every = 1
-        """Of the checks that are due, one in so many is made."""
+        """One in this many due checks is made."""
         self._checks_due = 0
         self.now = 0.0
         self.turn_s = 1.0
@@ -138,7 +138,7 @@ class Harness:
         self.failed: set[str] = set()
         """The rids that ended because of it."""
         self._results: deque[StepResult | StepFailed | ScheduleBatch] = deque()
-        """Of the steps in flight; the batch itself where the step waits for the tokens of the one before."""
+        """Results of the steps in flight; the batch itself where a step waits for the tokens of the one before."""
 
     def add(
         self,

@@ -44,7 +44,7 @@ class FakeBlocks:
         self.touched: list[tuple[bytes, ...]] = []
 
     def size(self) -> StoreSize | None:
-        """Of blocks of 10 bytes."""
+        """Size with blocks of 10 bytes."""
         used = len(self.blocks)
         return None if self.total is None else StoreSize(used, self.total, 10 * used, 10 * self.total, 0)
 

@@ -44,7 +44,7 @@ def scored(server: ServerUnderTest, ids: list[int], k: int, salt: str = "apart")
 
 
 def assert_scored(rows: list, server: ServerUnderTest, ids: list[int], k: int) -> None:
-    """Of each token the true rank, and its k best in order; two orders of equal values are one."""
+    """Check each token's true rank and its k best alternatives, in any order among equal values."""
     assert len(rows) == len(ids) and rows[0] is None
     for row, token_id, (own, *tops) in zip(rows[1:], ids[1:], scored(server, ids, VOCAB)[1:], strict=True):
         mine = row[str(token_id)]

@@ -58,7 +58,7 @@ def details(response: Response) -> dict[str, Any]:
 
 
 def path(response: Response) -> str:
-    """Of its continuation; ``metadata`` and ``baton`` tell the same of it."""
+    """Path of its continuation, for which ``metadata`` and ``baton`` must agree."""
     went_on, metadata = details(response)["continuation"], response.metadata or {}
     names = {"baton_path": "path", "baton_inherited_tokens": "inherited_tokens",
              "baton_recomputed_tokens": "recomputed_tokens"}  # fmt: skip

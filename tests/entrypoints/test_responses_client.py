@@ -53,7 +53,7 @@ def client(server: ServerUnderTest) -> Iterator[openai.OpenAI]:
 
 
 def tokens(*messages: str) -> int:
-    """Of a prompt that holds these messages, each written as the template does."""
+    """Tokens of a prompt with these messages, each in the template's form."""
     return sum(len(message.encode()) + 2 for message in messages) + len("[assistant]")
 
 

@@ -22,7 +22,7 @@ CONTEXT = 4096
 
 @pytest.fixture
 def client(server: ServerUnderTest) -> Iterator[openai.OpenAI]:
-    """Of a server whose tokens are bytes; it says the prompt over and over."""
+    """A client of a server whose tokens are bytes and whose model repeats the prompt."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 

@@ -43,7 +43,7 @@ HALF = {
 
 
 def tokens(answer: Answer) -> list[list[int]]:
-    """Of a beam search its results'."""
+    """Output ids; for a beam search, those of each result."""
     return [answer.tokens] if answer.beams is None else [found.ids.tolist() for found in answer.beams.results]
 
 

@@ -36,7 +36,7 @@ class Reference:
     """Between the two best logits, at each token."""
     logprobs: list[float]
     prompt_logprobs: list[float]
-    """Of prompt tokens 1 …"""
+    """Logprobs of the prompt's tokens from position 1 on."""
 
 
 @torch.inference_mode()

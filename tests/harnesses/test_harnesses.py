@@ -43,8 +43,8 @@ PAGE, PAGES = 1024, 96
 DEVICE = {"prompt_token_s": 0.0001}
 """A slower device, emulated by sleeps: the break-even time, that of computing a whole pool, is 10 s or more."""
 SHARE = 0.9
-"""Of the requests in a flood behind tools that take less than the break-even time, those that must compute their own
-new tokens only."""
+"""Share of the requests after tools that take less than the break-even time, during a flood, that must compute only
+their own new tokens."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Harness:
 
     @property
     def subagents(self) -> int:
-        """Of a delegated task."""
+        """Subagents of a delegated task."""
         return 3 if self.nests else 2
 
     def call(self, command: str) -> str:

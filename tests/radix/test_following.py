@@ -25,7 +25,7 @@ def followed(rig: CacheRig, ids: np.ndarray, most: int, namespace: str = "") -> 
 
 @PAGES
 def test_each_cached_prefix_is_followed_by_its_rest(page_size: int) -> None:
-    """Of the whole pages that are cached; a beginning shorter than a page says nothing yet."""
+    """Only whole pages are cached, so a beginning shorter than a page finds nothing."""
     rig = CacheRig(page_size=page_size)
     ids = np.arange(10, 10 + 3 * page_size + 20, dtype=np.int32)
     rig.insert(ids)

@@ -134,7 +134,7 @@ def test_stop_match_of_multi_token_row_names_completing_token():
 
 
 def test_raising_stop_check_fails_only_its_row(monkeypatch: pytest.MonkeyPatch):
-    """Of sequences, and of a search, which is looked at as it is ranked."""
+    """For sequences, and for a beam search, whose rows are checked while it is ranked."""
     he = BACKEND.get_vocab()["he"]
     logits = torch.full((3, VOCAB_SIZE), -50.0)
     logits[:, he] = 5.0

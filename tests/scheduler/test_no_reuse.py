@@ -14,7 +14,7 @@ OLD, MINE, NEXT = prompt_of(PROMPT, 1), prompt_of(PROMPT, 2), prompt_of(PROMPT, 
 
 
 def cached(harness: Harness, prompt: list[int], tokens: int = OUTPUT) -> int:
-    """Of the prompt and its output."""
+    """Cached tokens of the prompt and its output."""
     return harness.cache.match_len("", np.array([*prompt, *expected_output(prompt, tokens)], dtype=np.int32))
 
 

@@ -312,7 +312,7 @@ def test_finished_job_expects_no_return() -> None:
 
 
 def expires_in(scene: Harness, job: str) -> float:
-    """Of the only pin of a job: seconds."""
+    """Seconds until the only pin of a job expires."""
     ((pin,),) = [each["pins"] for each in scene.scheduler.describe_jobs("", job, scene.now)]
     return pin["expires_in_s"]
 

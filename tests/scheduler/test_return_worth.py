@@ -321,7 +321,7 @@ def test_flood_of_named_one_shots_leaves_other_clients_turns_their_worth(policy:
 
 
 def test_name_makes_no_turn_worth_less() -> None:
-    """Of a client that continues its plain conversations, and none of those that it names."""
+    """The client continues its plain conversations, but none of those that it names."""
     scene = harness()
     learn_openings(scene, "c", 18, 20)
     for _ in range(50):

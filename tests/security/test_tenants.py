@@ -373,7 +373,7 @@ def test_every_name_parameter_is_attacked() -> None:
 
 _TIMES = {"e2e_latency", "created", "created_at", "completed_at"}
 _COUNTED = {"cache_report", "cached_tokens", "cached_tokens_details", "cache_read_input_tokens", "input_tokens"}
-"""Of a prompt that was sent before; the cache is shared."""
+"""Fields that differ for a prompt that was sent before, because the cache is shared."""
 
 
 _DRAWN = re.compile("(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")

@@ -28,7 +28,7 @@ def test_features_follow_numba_target_cpu(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tanh_is_right_to_a_few_last_digits() -> None:
-    """Of itself, not of 1: small scores under a large cap must stay what they are."""
+    """The error is relative to the value, not to 1: small scores under a large cap must not change."""
     x = np.concatenate([np.linspace(-40, 40, 100_001), np.geomspace(1e-30, 40, 50_001), [0.0, np.inf]])
     x = np.resize(x.astype(np.float32), -(-len(x) // vectors.LANES) * vectors.LANES)
     found = _tanh(x)

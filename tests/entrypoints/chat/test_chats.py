@@ -79,7 +79,7 @@ class Scene:
         self.manager = Manager(tokenizer)
         settings: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"} | config
         self.divergence: Divergence | None = None
-        """Of the latest chat."""
+        """Divergence of the latest chat."""
         self.compared: dict[str, Comparison | None] = {}
         """The latest chat with the turns of these rids."""
         self.chats: Chats = ChatSetup(ChatConfig(**settings), tokenizer).chats(cast(Any, self.manager))
@@ -470,7 +470,7 @@ CHATML = (
 
 @pytest.fixture
 def chatml(tmp_path: Path) -> Scene:
-    """Of a model whose template has no place for tools, and a form for which one is bundled."""
+    """A model whose template has no place for tools, in a format for which a template is bundled."""
     folder = write_byte_tokenizer(tmp_path / "model")
     config = {
         "eos_token": "<eos>",

@@ -28,7 +28,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def output(text: str, finish: FinishReason | None, position: int = 0, **details: Any) -> Output:
-    """Of a request with n = 2."""
+    """An output of a request with n = 2."""
     return Output(
         make_prompt(rid="r"), position, position % 2, text, [],
         prompt_tokens=4, completion_tokens=2, found=FoundTokens(1, 0, 2), finish=finish, **details,

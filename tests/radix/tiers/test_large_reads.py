@@ -1,4 +1,4 @@
-"""Of what the host cannot hold as much is read as fits, from the start on."""
+"""A read that is larger than the host's memory reads as much as fits, from its start."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def tier_io(pool: DiskPool, memory: np.ndarray) -> Iterator[TierIO]:
 
 
 def slots(first_page: int, pages: int = PAGES_PER_BLOCK) -> np.ndarray:
-    """Of a host with two tokens a page."""
+    """Slots of these pages of a host with two tokens per page."""
     return np.arange(2 * first_page, 2 * (first_page + pages), dtype=np.int32)
 
 

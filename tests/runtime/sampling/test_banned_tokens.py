@@ -21,7 +21,8 @@ def slow_bans(output: list[int], banned: tuple[tuple[int, ...], ...]) -> set[int
 
 
 def random_bans(rng: np.random.Generator) -> list[list[int]]:
-    """Of few ids, so that their starts are often said; some end in the same token, some are the end of others."""
+    """Bans of few ids, so that outputs often contain their beginnings. Some end in the same token, and some are the end
+    of others."""
     made = [rng.integers(1, 4, rng.choice([1, 2, 2, 3, 3, 4, 6])).tolist() for _ in range(rng.integers(0, 7))]
     return made + [ids[1:] for ids in made if len(ids) > 2 and rng.random() < 0.5]
 

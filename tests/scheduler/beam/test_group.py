@@ -144,7 +144,7 @@ def test_better_hypothesis_replaces_worse_one(early_stopping: bool | str) -> Non
 
 
 def test_cumulative_logprobs_are_summed_in_double_precision() -> None:
-    """Of float32 numbers, in double precision."""
+    """The summands are float32 numbers."""
     search = group(1, 3)
     for score in (-1e8, -1.0, -3.0):
         search.select(candidates([0], [5], [score]), [])

@@ -34,7 +34,7 @@ def commands(seed: int, count: int) -> list[tuple[str, float]]:
 
 
 def share_right(model: LearnedSpeed, tried: list[tuple[str, float]]) -> float:
-    """Of calls judged fast or slow, and rightly."""
+    """Share of calls that are judged correctly as fast or slow."""
     right = [model.speed(text) is (Speed.SLOW if seconds > MIDDLE_S else Speed.FAST) for text, seconds in tried]
     return sum(right) / len(right)
 

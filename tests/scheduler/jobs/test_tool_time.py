@@ -442,7 +442,7 @@ def test_many_tools_do_not_displace_the_user() -> None:
 
 
 def test_longest_stay_is_last_time_at_which_return_was_likely() -> None:
-    """Of ten, six return within 6 s, one after 50 s, and three never."""
+    """Six of ten return within 6 s, one after 50 s, and three never."""
     durations = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 50.0, 600.0, 600.0, 600.0])
     assert longest_stay(durations, 2.0, 0.25, 600.0) == 50.0, "one of the four that were away for 50 s"
     assert longest_stay(durations, 2.0, 0.26, 600.0) == 5.0, "two of six within 2 s; at 6 s it is one of five"

@@ -172,7 +172,7 @@ def test_running_request_keeps_hidden_prefix(page_size: int) -> None:
 
 @DEPTHS
 def test_nonfinite_sample_fails_siblings_and_children(depth: int) -> None:
-    """Of three samples, which all say the same, one is spoiled from outside."""
+    """Three samples have the same output, and one of them is corrupted."""
     harness = Harness(page_size=4, depth=depth, leases=4)
     prompt = CLEAN[:30]
     harness.add("parent", prompt, 30, n=3, retain_ttl=100.0)

@@ -97,7 +97,7 @@ def test_will_be_cached_matches_full_comparison(seed: int, page_size: int) -> No
 
 
 def test_long_cached_prefixes_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the token ids, no more is compared than what is not cached."""
+    """Only token ids that are not cached are compared."""
     scene = Scene(1, 1)
     stem = prompt_of(900, 77)
     scene.harness.add("first", stem, 1)

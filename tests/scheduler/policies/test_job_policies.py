@@ -142,7 +142,7 @@ class TestPins:
 
     @pytest.mark.parametrize("kind", [Handoff, Auto])
     def test_handoff_breaks_newest_job_first_and_claimed_leases_last(self, kind: type[Handoff]) -> None:
-        """Of jobs that are expected back; those that are not go by how long they have been idle."""
+        """For jobs that are expected back. Leases of other jobs break in order of their idle time."""
         policy = kind(tools())
         old, new, asked, late, later, claimed = (granted_lease(n, idle_since=50.0 + n) for n in range(6))
         claimed = claimed_lease(5)

@@ -131,7 +131,7 @@ def test_no_bfloat16_product_kernel_without_packing(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_unknown_block_layout_is_detected(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another processor, or another oneDNN."""
+    """Another processor, or another oneDNN, may have such a layout."""
     packed = torch.ops.mkldnn._reorder_linear_weight
     monkeypatch.setattr(blocks, "reorder", lambda weight: packed(weight.flip(0).contiguous(), 32))
     blocks.width_of_blocks.cache_clear()
