@@ -175,15 +175,15 @@ class ScheduleBatch:
     extend_lens: np.ndarray
     """int32 [bs]: new tokens."""
     samples: np.ndarray
-    """bool [bs]: True if the next token is sampled: the row reaches the end of its known tokens, and wants more."""
+    """bool [bs]: True if the next token is sampled: the row reaches the end of its known tokens, and needs more."""
     output_positions: np.ndarray
     """int32 [bs]: output tokens before the one that is sampled, those of a step in flight included."""
     logprob_starts: np.ndarray
     """int32 [bs]: index of the row's first new token with a requested input logprob; extend_len for none. New token j
     predicts the token at position prefix_len + j + 1."""
     logprob_targets: list[np.ndarray]
-    """int32 [n] for each row that wants some: the prompt tokens that its new tokens from logprob_start on predict. If
-    the row's last new token predicts an output token, there is one target less."""
+    """int32 [n] for each row with requested ones: the prompt tokens that its new tokens from logprob_start on predict.
+    If the row's last new token predicts an output token, there is one target less."""
     row_updates: RowUpdates
     """Changes of req_to_token since the previous batch; apply them before the forward."""
     copies: KVCopies = field(default_factory=lambda: KVCopies.join([]))

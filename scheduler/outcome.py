@@ -69,7 +69,7 @@ dropped: they had left the device, and the tier that kept them gave them up.
 cleared: the cache was flushed, or a failure left it untrusted.
 namespace: the same client has computed them in another namespace, which shares nothing with this one.
 page: they are in the cache or were computed, but do not fill a page that the prompt has too.
-required: a request always computes its last token, and those for which it wants logprobs.
+required: a request always computes its last token, and those whose logprobs it asks for.
 not_loaded: a tier below the device has them, but to load them would have taken longer, or there was no room.
 not_looked_up: the request took over its parent's KV, and the cache has them beyond it, but off the device or behind a
   cut or a page that had to be copied.

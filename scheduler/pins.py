@@ -181,8 +181,8 @@ class PinManager:
     # -- requests end -------------------------------------------------------------------------------------------------
 
     def extend_retention(self, request: Request, now: float) -> None:
-        """Before a sequence ends well, extend its ``retain_ttl`` to the time for which the policy pins its KV. A client
-        that asked for a time of 0 wants nothing kept."""
+        """Before a sequence ends well, extend its ``retain_ttl`` to the time for which the policy pins its KV. With a
+        requested time of 0, nothing is kept."""
         job, spec = request.job, request.spec
         if job is None or job.is_over or spec.is_last_step or request.is_search or spec.retain_ttl == 0:
             return

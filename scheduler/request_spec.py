@@ -19,10 +19,10 @@ PoolingKind = Literal["last", "mean", "cls"]
 
 
 class LogprobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which logprobs a request wants: those of every output token, those of the prompt from position ``start_len`` on
-    (-1: none), and with each of them those of the ``top_k`` most likely tokens. prompt_top_k: as many for each token of
-    the prompt instead, with the rank of the token itself; None for as many as of the output, and no ranks. token_ids:
-    also the logprobs of these, at every position."""
+    """The logprobs that a request asks for: those of every output token, those of the prompt from position
+    ``start_len`` on (-1: none), and with each of them those of the ``top_k`` most likely tokens. prompt_top_k: as many
+    for each token of the prompt instead, with the rank of the token itself; None for as many as of the output, and no
+    ranks. token_ids: also the logprobs of these, at every position."""
 
     start_len: int = -1
     top_k: int = 0
@@ -109,8 +109,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     None if that is not known.
     diverged_at: position at which the prompt is known to leave the last turn of its conversation; for reports only.
     clamps_output: ``sampling.max_new_tokens`` is a default, lowered where the context leaves less.
-    pooling: the prompt's vector is wanted, not an output: ``sampling.max_new_tokens`` is 0 and n is 1. Such a request
-    is not recorded, so no other can continue it; its KV goes to the tree as any prompt's does.
+    pooling: the request asks for its prompt's vector instead of an output: ``sampling.max_new_tokens`` is 0 and n is 1.
+    It is not recorded, so no other request can continue it; its KV goes to the tree like that of any prompt.
     prepares: set by the scheduler alone, on the chunks of a preparation (preparations.py): the finished request whose
     next turn it computes the beginning of. Such a request has the lowest class of all: it runs only when no other
     request is open, breaks no lease, retracts nothing, has no events and no job, and counts in no request's statistics.

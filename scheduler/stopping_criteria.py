@@ -55,7 +55,7 @@ class StoppingCriteria:
         return not any(self.ends_by_id(request, token_id) for token_id in token_ids[: match.token + 1])
 
     def ends_with_prompt(self, request: Request) -> bool:
-        """True once the prompt is computed of a request that wants nothing else."""
+        """True if the request needs only its prompt computed, and it is."""
         return request.max_new_tokens == 0 and request.committed_len == request.prompt_len
 
     def take_tokens(

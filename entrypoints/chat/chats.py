@@ -67,8 +67,8 @@ class ChatUpdate(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A chat compared with a recorded turn. continues: its prompt goes on from that turn. divergence: where it parts
-    from it; None if it continues it, or if the two are not compared."""
+    """A chat compared with a recorded turn. continues: its prompt continues that turn. divergence: where the two
+    differ; None if the chat continues the turn, or if they are not compared."""
 
     continues: bool
     divergence: Divergence | None

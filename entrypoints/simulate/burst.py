@@ -110,7 +110,7 @@ def burst_ends(
     """The end of each of the coming decode steps, up to the last one that the burst may include; ``most`` at most.
 
     horizon: time of the next known event. waiting: a request waits for room, so the first row that ends ends the burst;
-    otherwise the other rows go on without it.
+    otherwise the other rows continue without it.
     """
     ending = sorted(row for row in rows if row.tokens <= most)
     count, context, first = len(rows), sum(row.context for row in rows), 0

@@ -117,7 +117,7 @@ class Reader:
         return (yield from self.run(SPACE))
 
     def sees(self, *markers: str) -> Steps[str]:
-        """The first of these marks that the text goes on with, unread; "" for none."""
+        """The first of these marks with which the rest of the text begins, without reading it; "" for none."""
         while True:
             for marker in markers:
                 ahead = self._text[self._at : self._at + len(marker)]
@@ -130,8 +130,8 @@ class Reader:
             yield None
 
     def one_of(self, *markers: str) -> Steps[str]:
-        """Read the first of these marks that the text goes on with; "" for none. Of two marks of which one begins
-        the other, list the longer one first."""
+        """Read the first of these marks with which the rest of the text begins; "" for none. If one mark is the
+        beginning of another, list the longer one first."""
         found = yield from self.sees(*markers)
         self.take_text(len(found))
         return found

@@ -145,8 +145,8 @@ def _load(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors, contiguous and each with memory of its own, as safetensors wants them: pickles may hold views
-    of one memory, such as a head that is the embedding."""
+    """The same tensors, contiguous and each with memory of its own, as safetensors requires. Pickles may hold several
+    views of one memory, such as a head that is the embedding."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

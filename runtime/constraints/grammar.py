@@ -266,7 +266,7 @@ class _Search:
         """What came of the texts that were tried; there are several divisions of one into tokens."""
 
     def is_dead(self, token_id: int) -> bool:
-        """True if it is certain that no output goes on with this token."""
+        """True if it is certain that no output continues with this token."""
         return self._are_dead(self._from, [token_id])
 
     def _are_dead(self, reader: Reader, token_ids: Sequence[int]) -> bool:

@@ -110,7 +110,7 @@ class BeamRanker:
         """One BeamCandidates for each step; ``stops`` are left empty.
 
         logits: float32 [rows, vocab], raw, not changed: the rows of all steps, one step after the other. Every
-        step wants at least one candidate. sequences: the search of each step.
+        step needs at least one candidate. sequences: the search of each step.
         """
         searches = [self._search(step, sequence) for step, sequence in zip(steps, sequences, strict=True)]
         firsts = _starts([step.stop - step.start for step in steps])

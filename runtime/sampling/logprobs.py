@@ -64,7 +64,7 @@ class LogprobsInFlight:
     top_values: torch.Tensor
     """float32 [n, k]"""
     ranks: torch.Tensor | None = None
-    """int32 [n]; None if no sequence wants ranks."""
+    """int32 [n]; None if no sequence needs ranks."""
     named_values: torch.Tensor | None = None
     """float32 [n, most named ids of a sequence]; None if no sequence names any."""
     lengths: list[int]
@@ -213,8 +213,8 @@ class SampledLogprobs:
 def sampled_logprobs(
     logits: torch.Tensor, sampled: torch.Tensor, sequences: Sequence[SequenceState], rows: np.ndarray
 ) -> SampledLogprobs | None:
-    """Compute the logprobs of sampled tokens; None if no sequence wants any. Parallel: logits, tokens, their sequences
-    and their batch rows."""
+    """Compute the logprobs of sampled tokens; None if no sequence needs any. The arguments are parallel: logits,
+    tokens, their sequences and their batch rows."""
     if all(sequence.info.logprobs is None for sequence in sequences):
         return None
     wanted = np.array([i for i, sequence in enumerate(sequences) if sequence.info.logprobs is not None])

@@ -367,7 +367,8 @@ class KVMemory:
 
     def exchange_lease(self, lease: Lease, request: Request, kept: int) -> bool:
         """End a request and have a lease keep its KV in place of what it kept; of that, the tokens after the first
-        ``kept`` are then evicted before all else. False, and the request goes on, if the lease cannot take it."""
+        ``kept`` are then evicted before all else. Returns False, and the request continues, if the lease cannot take
+        it."""
         kv, old = request.held_kv, lease.kv.node if lease.kv is not None else None
         if kv.length > request.committed_len or self.copies.has_copies(kv):
             return False

@@ -21,9 +21,9 @@ _OBJECT_BYTES = 700
 class StoredResponse:
     """A response that has ended. ``body``: its JSON.
 
-    items: of its input, and of all that it goes on from. output: its own, as they are listed for those that go on
-    from it. item_bytes: about what both take. messages: the conversation, its answer included and the instructions left
-    out. turn: what a chat goes on from; None if it was cancelled or failed.
+    items: those of its input and of all responses that it continues. output: its own items, as responses that continue
+    it list them. item_bytes: the approximate size of both. messages: the conversation with its answer, without the
+    instructions. turn: the turn that a chat continues; None if the response was cancelled or failed.
     """
 
     rid: str
