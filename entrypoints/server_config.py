@@ -74,10 +74,13 @@ class ServerConfig:
     port: int = flag(30000, "TCP port to listen on. 0 picks a free port and logs it.")
     served_model_name: str = flag(
         "",
-        "Name of the model in the API. Empty: the value of --model-path. If set, requests that name another "
-        "model get 404.",
+        "Name of the model in the API. Empty: the value of --model-path. If set, or once a LoRA adapter has been "
+        "loaded, requests that name another model get 404.",
     )
-    serve_any_model_name: bool = flag(False, "Accept requests for any model name, even if --served-model-name is set.")
+    serve_any_model_name: bool = flag(
+        False,
+        "Accept requests for any model name, even if --served-model-name is set or LoRA adapters are loaded.",
+    )
     api_key: tuple[str, ...] = flag(
         (),
         "Key that clients must send as 'Authorization: Bearer KEY'. Repeat the flag to accept several keys, "
@@ -191,11 +194,6 @@ class ServerArgs:
     @property
     def served_model_name(self) -> str:
         return self.server.served_model_name or self.model.model_path
-
-    @property
-    def required_model_name(self) -> str:
-        """The name that requests must use, if they name a model; empty for any."""
-        return "" if self.server.serve_any_model_name else self.server.served_model_name
 
     @property
     def worker_config(self) -> WorkerConfig:

@@ -269,8 +269,9 @@ class ControlClient:
     async def _note_change(self, question: Callable[[int], ToWorker], what: str, param: str) -> None:
         reply = await self._ask(question, what, None)
         if not reply.ok:
-            code = "invalid_adapter" if param == "lora_path" else "adapter_not_found"
-            raise RequestRefused(_reason(reply), code=code, param=param)
+            if param == "lora_path":
+                raise RequestRefused(_reason(reply), code="invalid_adapter", param=param)
+            raise RequestRefused(_reason(reply), code="adapter_not_found", param=param)
         self.adapters.set_adapters(_payload(reply))
 
     # -- calls of the manager --------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from ..fields.foreign_fields import foreign_properties, settle_fields
 from ..fields.grammars import TEXT_FORMAT, read_response_format
 from ..fields.ignored import Ignored
 from ..fields.prompts import SHARED_OF_CHATS, LogprobFields, PromptTokens, read_prompts
-from ..fields.reading import RID, STREAM, one_of, refuse_unserved, shown, typed
+from ..fields.reading import MODEL, RID, STREAM, one_of, refuse_unserved, shown, typed
 from ..fields.sampling import NO_DEFAULTS, SAMPLING, with_defaults, with_model_defaults
 from .context_management import ContextEdits, edited_call, read_context_management
 from .conversation import ROLES, read_conversation
@@ -135,7 +135,7 @@ _THINKING = either(
 )
 
 PROPERTIES: Properties = {
-    "model": string("The served model's name; any, unless --served-model-name is set without --serve-any-model-name."),
+    "model": MODEL,
     "messages": list_of(_MESSAGE, "The chat so far.", least=1),
     "max_tokens": whole("Tokens to generate at most.", 1),
     "system": either(string(), list_of(_TEXT_BLOCK), about="The system prompt."),

@@ -160,8 +160,8 @@ class PerPrompt:
 RID = string("The request's name; the X-Request-Id header where it is missing.", least=1, most=MAX_RID_CHARS)
 
 MODEL = string(
-    "The served model's name, or that of an adapter, or NAME:ADAPTER; any other name is the served model's, unless "
-    "--served-model-name is set without --serve-any-model-name."
+    "The served model's name, or that of an adapter, or NAME:ADAPTER. Any other name means the served model too, until "
+    "--served-model-name is set or an adapter has been loaded; with --serve-any-model-name, even then."
 )
 
 

@@ -1,6 +1,7 @@
 """The names of models that requests may use: the served model's, and those of its adapters.
 
-model: NAME            the model, if it is its name, or if any name will do
+model: NAME            the model, if it is its name, or if any name will do: without --served-model-name, and as long as
+                       no adapter has been loaded, or with --serve-any-model-name
 model: ADAPTER         the model with that adapter, as vLLM has it
 model: NAME:ADAPTER    the same, as SGLang has it
 lora_path: ADAPTER     the same; SGLang's name of the field
@@ -20,24 +21,26 @@ class ModelNames:
     """See the module docstring."""
 
     def __init__(self, args: ServerArgs, adapters: AdapterNames) -> None:
-        self._served, self._required = args.served_model_name, args.required_model_name
+        self._served = args.served_model_name
+        self._takes_any = args.server.serve_any_model_name
+        self._is_named = bool(args.server.served_model_name)
         self._adapters = adapters
 
     def check(self, name: Any) -> None:
-        """Refuse a ``model`` that is not served (404). None passes; so does any name where the server was given none to
-        go by, if it does not name an adapter that is not there."""
+        """Refuse a ``model`` that is not served (404); None passes. See the module docstring for where any name does:
+        once there are adapters, a mistyped name would get the answers of the model alone."""
         if name is None:
             return
         if not isinstance(name, str):
             raise RequestRefused(f"model is {shown(name)}; it takes a string", param="model")
-        if self.adapter_of(name) is None and self._required and name != self._required:
+        is_strict = not self._takes_any and (self._is_named or self._adapters.any_known)
+        if self.adapter_of(name) is None and is_strict and name != self._served:
             raise self._unknown(name)
 
-    def check_listed(self, name: str, *, any_name: bool) -> str | None:
-        """The adapter of a name in a list of models; None for the model itself. any_name: each is the model's. Raises
-        RequestRefused (404)."""
+    def find_listed(self, name: str) -> str | None:
+        """The adapter of a name in the list of models; None for the model itself. Raises RequestRefused (404)."""
         adapter = self.adapter_of(name)
-        if adapter is None and not any_name and name != self._served:
+        if adapter is None and not self._takes_any and name != self._served:
             raise self._unknown(name)
         return adapter
 
@@ -57,9 +60,14 @@ class ModelNames:
         return None
 
     def name_adapter(self, fields: dict[str, Any]) -> None:
-        """Put the adapter that ``model`` names into ``lora_path``. Raises RequestRefused."""
+        """Put the adapter that ``model`` names into ``lora_path``. Raises RequestRefused; for an unknown name only once
+        there are adapters, as the fields of some APIs have no ``model``."""
         model = fields.get("model")
-        adapter = self.adapter_of(model) if isinstance(model, str) else None
+        if not isinstance(model, str):
+            return
+        if self._adapters.any_known:
+            self.check(model)
+        adapter = self.adapter_of(model)
         if adapter is None:
             return
         given = fields.get("lora_path")

@@ -107,7 +107,7 @@ class OpenAIRoutes:
 
     async def model(self, model: str) -> Response:
         """The model or an adapter, by its name, which may have slashes."""
-        name = self._models.check_listed(model, any_name=self._args.server.serve_any_model_name)
+        name = self._models.find_listed(model)
         adapters = self._manager.control.adapters.described
         found = next((adapter for adapter in adapters if adapter["name"] == name), None)
         return JSONAnswer(self._model() if found is None else self._adapter(found))

@@ -38,13 +38,14 @@ def read_adapter_config(folder: Path) -> tuple[dict[str, Any], bytes]:
     try:
         with file.open("rb") as stream:
             content = stream.read(_MAX_CONFIG_BYTES + 1)
-        if len(content) > _MAX_CONFIG_BYTES:
-            raise AdapterError(f"{file} is larger than {_MAX_CONFIG_BYTES} bytes; it is no adapter's config")
-        config = json.loads(content)
     except OSError as error:
         raise AdapterError(
             f"{file} cannot be read: {error.strerror or error}; give the folder of an adapter, as peft saves it"
         ) from error
+    if len(content) > _MAX_CONFIG_BYTES:
+        raise AdapterError(f"{file} is larger than {_MAX_CONFIG_BYTES} bytes; it is no adapter's config")
+    try:
+        config = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):

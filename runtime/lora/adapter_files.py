@@ -67,9 +67,9 @@ def read_adapter(folder: str | Path) -> AdapterFile:
         pickled = " (adapter_model.bin is pickled, and not read: save it again with safe_serialization=True)"
         raise AdapterError(f"{folder} has no {WEIGHTS_FILE}{pickled if (folder / PICKLED_FILE).exists() else ''}")
     try:
+        tensors = load_file(file)  # first: it tells a damaged file by its header
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(content, digest_size=16)).hexdigest()
-        tensors = load_file(file)
     except OSError as error:
         raise AdapterError(f"{file} cannot be read: {error.strerror or error}") from error
     except (SafetensorError, ValueError) as error:
@@ -79,7 +79,8 @@ def read_adapter(folder: str | Path) -> AdapterFile:
 
 
 def _pair_factors(tensors: dict[str, torch.Tensor], config: Mapping[str, Any], file: Path) -> dict[str, LowRankFactors]:
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    found: dict[str, dict[str, tuple[str, torch.Tensor]]] = {}
+    """Module of the text model -> A or B -> (the module's name in the file, the tensor)."""
     others = []
     for name, tensor in tensors.items():
         match = _FACTOR.fullmatch(name)
@@ -87,7 +88,10 @@ def _pair_factors(tensors: dict[str, torch.Tensor], config: Mapping[str, Any], f
         if match is None or text_name is None:
             others.append(name)
             continue
-        found.setdefault(text_name.removesuffix(".weight"), {})[match[2]] = tensor
+        pair = found.setdefault(text_name.removesuffix(".weight"), {})
+        if match[2] in pair:
+            raise AdapterError(f"{file} holds lora_{match[2]} of {match[1]} twice; save the adapter again")
+        pair[match[2]] = match[1], tensor
     if others:
         raise AdapterError(f"{file} holds tensors that are no update of a linear layer: {shorten(others)}; {MERGE}")
     if not found:
@@ -96,11 +100,13 @@ def _pair_factors(tensors: dict[str, torch.Tensor], config: Mapping[str, Any], f
     for module, pair in found.items():
         if missing := {"A", "B"} - pair.keys():
             raise AdapterError(f"{file} lacks lora_{missing.pop()} of {module}; save the adapter again")
-        factors[module] = _scaled(module, pair["A"], pair["B"], config, file)
+        (own_name, a), (_, b) = pair["A"], pair["B"]
+        factors[module] = _scaled(own_name, a, b, config, file)
     return factors
 
 
 def _scaled(module: str, a: torch.Tensor, b: torch.Tensor, config: Mapping[str, Any], file: Path) -> LowRankFactors:
+    """module: its name in the file, which the patterns of the config are written for."""
     for name, factor in (("lora_A", a), ("lora_B", b)):
         if factor.dim() != 2 or factor.dtype not in _DTYPES:
             raise AdapterError(

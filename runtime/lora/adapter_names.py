@@ -39,6 +39,11 @@ class AdapterNames:
     def __contains__(self, name: str) -> bool:
         return name in self._adapters
 
+    @property
+    def any_known(self) -> bool:
+        """True if there is an adapter, or was one."""
+        return bool(self._adapters or self._gone)
+
     def was_unloaded(self, name: str) -> bool:
         """True for the name of an adapter that has been unloaded."""
         return name in self._gone

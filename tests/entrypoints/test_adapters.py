@@ -110,6 +110,27 @@ def test_each_api_names_an_adapter(server: ServerUnderTest, poems: None) -> None
     assert len(set(chats.values())) == 3
 
 
+MISNAMED = [
+    ("/generate", {"text": PROMPT}),
+    ("/v1/completions", {"prompt": PROMPT}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+    ("/v1/responses", {"input": "Hello"}),
+    ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hello"}]}),
+    ("/v1/embeddings", {"input": "Hello"}),
+]
+
+
+@pytest.mark.parametrize(("route", "fields"), MISNAMED)
+def test_a_mistyped_adapter_is_not_answered_by_the_model(
+    server: ServerUnderTest, route: str, fields: dict[str, Any]
+) -> None:
+    for name in ("sqll", "toy:sqll", "SQL"):
+        refused = server.client.post(route, json={"model": name, **fields})
+        assert refused.status_code == 404 and name in refused.text, refused.text
+    assert server.client.post(route, json={"model": "toy", **fields}).status_code == 200
+
+
 def test_models_are_listed(server: ServerUnderTest, poems: None, folders: dict[str, Path]) -> None:
     listed = server.client.get("/v1/models").json()["data"]
     assert [model["id"] for model in listed] == ["toy", *NAMES]

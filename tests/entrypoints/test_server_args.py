@@ -24,11 +24,9 @@ def test_flag_defaults_match_the_dataclasses() -> None:
     assert args.tokenizer_path == args.served_model_name == "m"
 
 
-def test_required_model_name_follows_served_model_name() -> None:
-    for flags, name in (([], ""), (["--served-model-name", "n"], "n"),
-                        (["--served-model-name", "n", "--serve-any-model-name"], "")):  # fmt: skip
-        args = parse_command_line([*MODEL, *flags])
-        assert args.required_model_name == name and args.served_model_name == (flags[1] if flags else "m")
+def test_served_model_name_is_the_path_of_the_model_by_default() -> None:
+    assert parse_command_line(MODEL).served_model_name == "m"
+    assert parse_command_line([*MODEL, "--served-model-name", "n"]).served_model_name == "n"
 
 
 def test_every_flag_sets_exactly_its_field() -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from baton.runtime.layers.linear import Linear
 from baton.runtime.layers.low_rank import StepAdapters, module_targets
 from baton.runtime.lora.adapter_config import AdapterError
+from baton.runtime.lora.adapter_files import read_adapter
 from baton.runtime.lora.adapter_names import AdapterNames, check_adapter_name
 from baton.runtime.lora.adapter_weights import AdapterWeights
 from baton.runtime.lora.adapters import Adapters
@@ -242,6 +243,35 @@ def test_numbers_are_checked_in_the_type_that_they_will_have(tmp_path: Path) -> 
     rig.weights._dtype = torch.float16
     with pytest.raises(AdapterError, match=r"too large for torch\.float16"):
         rig.adapters.load("b", str(tmp_path / "half"))
+
+
+def test_module_that_is_in_a_file_twice_is_refused(tmp_path: Path) -> None:
+    """With and without peft's prefix: either could be meant."""
+    tensors = write_adapter(tmp_path, 0)
+    name = "base_model.model.layer.q_proj.lora_A.weight"
+    save_file(
+        tensors | {name.removeprefix("base_model.model."): tensors[name].clone()},
+        tmp_path / "adapter_model.safetensors",
+    )
+    with pytest.raises(AdapterError, match=r"holds lora_A of .*q_proj twice"):
+        Rig().adapters.load("a", str(tmp_path))
+
+
+def test_patterns_are_matched_with_the_names_of_the_file(tmp_path: Path) -> None:
+    """In an adapter of a multimodal model they are anchored at the name that the text part has there."""
+    tensors = write_adapter(tmp_path, 0, alpha_pattern={"^language_model.layer.q_proj": 12.0})
+    renamed = {name.replace(".layer.", ".language_model.layer."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, tmp_path / "adapter_model.safetensors")
+    factors = read_adapter(tmp_path).factors
+    for part, scale in (("q_proj", 4.0), ("k_proj", 2.0)):
+        (found,) = [factors[module] for module in factors if module.endswith(part)]
+        torch.testing.assert_close(found.b, tensors[f"base_model.model.layer.{part}.lora_B.weight"] * scale)
+
+
+def test_large_config_is_refused_as_such(tmp_path: Path) -> None:
+    write_adapter(tmp_path, 0, comment="x" * (1 << 20))
+    with pytest.raises(AdapterError, match="larger than"):
+        Rig().adapters.load("a", str(tmp_path))
 
 
 def test_strange_files_are_refused(tmp_path: Path) -> None:
