@@ -1,5 +1,5 @@
-"""Reads the config of a LoRA adapter, as peft saves it, and refuses what is more than a LoRA. No torch: the folders of
-adapters are checked before processes start.
+"""Reads a LoRA adapter's config in peft's format, and refuses adapters that do more than LoRA. No torch: adapters are
+checked before processes start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_adapter_config(folder: Path) -> tuple[dict[str, Any], bytes]:
         raise AdapterError(f"{shown(str(folder))} cannot be looked at: {shown(str(error))}") from error
     if not is_folder:
         raise AdapterError(f"{folder} is no folder on this machine; give the folder of an adapter, as peft saves it")
-    if file.exists() and not file.is_file():  # a pipe would wait for whoever writes to it
+    if file.exists() and not file.is_file():  # reading a pipe would wait for its writer
         raise AdapterError(f"{file} is no regular file")
     try:
         with file.open("rb") as stream:

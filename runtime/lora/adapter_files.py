@@ -4,8 +4,7 @@
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight   [rank, in]
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight   [out, rank]
 
-What changes the base model in any other way is refused by name: served without it, the adapter would answer, and answer
-wrongly.
+Anything else that changes the base model is refused by name: without it, the adapter would silently give wrong answers.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class AdapterFile:
     """An adapter as it was read."""
 
     digest: str
-    """Of its contents: adapters with the same digest compute the same."""
+    """Digest of its contents. Adapters with equal digests compute the same."""
     factors: dict[str, LowRankFactors]
     """By the module's name in a checkpoint of the text model, such as model.layers.0.self_attn.q_proj."""
 
@@ -129,7 +128,7 @@ def _alpha(module: str, config: Mapping[str, Any], file: Path) -> float:
         if not is_number(alpha):
             raise AdapterError(f"{file.with_name(CONFIG_FILE)}: alpha_pattern[{pattern!r}] is {shown(alpha)}")
         try:
-            if re2.fullmatch(rf"(.*\.)?({pattern})", module):  # which takes linear time, whoever wrote the pattern
+            if re2.fullmatch(rf"(.*\.)?({pattern})", module):  # linear time for every pattern
                 return float(alpha)
         except re2.error as error:
             raise AdapterError(

@@ -1,4 +1,4 @@
-"""The names of adapters, as everything before the worker knows them. No torch."""
+"""Names of adapters, for the code outside the worker. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MAX_NAME_CHARS = 256
 
 
 def check_adapter_name(name: str) -> None:
-    """Raises AdapterError for a name that no adapter may have. A colon would stand between model and adapter."""
+    """Raise AdapterError for a name that no adapter may have. Colons are not allowed: one separates model and adapter
+    in MODEL:NAME."""
     if len(name) > MAX_NAME_CHARS or _NAME.fullmatch(name) is None:
         raise AdapterError(
             f"adapter name {name[:MAX_NAME_CHARS]!r}: use letters, digits and ._@-, with / between parts, "

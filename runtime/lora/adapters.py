@@ -3,8 +3,8 @@
     load ──thread: read, check, copy to the device──▶ take_loaded: installed, named ──▶ key_of, for new requests
     unload ──▶ the name goes at once ──▶ no live request has the adapter ──▶ drop_unused: its weights go
 
-A request gets the adapter's key, a digest of its contents, so a name may be given to another adapter while requests of
-the first run.
+A request gets the adapter's key, a digest of its contents, so a name can be given to another adapter while requests
+still use the first.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Adapters:
 
     @property
     def has_unnamed(self) -> bool:
-        """True if some adapter has weights but no name any more."""
+        """True if an adapter has lost its name but still has weights."""
         return bool(self._weights.keys - self.named_keys)
 
     def key_of(self, name: str) -> str:
@@ -146,7 +146,7 @@ class Adapters:
         )
 
     def _check_name(self, name: str, path: str, key: str | None = None) -> None:
-        """key: of the adapter that would get it, if it is known. Raises AdapterError."""
+        """key: the key of the adapter that would get the name, if known. Raises AdapterError."""
         known = self._named.get(name)
         if known is not None and (known.path != path or key not in (None, known.key)):
             raise AdapterError(f"there is an adapter {name!r} already, from {known.path}; unload it first")
