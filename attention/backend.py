@@ -6,7 +6,7 @@ It follows FlashInfer's plan/run split, so that a GPU backend needs no device sy
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -120,10 +120,33 @@ class AttentionBatch:
     """A row of req_to_token filled with the padding slot."""
     shared: list[SharedPrefix] = field(default_factory=list)
     """Disjoint groups; a backend may read each one's prefix once, or ignore them."""
+    decodes: np.ndarray | None = None
+    """bool [bs], host: sequences whose one new token is their last output, not a prompt's; only sparse attention tells
+    them apart. None: no sequence."""
+
+
+def without_sequences(batch: AttentionBatch, gone: np.ndarray) -> AttentionBatch:
+    """The step without some of its sequences. gone: bool [bs]."""
+    before = np.concatenate(([0], np.cumsum(gone)))
+    shared = []
+    for group in batch.shared:
+        first, end = group.first, group.first + group.count
+        left = group.count - int(before[end] - before[first])
+        if left:
+            shared.append(SharedPrefix(first - int(before[first]), left, group.length))
+    return replace(
+        batch,
+        host_rows=batch.host_rows[~gone],
+        prefix_lens=batch.prefix_lens[~gone],
+        extend_lens=batch.extend_lens[~gone],
+        shared=shared,
+        decodes=None if batch.decodes is None else batch.decodes[~gone],
+    )
 
 
 class AttentionBackend(Protocol):
-    """Computes attention. Owns no KV: it reads the pool it was given and writes nothing there."""
+    """Computes attention. Owns no KV: it reads the pool it was given, and writes nothing there; only
+    `DoubleSparseBackend` changes the order of the numbers in new keys."""
 
     name: ClassVar[str]
     """As --attention-backend has it."""

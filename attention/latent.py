@@ -14,7 +14,7 @@ This file works on plain tensors and knows nothing of the model's weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from ..memory_pool.kv_pool import KVPool
-from .backend import AttentionBackend, AttentionBatch, AttentionSpec, Reach, SharedPrefix
+from .backend import AttentionBackend, AttentionBatch, AttentionSpec, Reach, without_sequences
 from .torch_native import run_or_index
 
 SHORT_EXTEND = 32
@@ -164,14 +164,7 @@ def _without_long(batch: AttentionBatch, split: _Split) -> AttentionBatch:
     """The step without the sequences that are attended expanded."""
     ends = np.cumsum(batch.extend_lens.astype(np.int64))
     gone = np.isin(ends, [sequence.tokens.stop for sequence in split.long]) & (batch.extend_lens > 0)
-    before = np.cumsum(gone) - gone
-    return replace(
-        batch,
-        host_rows=batch.host_rows[~gone],
-        prefix_lens=batch.prefix_lens[~gone],
-        extend_lens=batch.extend_lens[~gone],
-        shared=[SharedPrefix(g.first - int(before[g.first]), g.count, g.length) for g in batch.shared],
-    )
+    return without_sequences(batch, gone)
 
 
 def _attend_expanded(

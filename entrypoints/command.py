@@ -6,6 +6,7 @@ baton analyze LOG                      what a recorded log says about cache size
 baton simulate …                       a workload on the real scheduler, with a simulated device
 baton bench --base-url URL             load on a server: throughput and latencies
 baton convert FOLDER --output DIR      weights in pickles to safetensors
+baton ds-channels --model-path FOLDER …    the channels that --enable-double-sparsity needs
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ COMMANDS = {
     "analyze": ("entrypoints.analyze.__main__", "analyse recorded requests: hit rates, and sizes of the tiers"),
     "simulate": ("entrypoints.simulate.__main__", "run a workload on the real scheduler with a simulated device"),
     "bench": ("entrypoints.bench.__main__", "send load to a server and measure throughput and latencies"),
+    "ds-channels": ("entrypoints.ds_channels", "find the heavy channels of a model's keys, for double sparsity"),
     "convert": ("entrypoints.convert_weights", "convert pickled weights to safetensors"),
 }
 """Name -> module of baton with a ``main(argv)``, one line of help. Imported when it is used."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
@@ -67,6 +68,17 @@ def _check_model(model: ModelArgs) -> None:
         0.0 < model.mem_fraction_static < 1.0,
         f"--mem-fraction-static is {model.mem_fraction_static}; use a share between 0 and 1, such as 0.85",
     )
+    sparse = [field.name for field in fields(model) if field.name.startswith("ds_")]
+    given = [name for name in sparse if getattr(model, name) != getattr(ModelArgs, name)]
+    _need(
+        model.enable_double_sparsity or not given,
+        f"{', '.join(map(flag_name, given))}: no effect without --enable-double-sparsity",
+    )
+    _need(
+        not model.enable_double_sparsity or bool(model.ds_channel_config_path),
+        "--enable-double-sparsity needs --ds-channel-config-path; baton ds-channels makes the file",
+    )
+    _at_least(model, 1, ("ds_heavy_channel_num", "ds_heavy_token_num", "ds_sparse_decode_threshold"))
     for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
         value = getattr(model, name)
         _need(value >= 0, f"{flag_name(name)} is {value}; use 0 for no graphs, or the size of the largest")

@@ -49,6 +49,20 @@ class ModelArgs:
         "Attention implementation. auto: FlashInfer on a GPU, Baton's Numba kernels on a CPU, and torch where"
         " these do not work. On a CPU this also selects the implementation of norms, rotations and gates.",
     )
+    enable_double_sparsity: bool = flag(
+        False,
+        "DoubleSparse: decodes of long sequences attend only to the tokens whose keys fit best in a few channels. An "
+        "approximation. Needs --ds-channel-config-path.",
+    )
+    ds_channel_config_path: str = flag(
+        "", "JSON file with the channels of each layer's keys, heaviest first; baton ds-channels writes one."
+    )
+    ds_heavy_channel_type: Literal["qk", "q", "k"] = flag(
+        "qk", "The file's lists to use: by products of queries and keys (qk), by queries (q) or by keys (k) alone."
+    )
+    ds_heavy_channel_num: int = flag(32, "Channels of each key that choose the tokens.")
+    ds_heavy_token_num: int = flag(256, "Tokens that each head attends to in a sparse decode.")
+    ds_sparse_decode_threshold: int = flag(4096, "Length in tokens from which decodes are sparse.")
     linear_backend: Literal["auto", "torch", "transposed", "onednn", "numba", "widened"] = flag(
         "auto",
         "Implementation of matrix products on a CPU. auto: for each weight shape the fastest one, measured "

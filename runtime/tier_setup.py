@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import xxhash
 
+from ..attention.double_sparse import Sparsity
 from ..memory_pool.kv_pool import KVPool
 from ..memory_pool.stores.block_store import BlockStore
 from ..memory_pool.stores.disk_pool import DiskPool
@@ -198,14 +199,21 @@ def _open_remote(config: TierConfig, block_bytes: int, fingerprint: bytes) -> Re
     return store
 
 
-def model_fingerprint(folder: Path, config: ServedConfig, *, dummy_device: str = "") -> bytes:
+def model_fingerprint(
+    folder: Path, config: ServedConfig, *, dummy_device: str = "", sparsity: Sparsity | None = None
+) -> bytes:
     """Hash of everything that determines the KV except its layout: every byte of the weights, and how they are used.
     Reads all weight files, at the speed of memory where they have just been loaded.
 
-    dummy_device: the device that drew random weights; then the files do not count.
+    dummy_device: the device that drew random weights; then the files do not count. sparsity: it decides the order of
+    the numbers in keys, and what later layers see.
     """
     # The lengths bound the positions; they do not change the KV.
     digest = xxhash.xxh3_128(repr(dataclasses.replace(config, context_length=0)).encode())
+    if sparsity is not None:
+        digest.update(f"{sparsity.channels} {sparsity.tokens} {sparsity.threshold}".encode())
+        for layer, order in sparsity.orders.items():
+            digest.update(f"order of layer {layer}: {order.tolist()}".encode())
     if dummy_device:
         digest.update(f"dummy weights of {dummy_device}".encode())
         return digest.digest()

@@ -148,7 +148,8 @@ def build_worker(
     stores = None
     if host_pool is not None and (config.tiers.disk_cache_path or config.tiers.remote_cache_url):
         dummy = runner.device.type if config.model.load_format == "dummy" else ""
-        model = model_fingerprint(resolve_model_folder(config.model.model_path), runner.config, dummy_device=dummy)
+        folder = resolve_model_folder(config.model.model_path)
+        model = model_fingerprint(folder, runner.config, dummy_device=dummy, sparsity=runner.sparsity)
         stores = open_stores(config.tiers, host_pool, model)
     policy = HOST_POLICIES[config.tiers.host_write_policy]
     scheduler = build_scheduler(

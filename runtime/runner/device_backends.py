@@ -17,6 +17,7 @@ import torch
 
 from ...attention import processor
 from ...attention.backend import AttentionBackend, AttentionSpec
+from ...attention.double_sparse import DoubleSparseBackend, ScoreLabels, Sparsity
 from ...attention.latent import LatentBackend
 from ...attention.numba_paged.team import NoTeamError, Team
 from ...attention.torch_native import TorchNativeBackend
@@ -47,10 +48,16 @@ class DeviceBackends:
     """None: the head's product is one of the others, and rounds to the model's dtype."""
     products: BlockKernel | None = None
     """None: no product has the form "numba"."""
+    sparsity: Sparsity | None = None
+    """None: every decode is attended in full."""
+    score_labels: ScoreLabels | None = None
+    """For sparse decodes; None: torch."""
 
     def open_attention(self, pool: KVPool, specs: Sequence[AttentionSpec]) -> AttentionBackend:
         """The attention of a model over a pool."""
         made = self.attention(pool, specs)
+        if self.sparsity is not None:
+            return DoubleSparseBackend(pool, made, self.sparsity, self.score_labels)
         return LatentBackend(pool, made) if any(spec.values_in_keys for spec in specs) else made
 
 
@@ -128,6 +135,10 @@ def _on_a_cpu(
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
+    if args.enable_double_sparsity:
+        from ...attention.numba_paged.label_scores import LabelScores
+
+        without = replace(without, score_labels=LabelScores(team))
     is_tried = args.linear_backend == "auto" and processor.multiplies(dtype)
     products = _products(dtype, team) if is_tried or args.linear_backend == NUMBA else None
     if config is None:

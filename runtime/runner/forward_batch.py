@@ -46,6 +46,7 @@ def attention_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> Attenti
         extend_lens=batch.extend_lens,
         pad_row=len(req_to_token) - 1,
         shared=shared_prefixes(batch),
+        decodes=(batch.extend_lens == 1) & (batch.output_positions > 0),
     )
 
 
@@ -65,6 +66,7 @@ def pad_attention(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:
         host_rows=np.append(batch.host_rows, np.full(missing, batch.pad_row, dtype=np.int32)),
         prefix_lens=np.append(batch.prefix_lens, (extend_lens == 0).astype(np.int32)),
         extend_lens=np.append(batch.extend_lens, extend_lens),
+        decodes=None,  # no graph is sparse
     )
 
 

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ...attention import processor
-from ...attention.backend import AttentionBackend, GraphBackend, kv_shapes
+from ...attention.backend import AttentionBackend, AttentionBatch, GraphBackend, kv_shapes
+from ...attention.double_sparse import DoubleSparseBackend
 from ...attention.latent import LatentBackend
 from ...memory_pool.kv_pool import KVPool, are_disjoint, kv_bytes_per_token, make_kv_pool, untouched_zeros
 from ...scheduler.batch import ScheduleBatch
@@ -26,6 +28,7 @@ from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError, resolve_model_folder
 from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor
 from ..config import ModelArgs
+from ..double_sparsity import ChannelMeter, load_sparsity
 from ..kv_transfer.transfer import Transfers
 from ..layers.dtype_trial import cpu_dtype
 from ..layers.low_rank import Target
@@ -130,6 +133,10 @@ class ModelRunner:
                 dtype=self.dtype,
                 device=self.device,
             )
+            self.sparsity = load_sparsity(args, specs, self.device) if args.enable_double_sparsity else None
+            if self.sparsity is not None:
+                logger.info(self.sparsity.describe())
+                backends = replace(backends, sparsity=self.sparsity, recorder=None)
             self._late_trials: LateTrials | None = None
             if isinstance(opened, TransformersModel):
                 self._model: ServedModel = opened
@@ -176,7 +183,7 @@ class ModelRunner:
     def attention_name(self) -> str:
         """As --attention-backend names it."""
         attention = self.attention
-        return (attention.inner if isinstance(attention, LatentBackend) else attention).name
+        return (attention.inner if isinstance(attention, (LatentBackend, DoubleSparseBackend)) else attention).name
 
     @property
     def model_impl(self) -> str:
@@ -226,6 +233,36 @@ class ModelRunner:
         """Hidden states [n, hidden_size] of a ForwardOutput -> logits of the classification head, float32
         [n, labels]. Only for models that have one."""
         return self._model.compute_labels(hidden)
+
+    @torch.inference_mode()
+    def find_heavy_channels(self, ids: Sequence[int]) -> dict[str, list[list[int]]]:
+        """The content of a file for --ds-channel-config-path, from one prompt. Overwrites the pool: not while requests
+        are served. Raises ModelLoadError for a model that cannot be sparse, ValueError for a prompt that does not fit
+        in pool and context."""
+        if len(ids) > min(self.config.context_length, self.max_total_tokens):
+            most = min(self.config.context_length, self.max_total_tokens)
+            raise ValueError(f"the text has {len(ids)} tokens; at most {most} fit, see --num-tokens")
+        meter = ChannelMeter(self.kv_pool, self.attention, self._model.specs)
+        slots = torch.arange(len(ids), device=self.device) + self.kv_pool.page_size
+        table = torch.stack((slots, torch.zeros_like(slots))).int()
+        prompt = torch.tensor(ids, device=self.device)
+        for start in range(0, len(ids), self.chunked_prefill_size):
+            end = min(start + self.chunked_prefill_size, len(ids))
+            inputs = StepInputs.zeros(end - start, self.device)
+            inputs.input_ids.copy_(prompt[start:end])
+            inputs.positions.copy_(torch.arange(start, end))
+            inputs.out_cache_loc.copy_(slots[start:end])
+            meter.plan(
+                AttentionBatch(
+                    req_to_token=table,
+                    host_rows=np.zeros(1, dtype=np.int32),
+                    prefix_lens=np.full(1, start, dtype=np.int32),
+                    extend_lens=np.full(1, end - start, dtype=np.int32),
+                    pad_row=1,
+                )
+            )
+            self._layers(inputs, meter)
+        return meter.channels()
 
     @property
     def has_late_trials(self) -> bool:

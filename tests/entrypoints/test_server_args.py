@@ -42,7 +42,7 @@ def test_every_flag_sets_exactly_its_field() -> None:
                "linear_backend": "onednn", "schedule_policy": "lpm", "radix_eviction_policy": "lfu",
                "log_level": "debug", "page_size": "16", "item_trie": "t=x.npy", "overlap_schedule": "on",
                "random_seed": "7", "api_key": "k", "lora_paths": "a=x", "pin_time": "cdf",
-               "pooling": "mean", "log_requests_level": "2",
+               "pooling": "mean", "ds_heavy_channel_type": "k", "log_requests_level": "2",
                "speculative_algorithm": "NGRAM",
                "sampling_defaults": "openai", "unknown_fields": "warn"}  # fmt: skip
     base = parse_command_line(MODEL)
@@ -55,6 +55,8 @@ def test_every_flag_sets_exactly_its_field() -> None:
                 make = other[str(field.type)]
                 switch = flag.replace("--", "--no-", 1) if field.default is True else flag
                 argv = [switch] if make is None else [flag, make(field.default)]
+            if field.name.startswith("ds_") or field.name == "enable_double_sparsity":
+                argv = ["--enable-double-sparsity", "--ds-channel-config-path", "file", *argv]
             if field.name.startswith("pin_"):
                 argv += ["--schedule-policy", "handoff"]
             if field.name == "ssl_keyfile":
