@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..backend import AttentionSpec
+from ..double_sparse import score_labels
 from . import operations, vectors
 from .compiling import checksum, compiled
 from .operations import BLOCK, KINDS, fetch_add, peek, score
@@ -59,6 +61,18 @@ class LabelScores:
     def __init__(self, team: Team) -> None:
         self._team = team
         self._calls: dict[tuple[Any, ...], Call] = {}
+
+    def probe(self, spec: AttentionSpec, channels: int, dtype: torch.dtype) -> None:
+        """Compile the kernel for layers of this shape and compare it with torch. Raises RuntimeError if they differ,
+        and whatever compiled code may raise."""
+        generator = torch.Generator().manual_seed(0)
+        k = torch.randn(200, spec.num_kv_heads, spec.head_dim, generator=generator).to(dtype)
+        queries = torch.randn(spec.num_kv_heads, spec.group, spec.head_dim, generator=generator).to(dtype)
+        slots = torch.randperm(len(k), generator=generator)[:150].int()
+        found = self(queries, k, slots, channels)
+        expected = score_labels(queries.float(), k.float(), slots, channels)
+        if not torch.allclose(found, expected, atol=1e-3, rtol=1e-3):
+            raise RuntimeError(f"scores differ from torch's by up to {(found - expected).abs().max():.3g}")
 
     def __call__(self, queries: torch.Tensor, k: torch.Tensor, slots: torch.Tensor, channels: int) -> torch.Tensor:
         """queries: [kv_heads, group, head_dim]; k: [slots, kv_heads, head_dim], contiguous; slots: int32 [n],

@@ -17,7 +17,7 @@ import torch
 
 from ...attention import processor
 from ...attention.backend import AttentionBackend, AttentionSpec
-from ...attention.double_sparse import DoubleSparseBackend, ScoreLabels, Sparsity
+from ...attention.double_sparse import DoubleSparseBackend, ScoreLabels, Sparsity, is_sparse_layer
 from ...attention.latent import LatentBackend
 from ...attention.numba_paged.team import NoTeamError, Team
 from ...attention.torch_native import TorchNativeBackend
@@ -136,9 +136,7 @@ def _on_a_cpu(
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
     if args.enable_double_sparsity:
-        from ...attention.numba_paged.label_scores import LabelScores
-
-        without = replace(without, score_labels=LabelScores(team))
+        without = replace(without, score_labels=_label_scores(team, specs, args.ds_heavy_channel_num, dtype))
     is_tried = args.linear_backend == "auto" and processor.multiplies(dtype)
     products = _products(dtype, team) if is_tried or args.linear_backend == NUMBA else None
     if config is None:
@@ -150,6 +148,23 @@ def _on_a_cpu(
 
         recorder = partial(TeamRecorder, team)
     return replace(without, ops=ops, attention=attention, products=products, recorder=recorder, any_tokens=True)
+
+
+def _label_scores(team: Team, specs: Sequence[AttentionSpec], channels: int, dtype: torch.dtype) -> ScoreLabels | None:
+    """The kernel for sparse decodes; None if it cannot be used."""
+    from ...attention.numba_paged.label_scores import LabelScores  # here: Numba is optional
+
+    scores = LabelScores(team)
+    try:
+        for spec in specs:
+            if is_sparse_layer(spec) and not spec.values_in_keys and channels <= spec.head_dim:
+                scores.probe(spec, channels, dtype)
+    except Exception as error:  # compiled code may raise anything
+        logger.warning(
+            "torch scores the labels of sparse decodes: %s: %s", type(error).__name__, str(error).splitlines()[0][:200]
+        )
+        return None
+    return scores
 
 
 def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsProduct | None:

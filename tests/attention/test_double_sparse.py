@@ -197,3 +197,20 @@ def test_scores_of_the_kernel_are_torchs(channels, head_dim, group, dtype):
         assert found.shape == (2, group, length)
         expected = score_labels(queries.float(), k.float(), slots, channels)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_kernel_that_computes_wrongly_is_not_used(is_wrong, monkeypatch, caplog):
+    """It is compiled and compared at start; otherwise the first long request would wait for it, or fail."""
+    pytest.importorskip("numba")
+    from baton.attention.numba_paged.label_scores import LabelScores
+    from baton.attention.numba_paged.team import Team
+    from baton.runtime.runner.device_backends import _label_scores
+
+    if is_wrong:
+        monkeypatch.setattr(
+            LabelScores, "__call__", lambda self, queries, k, slots, channels: torch.zeros(2, 2, len(slots))
+        )
+    found = _label_scores(Team(), [Scene([(1, 1)]).spec], 3, torch.float32)
+    assert (found is None) == is_wrong
+    assert ("torch scores the labels" in caplog.text) == is_wrong
