@@ -47,7 +47,7 @@ class Sparsity:
     def describe(self) -> str:
         """One line for the log."""
         return (
-            f"double sparsity: decodes of at least {self.threshold} tokens attend to {self.tokens} of them, chosen by "
+            f"decodes of at least {self.threshold} tokens attend to {self.tokens} of them, chosen by "
             f"{self.channels} channels of each key, in {len(self.orders)} layers"
         )
 

@@ -135,7 +135,7 @@ class ModelRunner:
             )
             self.sparsity = load_sparsity(args, specs, self.device) if args.enable_double_sparsity else None
             if self.sparsity is not None:
-                logger.info(self.sparsity.describe())
+                logger.info("double sparsity: %s", self.sparsity.describe())
                 backends = replace(backends, sparsity=self.sparsity, recorder=None)
             self._late_trials: LateTrials | None = None
             if isinstance(opened, TransformersModel):

@@ -105,13 +105,17 @@ def test_beams_of_a_decode_share_their_prefix():
         prefix_lens=int32(5, 6, 6, 6, 7, 7, 4, 4),
         extend_lens=int32(1, 1, 1, 1, 1, 1, 2, 2),
         samples=np.ones(8, dtype=bool),
+        output_positions=int32(0, 3, 3, 3, 1, 1, 2, 2),
         logprob_starts=np.full(8, 2, dtype=np.int32),
         beams=[
             BeamStep(serial, start, stop, 8, np.zeros(stop - start, np.float32), shared_len=shared)
             for serial, (start, stop, shared) in enumerate(steps)
         ],
     )
-    assert build(batch, mirror).attention.shared == [SharedPrefix(1, 3, 4)]
+    attention = build(batch, mirror).attention
+    assert attention.shared == [SharedPrefix(1, 3, 4)]
+    assert attention.decodes is not None, "not a prompt's token, and not several"
+    assert attention.decodes.tolist() == [False, True, True, True, True, True, False, False]
 
 
 def test_padding_of_an_extend():
