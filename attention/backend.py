@@ -121,8 +121,8 @@ class AttentionBatch:
     shared: list[SharedPrefix] = field(default_factory=list)
     """Disjoint groups; a backend may read each one's prefix once, or ignore them."""
     decodes: np.ndarray | None = None
-    """bool [bs], host: sequences whose one new token is their last output, not a prompt's; only sparse attention tells
-    them apart. None: no sequence."""
+    """bool [bs], host: True for sequences with one new token that is output, not prompt. None: all False. Only sparse
+    attention reads it."""
 
 
 def without_sequences(batch: AttentionBatch, gone: np.ndarray) -> AttentionBatch:

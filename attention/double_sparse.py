@@ -9,8 +9,8 @@ The idea is that of Yang et al. 2024, "Post-Training Sparse Attention with Doubl
     3. exact attention over these                                  reads their keys and values alone
 
 The paper keeps labels in a cache of their own. Here the channels of keys and queries change places instead, which
-changes no product of a query and a key: labels take no memory, and forks, beams, copies to the host, disks and other
-servers keep them without knowing of them.
+changes no product of a query and a key: labels take no memory, and forks, beams, host copies, disks and other servers
+carry them without code of their own.
 
 Prompts, guesses that are verified, short sequences, and layers that see only a window or a chunk are attended in full.
 """
@@ -33,7 +33,7 @@ ScoreLabels = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Te
 
 @dataclass(slots=True, frozen=True)
 class Sparsity:
-    """What sparse decodes leave out."""
+    """The settings of sparse decodes, and the order of the channels."""
 
     channels: int
     """Numbers of a label."""
@@ -53,7 +53,7 @@ class Sparsity:
 
 
 def is_sparse_layer(spec: AttentionSpec) -> bool:
-    """True for layers whose queries see all tokens; what others see is bounded anyway."""
+    """True for layers whose queries see all tokens; windows and chunks bound the others already."""
     return spec.reach == Reach()
 
 
@@ -70,7 +70,7 @@ class DoubleSparseBackend:
         self._score = score or score_labels
         self._batch: AttentionBatch | None = None
         self._ordered: set[int] = set()
-        """Layers whose new keys have their order."""
+        """Layers whose new keys are already in order."""
         self._new_slots: torch.Tensor | None = None
         self._sequences: list[tuple[int, torch.Tensor]] = []
         """The sparse decodes: token of the step, slots."""

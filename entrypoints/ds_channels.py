@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .flag_types import number_type
+from .flag_types import COUNT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,11 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="text such as the model will read")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON file to write")
     parser.add_argument(
-        "--num-tokens",
-        type=number_type(int, lambda n: n > 0, "a number of tokens above 0"),
-        default=4096,
-        metavar="N",
-        help="most tokens of the text (default: 4096)",
+        "--num-tokens", type=COUNT, default=4096, metavar="N", help="most tokens of the text (default: 4096)"
     )
     parser.add_argument("--model-impl", choices=("auto", "baton", "transformers"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto")

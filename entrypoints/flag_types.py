@@ -1,4 +1,4 @@
-"""Types of numeric flags for argparse, shared by the programs `baton bench`, `analyze` and `simulate`.
+"""Types of numeric flags for argparse, shared by the programs beside the server.
 
 parser.add_argument("--num-prompts", type=COUNT)
 

@@ -249,8 +249,8 @@ class ControlClient:
     async def _change_adapters(
         self, question: Callable[[int], ToWorker], what: str, timeout_s: float, param: str
     ) -> None:
-        """Ask for a change of the adapters, and take note of it even if the caller leaves, or its time is up, first:
-        otherwise a name would be served that the worker has not, or not be served that it has."""
+        """Ask for a change of the adapters, and record it even if the caller leaves or times out before the answer:
+        otherwise the names here would differ from the worker's."""
         change = asyncio.ensure_future(self._note_change(question, what, param))
         self._changes.add(change)
         change.add_done_callback(self._forget_change)
@@ -264,7 +264,7 @@ class ControlClient:
     def _forget_change(self, change: asyncio.Future[None]) -> None:
         self._changes.discard(change)
         if not change.cancelled():
-            change.exception()  # whoever asked for it may have left
+            change.exception()  # the caller may have left
 
     async def _note_change(self, question: Callable[[int], ToWorker], what: str, param: str) -> None:
         reply = await self._ask(question, what, None)
