@@ -10,8 +10,9 @@ thousand documents must not push conversations out of the cache.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from ...runtime.answer import Output
 from ...runtime.clients import Client
 from ...runtime.model_config import HeadKind, LabelActivation
 from ...runtime.prompt import Prompt
+from ...runtime.text.prompt_tokenizer import SLICE_CHARS, check_tokens_of_call
 from ...runtime.tokenizer_manager import TokenizerManager
 from ...scheduler.outcome import ContextOverflow, RequestRefused
 from ...scheduler.request_spec import PoolingKind, PoolingSpec, RequestSpec
@@ -36,6 +38,9 @@ from ..fields.prompts import SHARED_OF_CHATS, read_adapter, read_priority
 from ..fields.reading import MODEL, RID, PerPrompt, read_rids, refuse_unserved, shown, typed
 
 NO_OUTPUT = SamplingParams(max_new_tokens=0)
+
+_INLINE_CHARS = 20_000
+"""Longer texts are made in a thread."""
 
 COMMON: Properties = {
     "model": MODEL,
@@ -158,10 +163,29 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.texts if self.texts is not None else self.id_lists or ())
 
-    def __add__(self, other: Inputs) -> Inputs:
-        """Both are texts."""
-        assert self.texts is not None and other.texts is not None
-        return Inputs(self.name, is_list=True, texts=[*self.texts, *other.texts])
+
+@dataclass(frozen=True, slots=True)
+class JoinedTexts:
+    """Texts that each repeat a part of the request, such as the query before an item. Together they may be a thousand
+    times as long as the request, so they are made a few at a time, as they are tokenised.
+
+    name: the field that is blamed. lengths: of each text, in characters; those that a template adds may be missing.
+    make_text: index -> the text.
+    """
+
+    name: str
+    lengths: list[int]
+    make_text: Callable[[int], str]
+
+    def groups(self) -> Iterator[range]:
+        """Indices of texts that are made and tokenised together: one at least, of `SLICE_CHARS` characters at most."""
+        start = size = 0
+        for index, length in enumerate(self.lengths):
+            if index > start and size + length > SLICE_CHARS:
+                yield range(start, index)
+                start, size = index, 0
+            size += length
+        yield range(start, len(self.lengths))
 
 
 INPUT = either(
@@ -244,22 +268,43 @@ class PoolingTools:
     async def tokens_of(self, inputs: Inputs, fields: PoolingFields) -> list[list[int]]:
         """The token ids of each input, truncated. Raises RequestRefused, also for an input without tokens."""
         if inputs.texts is None:
-            ids, around = inputs.id_lists or [], ([], [])
+            ids = self._truncated(inputs.id_lists or [], fields, after=[])
         else:
-            ids = await self._manager.tokenize(
-                inputs.texts,
-                add_special_tokens=fields.add_special_tokens,
-                is_truncated=fields.truncate_to is not None,
-                param=inputs.name,
-            )
-            around = self._manager.tokenizer.special_ids_around if fields.add_special_tokens else ([], [])
-        if (most := self._most(fields)) is not None:
-            ids = [_truncated(each, most, around[1] if around is not None else []) for each in ids]
-        for index, each in enumerate(ids):
-            if not each:
-                name = f"{inputs.name}[{index}]" if inputs.is_list else inputs.name
-                raise RequestRefused(f"{name} is empty; give at least one token", param=inputs.name)
+            ids = await self._tokenize(inputs.texts, inputs.name, fields)
+            ids = self._truncated(ids, fields, after=self._ids_after_texts(fields))
+        _refuse_empty(ids, inputs.name, is_list=inputs.is_list)
         return ids
+
+    async def tokens_of_joined(self, texts: JoinedTexts, fields: PoolingFields) -> list[list[int]]:
+        """`tokens_of` for texts that are made on the way."""
+        found: list[list[int]] = []
+        total, after = 0, self._ids_after_texts(fields)
+        for group in texts.groups():
+            size = sum(texts.lengths[index] for index in group)
+            made = _made(texts, group) if size <= _INLINE_CHARS else await asyncio.to_thread(_made, texts, group)
+            ids = await self._tokenize(made, texts.name, fields)
+            total += sum(map(len, ids))  # before they are truncated: all have been read
+            check_tokens_of_call(total, texts.name)
+            found += self._truncated(ids, fields, after)
+        _refuse_empty(found, texts.name, is_list=True)
+        return found
+
+    async def _tokenize(self, texts: list[str], name: str, fields: PoolingFields) -> list[list[int]]:
+        return await self._manager.tokenize(
+            texts,
+            add_special_tokens=fields.add_special_tokens,
+            is_truncated=fields.truncate_to is not None,
+            param=name,
+        )
+
+    def _ids_after_texts(self, fields: PoolingFields) -> list[int]:
+        """The special tokens that end every text."""
+        around = self._manager.tokenizer.special_ids_around if fields.add_special_tokens else None
+        return around[1] if around is not None else []
+
+    def _truncated(self, ids: list[list[int]], fields: PoolingFields, after: list[int]) -> list[list[int]]:
+        most = self._most(fields)
+        return ids if most is None else [_truncated(each, most, after) for each in ids]
 
     def _most(self, fields: PoolingFields) -> int | None:
         """Tokens of a prompt after truncation; None for no truncation."""
@@ -271,9 +316,9 @@ class PoolingTools:
         """The token ids of each document behind its query, as the tokenizer joins two texts. queries: one for all, or
         one for each. Only documents are truncated. Raises RequestRefused."""
         plain = dataclasses.replace(fields, add_special_tokens=False, truncate_to=None)
-        asked = await self.tokens_of(Inputs(names[0], is_list=True, texts=queries), plain)
+        asked = await self._tokenize(queries, names[0], plain)
         read = dataclasses.replace(plain, truncate_to=fields.truncate_to)
-        found = await self.tokens_of(Inputs(names[1], is_list=True, texts=documents), read)
+        found = self._truncated(await self._tokenize(documents, names[1], read), fields, after=[])
         around = self._manager.tokenizer.special_ids_around_pair if fields.add_special_tokens else ([], [], [])
         if around is None:
             raise unsupported_by_model(
@@ -281,17 +326,32 @@ class PoolingTools:
                 "false, and write what it needs into the texts"
             )
         before, between, after = around
+        repeated = sum(map(len, asked)) * (len(found) if len(asked) == 1 else 1)
+        check_tokens_of_call(repeated + sum(map(len, found)), names[1])
         joined = []
         for index, document in enumerate(found):
             query = asked[0 if len(asked) == 1 else index]
             if (most := self._most(fields)) is not None:
                 document = document[: max(1, most - len(before) - len(query) - len(between) - len(after))]
             joined.append([*before, *query, *between, *document, *after])
+        _refuse_empty(joined, names[1], is_list=True)
         return joined
 
     async def plain_tokens_of(self, texts: list[str], param: str) -> list[list[int]]:
         """The token ids of texts that bring their special tokens. Raises RequestRefused."""
         return await self._manager.tokenize(texts, add_special_tokens=False, param=param)
+
+
+def _made(texts: JoinedTexts, group: range) -> list[str]:
+    return [texts.make_text(index) for index in group]
+
+
+def _refuse_empty(ids: list[list[int]], name: str, *, is_list: bool) -> None:
+    """Raises RequestRefused for a prompt without tokens."""
+    for index, each in enumerate(ids):
+        if not each:
+            place = f"{name}[{index}]" if is_list else name
+            raise RequestRefused(f"{place} is empty; give at least one token", param=name)
 
 
 def _truncated(ids: list[int], most: int, after: list[int]) -> list[int]:

@@ -14,7 +14,7 @@ cached prefix before it.
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +23,7 @@ import numpy as np
 
 from ...runtime.answer import Output
 from ...runtime.prompt import Prompt
+from ...runtime.text.prompt_tokenizer import check_tokens_of_call
 from ...scheduler.outcome import RequestRefused
 from ...scheduler.request_spec import PoolingSpec
 from ..description.json_schema import (
@@ -52,6 +53,7 @@ from .prompts import (
     COMMON,
     INPUT,
     Inputs,
+    JoinedTexts,
     PooledModel,
     PoolingFields,
     PoolingTools,
@@ -74,9 +76,6 @@ _SYSTEM = (
     'Note that the answer can only be "yes" or "no".'
 )
 _YES_NO = ("yes", "no")
-_INLINE_CHARS = 20_000
-"""Longer chats are rendered in a thread."""
-
 _ACTIVATES = flag("Scores between 0 and 1 instead of logits, where the model has a classification head.", default=True)
 _OFF: dict[str, tuple] = {"mm_processor_kwargs": ({},), "softmax": (), "rank_fields": ([],)}
 _A_TEXT_OR_MORE = either(string(), {"type": "array", "items": string(), "minItems": 1})
@@ -233,26 +232,21 @@ class TextPairs:
         words = await tools.plain_tokens_of(list(_YES_NO), self.names[1])
         if any(len(ids) != 1 for ids in words):
             raise unsupported_by_model('"yes" and "no" are not single tokens of this model, so it cannot judge pairs')
-        chats = [
-            [
-                {"role": "system", "content": _SYSTEM},
-                {
-                    "role": "user",
-                    "content": f"<Instruct>: {self.instruction}\n<Query>: {self.query_of(index)}\n"
-                    f"<Document>: {document}",
-                },
-            ]
-            for index, document in enumerate(self.documents)
-        ]
-
-        def render() -> list[str]:
-            return [tools.render(chat) for chat in chats]
-
-        size = sum(len(message["content"]) for chat in chats for message in chat)
-        texts = render() if size <= _INLINE_CHARS else await asyncio.to_thread(render)
-        ids = await tools.plain_tokens_of(texts, self.names[1])
+        texts = JoinedTexts(
+            name=self.names[1],
+            lengths=[
+                len(self.instruction) + len(self.query_of(index)) + len(document)
+                for index, document in enumerate(self.documents)
+            ],
+            make_text=lambda index: tools.render(self._chat(index)),
+        )
+        ids = await tools.tokens_of_joined(texts, dataclasses.replace(fields, add_special_tokens=False))
         pooling = PoolingSpec(output="tokens", token_ids=(words[0][0], words[1][0]))
         return make_prompts(ids, pooling, fields, is_list=True)
+
+    def _chat(self, index: int) -> list[dict[str, Any]]:
+        asked = f"<Instruct>: {self.instruction}\n<Query>: {self.query_of(index)}\n<Document>: {self.documents[index]}"
+        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]
 
     def scores(self, outputs: list[Output], tools: PoolingTools) -> list[float]:
         """One score per document."""
@@ -415,16 +409,19 @@ class LabelScoreCall:
     async def make_prompts(self, tools: PoolingTools) -> list[Prompt]:
         """Raises RequestRefused."""
         tools.model.require_language()
-        query: Any = self.query
-        joined = [item + query if self.item_first else query + item for item in self.items]
-        inputs = (
-            Inputs("items", is_list=True, texts=joined)
-            if isinstance(query, str)
-            else Inputs("items", is_list=True, id_lists=joined)
-        )
-        ids = await tools.tokens_of(inputs, self.fields)
+        lengths = [len(self.query) + len(item) for item in self.items]
+        if isinstance(self.query, str):
+            ids = await tools.tokens_of_joined(JoinedTexts("items", lengths, self._joined), self.fields)
+        else:
+            check_tokens_of_call(sum(lengths), "items")
+            inputs = Inputs("items", is_list=True, id_lists=[self._joined(index) for index in range(len(self.items))])
+            ids = await tools.tokens_of(inputs, self.fields)
         pooling = PoolingSpec(output="tokens", token_ids=self.label_token_ids)
         return make_prompts(ids, pooling, self.fields, is_list=True)
+
+    def _joined(self, index: int) -> Any:
+        query, item = self.query, self.items[index]
+        return item + query if self.item_first else query + item
 
     def build_answer(self, outputs: list[Output], tools: PoolingTools) -> dict[str, Any]:
         return {

@@ -20,7 +20,7 @@ _INLINE_CHARS = 2_000
 """Longer texts are tokenised in a thread, so that the loop keeps serving other calls (the tokenizer drops the GIL)."""
 
 MAX_TOKENS_OF_CALL = 2_000_000
-"""Limit for all texts of a call: ids take some 36 bytes each here."""
+"""Limit for all texts of a call, and for prompts that repeat a part of it: ids take some 36 bytes each here."""
 
 _GENEROUS = 4
 """A tokenizer may drop characters. No text fits that has more than so many times the characters of the longest token
@@ -147,11 +147,8 @@ class PromptTokenizer:
                 else:
                     await self._refuse_many_tokens(group[0], max_tokens)
                     found += await self._in_thread(lambda group=group: encode_batch(group))
-                if (total := total + sum(map(len, found[-len(group) :]))) > MAX_TOKENS_OF_CALL:
-                    raise RequestRefused(
-                        f"the texts have more than {MAX_TOKENS_OF_CALL} tokens together; send fewer at a time",
-                        param=param,
-                    )
+                total += sum(map(len, found[-len(group) :]))
+                check_tokens_of_call(total, param)
             return found
         except TooManyTokens:
             raise _too_long(f"has more than {max_tokens} tokens", max_tokens, param) from None
@@ -199,6 +196,14 @@ def _groups(texts: list[str]) -> list[list[str]]:
         groups[-1].append(text)
         size += len(text)
     return groups
+
+
+def check_tokens_of_call(total: int, param: str) -> None:
+    """Raises RequestRefused if all prompts of a call have more than `MAX_TOKENS_OF_CALL` together."""
+    if total > MAX_TOKENS_OF_CALL:
+        raise RequestRefused(
+            f"the prompts have more than {MAX_TOKENS_OF_CALL} tokens together; send fewer at a time", param=param
+        )
 
 
 def tokens_to_read(context_length: int, *, is_truncated: bool) -> int:

@@ -43,8 +43,9 @@ class Served:
 
     @torch.no_grad()
     def logits(self, *texts: str) -> torch.Tensor:
-        """float32 [labels]: of one text or a pair."""
-        return self.reference(torch.tensor([self.tokenizer(*texts).input_ids])).logits[0]
+        """float32 [labels]: of one text or a pair. Given alone, an empty second text would not be taken for one."""
+        ids = self.tokenizer(*([text] for text in texts)).input_ids
+        return self.reference(torch.tensor(ids)).logits[0]
 
 
 def normalized(vector: torch.Tensor) -> np.ndarray:
@@ -208,14 +209,14 @@ def test_pair_scores_of_embeddings_are_cosines(embedder: Served) -> None:
 
 def test_pair_scores_of_cross_encoder_equal_transformers(cross_encoder: Served) -> None:
     """The tokenizer joins both texts, with <eos> between and behind them."""
-    logits = [float(cross_encoder.logits(QUERY, document)) for document in DOCUMENTS[:3]]
-    answer = cross_encoder.engine.score(text_1=QUERY, text_2=DOCUMENTS[:3])
+    logits = [float(cross_encoder.logits(QUERY, document)) for document in DOCUMENTS]
+    answer = cross_encoder.engine.score(text_1=QUERY, text_2=DOCUMENTS)
     found = [each["score"] for each in answer["data"]]
     np.testing.assert_allclose(found, torch.tensor(logits).sigmoid().numpy(), atol=1e-5)
-    raw = cross_encoder.engine.score(text_1=QUERY, text_2=DOCUMENTS[:3], use_activation=False)
+    raw = cross_encoder.engine.score(text_1=QUERY, text_2=DOCUMENTS, use_activation=False)
     np.testing.assert_allclose([each["score"] for each in raw["data"]], logits, atol=1e-4)
-    assert [each["index"] for each in cross_encoder.engine.rerank(QUERY, DOCUMENTS[:3])["results"]] == sorted(
-        range(3), key=lambda index: -logits[index]
+    assert [each["index"] for each in cross_encoder.engine.rerank(QUERY, DOCUMENTS)["results"]] == sorted(
+        range(len(DOCUMENTS)), key=lambda index: -logits[index]
     )
 
 
