@@ -157,9 +157,10 @@ def reorder_queries(q: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 def score_labels(queries: torch.Tensor, k: torch.Tensor, slots: torch.Tensor, channels: int) -> torch.Tensor:
     """Products of queries and labels. queries: [kv_heads, group, head_dim] and k: [slots, kv_heads, head_dim], with
-    their channels in order; slots: int [n], of the sequence. Returns [kv_heads, group, n]."""
-    labels = k[..., :channels].index_select(0, slots)
-    return torch.matmul(queries[..., :channels], labels.permute(1, 2, 0))
+    their channels in order; slots: int [n], of the sequence. Returns float32 [kv_heads, group, n]: float16 would
+    overflow, and bfloat16 would round many scores to the same."""
+    labels = k[..., :channels].index_select(0, slots).float()
+    return torch.matmul(queries[..., :channels].float(), labels.permute(1, 2, 0))
 
 
 def attend_sparsely(
@@ -179,7 +180,7 @@ def attend_sparsely(
     """
     heads, group = spec.num_kv_heads, spec.group
     queries = q.reshape(heads, group, -1)
-    scores = score(queries, k, slots, sparsity.channels).float()
+    scores = score(queries, k, slots, sparsity.channels)
     if spec.scale < 0:
         scores = -scores
     scores[..., -1] = float("inf")

@@ -181,6 +181,20 @@ def test_half_precision(dtype, tolerance):
     torch.testing.assert_close(found.float(), scene.expected(), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("size", [1, 200])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_scores_are_not_rounded(dtype, size):
+    """Equal scores are chosen between by chance: those that overflow float16 (Qwen2 has such keys), the newest token's
+    among them, or that are one number in bfloat16."""
+    generator, slots = torch.Generator().manual_seed(2), torch.arange(50).int()
+    k = (size * torch.randn(50, 2, HEAD_DIM, generator=generator)).to(dtype)
+    queries = (size * torch.randn(2, 3, HEAD_DIM, generator=generator)).to(dtype)
+    exact = torch.einsum("hgc,nhc->hgn", queries[..., :4].double(), k[..., :4].double())
+    assert size == 1 or exact.max() > torch.finfo(torch.float16).max
+    found = score_labels(queries, k, slots, 4)
+    torch.testing.assert_close(found, exact.float(), atol=1e-5 * size**2, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("channels", "head_dim", "group"), [(1, 5, 1), (16, 16, 4), (20, 64, 3), (33, 128, 8)])
 def test_scores_of_the_kernel_are_torchs(channels, head_dim, group, dtype):
