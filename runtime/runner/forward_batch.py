@@ -46,8 +46,17 @@ def attention_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> Attenti
         extend_lens=batch.extend_lens,
         pad_row=len(req_to_token) - 1,
         shared=shared_prefixes(batch),
-        decodes=(batch.extend_lens == 1) & (batch.output_positions > 0),
+        decodes=decode_rows(batch),
     )
+
+
+def decode_rows(batch: ScheduleBatch) -> np.ndarray:
+    """bool [bs]: rows with one new token that is output. A retracted request computes its prompt anew although it has
+    output; rows with its last token are decodes, and so are all rows of a search, which is retracted with its beams."""
+    ends = batch.samples.copy()
+    for step in batch.beams:
+        ends[step.start : step.stop] = True
+    return ends & (batch.extend_lens == 1) & (batch.output_positions > 0)
 
 
 def pad_attention(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:

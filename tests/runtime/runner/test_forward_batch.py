@@ -118,6 +118,22 @@ def test_beams_of_a_decode_share_their_prefix():
     assert attention.decodes.tolist() == [False, True, True, True, True, True, False, False]
 
 
+def test_rows_of_a_retracted_request_are_decodes_from_its_last_token_on():
+    """Its prompt may come one token at a time, as what a step has room for, and other requests use its KV."""
+    rows, mirror = ReqToTokenPool(8, 16), torch.zeros(9, 16, dtype=torch.int32)
+    batch = make_batch(
+        rows,
+        prefix_lens=int32(3, 9, 6, 6),
+        extend_lens=int32(1, 1, 1, 1),
+        samples=np.array([False, True, False, False]),
+        output_positions=int32(4, 4, 2, 2),
+        logprob_starts=int32(1, 1, 1, 1),
+        beams=[BeamStep(2, 2, 4, 0, np.zeros(2, np.float32), shared_len=3)],
+    )
+    decodes = build(batch, mirror).attention.decodes
+    assert decodes is not None and decodes.tolist() == [False, True, True, True], "beams recompute output alone"
+
+
 def test_padding_of_an_extend():
     """Token 0 at position 0 of the padding row, written to slot 0; the rows that sample are where they were."""
     rows, mirror = make_rows()
