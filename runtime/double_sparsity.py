@@ -7,6 +7,7 @@ first; "q_proj" and "k_proj" are found by queries and keys alone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from .checkpoint.model_files import ModelLoadError
 from .config import ModelArgs
 
 KINDS = ("qk", "q", "k")
+LAYER = re.compile(r"model\.layers\.(\d{1,9})\.self_attn\.")
 
 
 def channel_key(layer: int, kind: str) -> str:
@@ -32,6 +34,12 @@ def load_sparsity(args: ModelArgs, specs: Sequence[AttentionSpec], device: torch
     layers = sparse_layers(specs)
     path = Path(args.ds_channel_config_path)
     content = _read_file(path)
+    numbers = [int(found[1]) for name in content if (found := LAYER.match(name))]
+    if max(numbers, default=0) >= len(specs):
+        raise ModelLoadError(
+            f"--ds-channel-config-path: {path} has channels of layer {max(numbers)}, but this model has only "
+            f"{len(specs)} layers with attention; make a file for this model with baton ds-channels"
+        )
     orders = {}
     for layer, spec in layers.items():
         name = channel_key(layer, args.ds_heavy_channel_type)
@@ -79,18 +87,20 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 
 
 def _read_order(lists: Any, spec: AttentionSpec, channels: int, where: str) -> torch.Tensor:
-    """int64 [kv_heads, head_dim]: the first ``channels`` of the list, then the others."""
+    """int64 [kv_heads, head_dim]: the first ``channels`` of the list, then the others. The whole list is checked, which
+    finds files of models with larger heads."""
     if not isinstance(lists, list) or len(lists) != spec.num_kv_heads:
         raise ModelLoadError(f"{where} must have a list for each of the {spec.num_kv_heads} KV heads")
     rows = []
     for head, given in enumerate(lists):
-        heavy = given[:channels] if isinstance(given, list) else []
-        is_valid = all(type(channel) is int and 0 <= channel < spec.head_dim for channel in heavy)
-        if not is_valid or len(set(heavy)) != channels:
+        entries = given if isinstance(given, list) else []
+        is_valid = all(type(channel) is int and 0 <= channel < spec.head_dim for channel in entries)
+        if not is_valid or len(set(entries)) < max(channels, len(entries)):
             raise ModelLoadError(
-                f"{where}, head {head}: the first {channels} entries must be different channels from 0 to "
-                f"{spec.head_dim - 1}"
+                f"{where}, head {head}: must have at least {channels} channels from 0 to {spec.head_dim - 1}, all "
+                "different"
             )
+        heavy = entries[:channels]
         rows.append(heavy + sorted(set(range(spec.head_dim)) - set(heavy)))
     return torch.tensor(rows)
 
@@ -123,10 +133,14 @@ class ChannelMeter:
 
     def channels(self) -> dict[str, list[list[int]]]:
         """The content of the file: all channels of each KV head, those with the largest mean first; of "qk" the product
-        of both means."""
+        of both means. Raises ValueError where queries or keys were not finite."""
         found = {}
         for layer in self._by_spec.values():
             q, k = self._sums[layer, "q"], self._sums[layer, "k"]
+            if not (q.isfinite().all() and k.isfinite().all()):
+                raise ValueError(
+                    f"queries or keys of layer {layer} are not finite; if --dtype is float16, try float32 or bfloat16"
+                )
             for kind, size in zip(KINDS, (q * k, q, k), strict=True):
                 found[channel_key(layer, kind)] = size.argsort(dim=1, descending=True).tolist()
         return found

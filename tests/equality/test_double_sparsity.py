@@ -165,6 +165,9 @@ def test_unusable_files_are_refused(tmp_path: Path) -> None:
         (json.dumps(good | {name: [[0, 1, 2], [0, 1, 1 << 40]]}), "head 1"),
         (json.dumps(good | {name: [[0, 1, 2], [0, 1, True]]}), "head 1"),
         (json.dumps(good | {name: [[0, 1, 2], [0, 1]]}), "head 1"),
+        (json.dumps(good | {name: [[0, 1, 2], [0, 1, 2, 8]]}), "head 1"),
+        (json.dumps(good | {name: [[0, 1, 2, 2], [0, 1, 2]]}), "head 0"),
+        (json.dumps(good | {channel_key(3, "k"): good[name]}), "layer 3, but this model has only 3"),
     ):
         scene.file.write_text(content)
         with pytest.raises(ModelLoadError, match=reason), scene.engine():
