@@ -26,6 +26,9 @@ from .weight_files import INDEX_FILE, SINGLE_FILE, shorten
 
 _INDEX = "pytorch_model.bin.index.json"
 _SHARD = re.compile(r"pytorch_model-\d+-of-(\d+)\.bin")
+_LFS_POINTER = b"version https://git-lfs"
+_ZIP, _PICKLE = b"PK", b"\x80"
+"""Beginnings of files of torch.save: archives, and before torch 1.6 pickles, of protocol 2 or later."""
 _TRAINING_STATE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|trainer_state|random_states).*")
 """Beginnings of names of files that trainers write beside the weights."""
 
@@ -122,6 +125,7 @@ def _write_weights(files: list[Path], output: Path) -> list[str]:
 
 def _load(file: Path) -> dict[str, torch.Tensor]:
     """The tensors of one file. Raises ConversionError if it holds anything that is no tensor."""
+    _refuse_other_files(file)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol")  # a newer one loads, or is refused
@@ -139,9 +143,30 @@ def _load(file: Path) -> dict[str, torch.Tensor]:
         content = content["state_dict"]  # as Lightning and older trainers wrap it
     if not isinstance(content, Mapping) or not content:
         raise ConversionError(f"{file} holds a {type(content).__name__}, not tensors by name")
-    if others := [str(name) for name, value in content.items() if not isinstance(value, torch.Tensor)]:
-        raise ConversionError(f"{file} holds entries that are no tensors: {shorten(others)}; is it a training state?")
+    if others := [str(name) for name, value in content.items() if not _is_dense(value)]:
+        raise ConversionError(
+            f"{file} holds entries that are no dense tensors: {shorten(others)}; is it a training state?"
+        )
     return dict(content)
+
+
+def _refuse_other_files(file: Path) -> None:
+    """Raises ConversionError for a file that torch.save has not written, such as what a download leaves in its
+    place."""
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(64)
+    except OSError as error:
+        raise ConversionError(f"{file} cannot be read: {error.strerror or error}") from error
+    if start.startswith(_LFS_POINTER):
+        raise ConversionError(f"{file} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder")
+    if not start.startswith((_ZIP, _PICKLE)):
+        what = "is empty" if not start else f"is no file of torch.save: it begins with {start[:16]!r}"
+        raise ConversionError(f"{file} {what}; download the file again")
+
+
+def _is_dense(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

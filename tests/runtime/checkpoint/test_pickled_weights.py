@@ -84,12 +84,32 @@ def test_hostile_pickle_is_refused_and_not_run(folder: Path, torchs_own: bool) -
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"a": torch.zeros(1), "epoch": 3}, "entries that are no tensors: epoch"),
+        ({"a": torch.zeros(1), "epoch": 3}, "entries that are no dense tensors: epoch"),
+        ({"a": torch.eye(2).to_sparse()}, "entries that are no dense tensors: a"),
         ([torch.zeros(1)], "holds a list, not tensors by name"),
     ],
 )
 def test_other_contents_are_refused(folder: Path, content: Any, message: str) -> None:
     torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(ConversionError, match=message):
+        convert_folder(folder, folder.with_name("converted"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            "Git LFS pointer, not the weights; run",
+        ),
+        (b"<html>404</html>", r"begins with b'<html>404</html>'; download the file again"),
+        (b"", "is empty; download the file again"),
+        (b"PK\x03\x04", "cannot be read: .*download the file again"),
+    ],
+)
+def test_files_left_by_a_failed_download_are_named(folder: Path, content: bytes, message: str) -> None:
+    """None of them is taken for a pickle that would run code."""
+    (folder / "pytorch_model.bin").write_bytes(content)
     with pytest.raises(ConversionError, match=message):
         convert_folder(folder, folder.with_name("converted"))
 
@@ -107,7 +127,6 @@ def test_wrapped_state_dict_is_unwrapped(folder: Path) -> None:
         (["consolidated.00.pth"], "is in Meta's own format"),
         (["a.pt", "b.pt"], "several files of weights and no pytorch_model.bin.index.json: a.pt, b.pt"),
         (["pytorch_model-00001-of-00002.bin"], "1 of 2 shards"),
-        (["pytorch_model.bin"], r"pytorch_model\.bin cannot be read: .*download the file again"),
     ],
 )
 def test_folders_without_usable_weights(folder: Path, files: list[str], message: str) -> None:
