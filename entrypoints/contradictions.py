@@ -28,7 +28,7 @@ from .server_config import (
 def refuse_contradictions(args: ServerArgs) -> None:
     """Raises UsageError for the first thing that is wrong."""
     _check_model(args.model)
-    _check_scheduler(args.scheduler)
+    check_scheduler(args.scheduler)
     _check_tiers(args.tiers, args.scheduler)
     refused = refusal(args.kv_events, args.scheduler.page_size, cached=not args.scheduler.disable_radix_cache)
     _need(refused is None, refused or "")
@@ -122,7 +122,8 @@ def _check_pins(scheduler: SchedulerConfig) -> None:
         _need(is_heeded, f"{flag_name(name)} is {value}, but --schedule-policy {policy} {why}")
 
 
-def _check_scheduler(scheduler: SchedulerConfig) -> None:
+def check_scheduler(scheduler: SchedulerConfig) -> None:
+    """Raises UsageError."""
     _check_pins(scheduler)
     page, total, seed = scheduler.page_size, scheduler.max_total_tokens, scheduler.random_seed
     _need(page >= 1 and page & (page - 1) == 0, f"--page-size is {page}; use a power of two, such as 1, 16 or 64")

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .program import run_program
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 if the folder cannot be converted (the reason is on stderr)."""
@@ -22,6 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="model folder to read; it is left as it is")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="new folder to write")
     args = parser.parse_args(argv)
+    return run_program("baton convert", lambda: _convert(args))
+
+
+def _convert(args: argparse.Namespace) -> int:
     from ..runtime.checkpoint.pickled_weights import ConversionError, convert_folder  # imports torch: not for --help
 
     try:

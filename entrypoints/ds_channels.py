@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .flag_types import COUNT
+from .program import run_program
 
 CHARACTERS = 64
 """Read of the text for each token at most, so that a corpus of any size may be given."""
@@ -41,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto", help=served)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=served)
     args = parser.parse_args(argv)
+    return run_program("baton ds-channels", lambda: _find_channels(args))
+
+
+def _find_channels(args: argparse.Namespace) -> int:
     # Here, not for --help: they import torch.
     from torch import OutOfMemoryError
 

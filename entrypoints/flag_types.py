@@ -1,4 +1,4 @@
-"""Types of numeric flags for argparse, shared by the programs beside the server.
+"""Types of flags for argparse, shared by the programs beside the server.
 
 parser.add_argument("--num-prompts", type=COUNT)
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 Number = TypeVar("Number", int, float)
@@ -38,3 +39,11 @@ RATE = number_type(float, lambda value: value > 0, "a number above 0, or inf")
 """Per second; inf: everything at once."""
 SHARE = number_type(float, lambda value: 0 <= value <= 1, "a share, 0 to 1")
 SHARE_ABOVE_0 = number_type(float, lambda value: 0 < value <= 1, "a share above 0, and at most 1")
+
+
+def file_refusal(path: Path) -> str | None:
+    """Why a report cannot be written to this file, as far as that shows before an hour of work; None if nothing is
+    wrong."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    return "it is a folder; give the name of a file" if path.is_dir() else None

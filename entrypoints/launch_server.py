@@ -13,7 +13,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -45,6 +44,7 @@ from .http.health_routes import Readiness, probe_of
 from .http.keys import Keys, exposure_warning, read_keys
 from .http.server import build_app
 from .http.wire.connection import Connection, ConnectionLimits, protocol_class
+from .program import allow_open_files
 from .server_args import parse_command_line, with_seed
 from .server_config import ServerArgs, ServerConfig, UsageError
 
@@ -359,18 +359,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _allow_open_files(max_connections: int) -> None:
-    """Every connection is one; raise the soft limit as far as that takes and the hard limit lets."""
-    wanted = max_connections + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
-        if possible < wanted:
-            logger.warning(
-                "only %d files may be open, too few for --max-connections %d: raise the hard limit (ulimit -Hn)",
-                possible,
-                max_connections,
-            )
+    """Every connection is one."""
+    if (possible := allow_open_files(max_connections + _OTHER_FILES)) < max_connections + _OTHER_FILES:
+        logger.warning(
+            "only %d files may be open, too few for --max-connections %d: raise the hard limit (ulimit -Hn)",
+            possible,
+            max_connections,
+        )
 
 
 def _check_certificate(server: ServerConfig) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import shlex
 import signal
@@ -324,14 +325,24 @@ def run(server: Server) -> None:
     print("\n  The server has shut down cleanly.")
 
 
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends the demo as Ctrl-C does: with its server."""
+    raise KeyboardInterrupt
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """argv: the flags; None takes those of the process. Returns the exit status."""
     parser = argparse.ArgumentParser("baton demo", description="Start a server on the toy model and send it work.")
     parser.add_argument("--model-path", type=Path, default=TOY_MODEL)
     parser.add_argument("--log", type=Path, help="keep the server's log in this file")
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(args.model_path, args.log or Path(folder, "server.log"))
+        try:
+            server = Server(args.model_path, args.log or Path(folder, "server.log"))
+        except OSError as error:
+            print(f"baton demo: the server cannot be started: {error}", file=sys.stderr)
+            return 1
         try:
             run(server)
         except DemoError as error:
@@ -341,6 +352,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
             return 130
+        except BrokenPipeError:  # the reader of the output, such as head, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         finally:
             server.kill()
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ...runtime.text.chat_template import ChatTemplate, ChatTemplateError
 from ...runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..chat.rendering import Renderer
 from ..chat.template_choice import choose_templates
+from ..program import run_program
 from .advice import GIB
 from .analysis import Analysis
 from .arguments import parse
@@ -35,13 +35,10 @@ class OutputError(ValueError):
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
-        return analyze(args)
+        return run_program("baton analyze", lambda: analyze(args))
     except (LogError, ModelSizeError, TokenizerError, ChatTemplateError, OutputError) as error:
         print(f"baton analyze: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader of the table, such as head, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def analyze(args: argparse.Namespace) -> int:
@@ -61,8 +58,10 @@ def analyze(args: argparse.Namespace) -> int:
     if not text.has_tokens and "bytes count as a token" in analysis.units.what:
         reader.story.notes.append("texts were counted by their bytes; --tokenizer counts tokens")
     report = make_report(analysis, reader.story, kv_bytes=kv_bytes, pool_tokens=pool, reach=tuple(args.reach))
-    show(report)
-    write(report, args.json, args.plot)
+    try:
+        write(report, args.json, args.plot)  # first: the reader of the table may leave
+    finally:
+        show(report)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..flag_types import COUNT, POSITIVE, SHARE_ABOVE_0
+from ..flag_types import COUNT, POSITIVE, SHARE_ABOVE_0, file_refusal
 from .advice import REACH
 from .log.formats import FORMATS, MOONCAKE_BLOCK
 from .log.prompt_text import BYTES_PER_TOKEN
@@ -73,6 +73,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--chat-template needs --tokenizer, or --model")
     for name in ("json", "plot"):
         path = getattr(args, name)
-        if path is not None and not path.parent.is_dir():
-            parser.error(f"--{name} {path}: there is no folder {path.parent}")
+        if path is not None and (wrong := file_refusal(path)):
+            parser.error(f"--{name} {path}: {wrong}")
     return args

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 from tqdm import tqdm
 
+from ..program import allow_open_files, run_program
 from ..version import baton_version
 from .apis import APIS, CONTINUATION, PREFIX, Answer, Api, Turn
 from .arguments import parse
@@ -19,6 +20,8 @@ from .prompts import WordCount, conversations, probe_sizes, random_text
 from .report import make_report, table
 
 _PROBE_TOKENS = 1
+_OTHER_FILES = 64
+"""Open files beside connections."""
 _WAY_SEEDS = {PREFIX: 1, CONTINUATION: 2}
 """Seeds of the texts. Each way has its own, so that it finds none of the other's in the server's cache."""
 
@@ -30,25 +33,29 @@ class BenchError(Exception):
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 1 if requests failed, 2 if nothing could be measured."""
     args = parse(argv)
-    try:
+
+    def measure() -> int:
         report = asyncio.run(bench(args))
-        print(table(report))
-        _write(report, args)
+        try:
+            _write(report, args)  # first: the reader of the table may leave
+        finally:
+            print(table(report))
+        return int(any(run["failed"] for run in report["runs"].values()))
+
+    try:
+        return run_program("baton bench", measure)
     except (BenchError, RequestFailed, ValueError) as error:
         print(f"baton bench: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("baton bench: interrupted", file=sys.stderr)
-        return 130
-    return int(any(run["failed"] for run in report["runs"].values()))
 
 
 async def bench(args: argparse.Namespace) -> dict:
     """Run the benchmark; return its report. Raises BenchError, RequestFailed, and ValueError for an invalid address."""
-    connections = Connections(args.base_url, args.api_key)
+    connections = Connections(args.base_url, args.api_key, args.timeout)
     model = args.model or await _first_model(connections)
     api = APIS[args.backend](model, ignore_eos=not args.disable_ignore_eos)
     words = await _count_words(connections, api, args)
+    _allow_connections(min(args.num_prompts, args.max_concurrency or args.num_prompts))
     about = _about(args, connections.url, api, model)
     print(_headline(args, about), file=sys.stderr)
     load = Load(
@@ -67,6 +74,16 @@ async def bench(args: argparse.Namespace) -> dict:
         with tqdm(total=args.num_prompts * args.turns, desc=way, unit="req", disable=None, file=sys.stderr) as bar:
             runs[way] = await load.run(way, texts, bar.update)
     return make_report(about, runs, args.num_prompts * args.turns, args.turns)
+
+
+def _allow_connections(count: int) -> None:
+    """Each is an open file; 1024 is a usual limit."""
+    if (possible := allow_open_files(count + _OTHER_FILES)) < count + _OTHER_FILES:
+        print(
+            f"baton bench: only {possible} files may be open, too few for {count} requests at once, and more than that "
+            "will fail: set --max-concurrency, or raise the hard limit (ulimit -Hn)",
+            file=sys.stderr,
+        )
 
 
 async def _first_model(connections: Connections) -> str:

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from ..flag_types import COUNT, POSITIVE, RATE, WHOLE
+from ..flag_types import COUNT, POSITIVE, RATE, WHOLE, file_refusal
 from .apis import APIS, CONTINUATION, PREFIX
 
 DESCRIPTION = """Send random prompts to a server and measure it: any server with OpenAI's API, or Baton's /generate.
@@ -81,6 +81,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if CONTINUATION in args.turns_by and args.backend != "baton":
         parser.error(f"--turns-by continuation needs --backend baton; --backend {args.backend} resends conversations")
     args.turns_by = list(dict.fromkeys(args.turns_by))
-    if args.output_file is not None and not args.output_file.parent.is_dir():
-        parser.error(f"--output-file {args.output_file}: there is no folder {args.output_file.parent}")
+    if args.output_file is not None and (wrong := file_refusal(args.output_file)):
+        parser.error(f"--output-file {args.output_file}: {wrong}")
     return args

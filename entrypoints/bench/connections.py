@@ -26,12 +26,13 @@ class RequestFailed(Exception):
 class Connections:
     """Connections to the server at base_url. A ``/v1`` at its end, as OpenAI's clients need it, is dropped."""
 
-    def __init__(self, base_url: str, api_key: str = "") -> None:
-        """Raises ValueError unless base_url is an http:// or https:// address."""
+    def __init__(self, base_url: str, api_key: str = "", timeout_s: float = 600.0) -> None:
+        """timeout_s: for answers of `fetch`. Raises ValueError unless base_url is an http:// or https:// address."""
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{base_url} is no address of the form http://HOST:PORT or https://HOST:PORT")
         self._parts: SplitResult = parts
+        self._timeout_s = timeout_s
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
@@ -40,7 +41,11 @@ class Connections:
 
     async def fetch(self, method: str, path: str) -> Any:
         """The JSON of an answer with status 200. Raises RequestFailed."""
-        body = b"".join([part async for part in self._exchange(method, path, b"", lambda: None)])
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                body = b"".join([part async for part in self._exchange(method, path, b"", lambda: None)])
+        except TimeoutError:
+            raise RequestFailed(f"{self.url}{path}: no answer within {self._timeout_s:g} s (--timeout)") from None
         try:
             return json.loads(body)
         except ValueError:

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from ..program import run_program
 from .arguments import cells, parse, plans
 from .cells import LEGEND, Cell, cells_of, show
 from .cost_model import CostError
@@ -19,7 +20,7 @@ from .work.traces import TraceError
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
-        return simulate(args)
+        return run_program("baton simulate", lambda: simulate(args))
     except (CostError, TraceError, ValueError) as error:
         print(f"baton simulate: {error}", file=sys.stderr)
         return 2

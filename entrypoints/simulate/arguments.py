@@ -8,12 +8,15 @@ import itertools
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
 from ...scheduler.config import SchedulerConfig
-from ..flag_types import NOT_NEGATIVE, POSITIVE, SHARE, WHOLE
+from ...scheduler.policies.registry import PINNING
+from ..contradictions import check_scheduler
+from ..flag_types import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, WHOLE
+from ..server_config import UsageError
 from .arms import all_arms, arm_named
 from .cost_model import CARDS, MODELS
 from .runs import Plan
@@ -51,7 +54,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default=0,
         help="number of jobs, instead of --minutes; for a trace, play only the first so many",
     )
-    work.add_argument("--seeds", type=WHOLE, default=3, help="runs per combination, each with different generated jobs")
+    work.add_argument("--seeds", type=COUNT, default=3, help="runs per combination, each with different generated jobs")
 
     machine = parser.add_argument_group("machine")
     machine.add_argument("--gpu", nargs="+", choices=CARDS, default=["H200"], help="cards to simulate")
@@ -94,7 +97,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     how = parser.add_argument_group("execution")
     how.add_argument(
         "--burst",
-        type=WHOLE,
+        type=COUNT,
         default=16,
         help="most tokens of a row in one step; 1 plays every step, as a server does",
     )
@@ -108,7 +111,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="check the invariants every N steps (1 without a value)",
     )
     how.add_argument("--trim", type=float, default=0.2, help="share of jobs at each end of a run that does not count")
-    how.add_argument("--jobs", type=WHOLE, default=1, help="number of processes")
+    how.add_argument("--jobs", type=COUNT, default=1, help="number of processes")
     how.add_argument(
         "--limit", type=WHOLE, default=0, help="most new runs in this call; call again for the rest; 0: no limit"
     )
@@ -151,21 +154,28 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         args.settings = dict(map(_setting, args.set))
     except ValueError as error:
         parser.error(str(error))
+    try:
+        check_scheduler(SchedulerConfig(**{"schedule_policy": PINNING[0], **args.settings}))
+    except UsageError as error:
+        parser.error(f"--set: {error}")
 
 
 def _setting(text: str) -> tuple[str, Any]:
     name, given, value = text.partition("=")
-    known = [field.name for field in fields(SchedulerConfig) if field.name not in OWN_SETTINGS]
+    known = {field.name: field for field in fields(SchedulerConfig) if field.name not in OWN_SETTINGS}
     if not given or name not in known:
         raise ValueError(f"--set {text}: not NAME=VALUE with a name among {', '.join(known)}")
     try:
         found = json.loads(value)
     except ValueError:
         found = value
-    kind = {field.name: field.type for field in fields(SchedulerConfig)}[name]
-    wanted = {"int": int, "float": int | float, "bool": bool}.get(str(kind))
-    if wanted is not None and (not isinstance(found, wanted) or (wanted is not bool and isinstance(found, bool))):
-        raise ValueError(f"--set {text}: the value should be of type {kind}")
+    try:
+        found = msgspec.convert(found, get_type_hints(SchedulerConfig)[name])
+    except msgspec.ValidationError:
+        raise ValueError(f"--set {text}: the value should be of type {known[name].type}") from None
+    choices = known[name].metadata.get("choices")
+    if choices and found not in choices:
+        raise ValueError(f"--set {text}: the value should be one of {', '.join(choices)}")
     return name, found
 
 

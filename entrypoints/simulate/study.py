@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -123,11 +126,29 @@ def _each(
                 progress.update()
             return
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(processes, len(plans)), mp_context=context) as pool:
+        count = min(processes, len(plans))
+        with ProcessPoolExecutor(count, mp_context=context, initializer=_follow_parent) as pool:
             running: dict[Future[Line], Plan] = {pool.submit(work, plan): plan for plan in plans}
             try:
                 for future in as_completed(running):
                     yield running[future], future.result()
                     progress.update()
+            except BaseException:  # the pool would wait for the runs under way, for minutes
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _follow_parent() -> None:
+    """In a process of the pool: leave Ctrl-C to the parent, and end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()

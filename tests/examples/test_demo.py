@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.process
@@ -49,3 +52,27 @@ def test_demo_fails_with_the_server_error(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "DEMO FAILED" in done.stderr and "nothing" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_sigterm_ends_the_server_too(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    demo = subprocess.Popen([sys.executable, str(DEMO), "--log", str(log)], stdout=subprocess.DEVNULL)
+    started: list[psutil.Process] = []
+    try:
+        while len(started := psutil.Process(demo.pid).children(recursive=True)) < 3:  # launcher, worker, detokenizer
+            assert demo.poll() is None
+            time.sleep(0.05)
+        demo.terminate()
+        _, left = psutil.wait_procs(started, timeout=60)
+        assert not left and demo.wait(60) == 130
+    finally:
+        for process in (demo, *started):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        demo.wait()
+
+
+def test_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    done = run_demo("--log", str(tmp_path / "nothing" / "log"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"cannot be started: [Errno 2] No such file or directory: '{tmp_path}/nothing/log'" in done.stderr

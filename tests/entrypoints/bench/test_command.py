@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,7 @@ def test_server_that_is_not_there_is_an_error_of_one_line(capsys: pytest.Capture
         (["--turns-by", "prefix"], "--turns-by needs --turns of at least 2"),
         (["--turns", "2", "--turns-by", "continuation"], "--turns-by continuation needs --backend baton"),
         (["--output-file", "/no/such/folder/a.json"], "there is no folder /no/such/folder"),
+        (["--output-file", "/tmp"], "it is a folder; give the name of a file"),
         (["--api-key", "a\nb"], "a key has only printable ASCII characters"),
         (["--num-prompt", "3"], "unrecognized arguments: --num-prompt 3"),
         (["--backend", "vllm"], "invalid choice: 'vllm'"),
@@ -149,6 +151,28 @@ def test_wrong_flags_say_what_they_take(flags: list[str], reason: str, capsys: p
     with pytest.raises(SystemExit) as ended:
         bench.main(flags)
     assert ended.value.code == 2 and reason in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_open_files_suffice_for_all_requests_at_once(server: ServerUnderTest) -> None:
+    """A shell's usual soft limit is 1024; here it is a hundred."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limit[1]))
+    try:
+        assert run(server, "--num-prompts", "150", "--random-input-len", "4", "--random-output-len", "2") == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def test_hard_limit_on_open_files_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 80))
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: set_to.append(limits))
+    bench._allow_connections(100)
+    assert set_to == [(80, 80)]
+    assert "only 80 files may be open, too few for 100 requests at once" in capsys.readouterr().err
+    bench._allow_connections(16)
+    assert set_to == [(80, 80), (80, 80)] and not capsys.readouterr().err
 
 
 def test_interrupt_ends_without_a_traceback(

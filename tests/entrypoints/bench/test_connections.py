@@ -118,6 +118,15 @@ def test_request_that_takes_too_long_has_failed() -> None:
         complete(CHUNKED + chunks(EVENT)[:-5], stall=True, timeout_s=0.2)
 
 
+def test_server_that_never_answers_is_given_up() -> None:
+    async def run() -> None:
+        async with Listener(b"", stall=True) as url:
+            await Connections(url, timeout_s=0.2).fetch("GET", "/v1/models")
+
+    with pytest.raises(RequestFailed, match=r"/v1/models: no answer within 0\.2 s \(--timeout\)"):
+        asyncio.run(run())
+
+
 def test_tokens_without_text_arrive_at_the_end() -> None:
     answer = complete(CHUNKED + chunks(USAGE, DONE))
     assert answer.arrivals == [answer.ended]

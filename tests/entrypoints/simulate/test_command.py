@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from baton.entrypoints.simulate.__main__ import main
@@ -63,12 +68,18 @@ def test_grid_has_every_combination_once() -> None:
         (["--policies", "fcfs+host"], "fcfs+host needs a host tier; give its size with --host-gb"),
         (["--trim", "0.5"], "--trim is 0.5"),
         (["--rate", "0"], "0 is not a number above 0"),
-        (["--seeds", "-1"], "-1 is not a whole number"),
+        (["--seeds", "0"], "0 is not a whole number of at least 1"),
+        (["--burst", "0"], "0 is not a whole number of at least 1"),
+        (["--jobs", "0"], "0 is not a whole number of at least 1"),
         (["--check", "-1"], "--check is -1"),
         (["--set", "page_size"], "not NAME=VALUE"),
         (["--set", "page_sizes=1"], "with a name among"),
         (["--set", "page_size=big"], "should be of type int"),
         (["--set", "enable_mixed_chunk=1"], "should be of type bool"),
+        (["--set", "random_seed=x"], "should be of type int | None"),
+        (["--set", "radix_eviction_policy=best"], "should be one of lru, "),
+        (["--set", "page_size=0"], "--set: --page-size is 0; use a power of two"),
+        (["--set", "max_running_requests=-1"], "--set: --max-running-requests is -1; use 1 or more"),
         (["--set", "schedule_policy=lpm"], "with a name among"),
         (["trace.jsonl", "--load", "90"], "--load is for generated workloads"),
         (["--rate", "1", "--load", "90"], "not allowed with"),
@@ -95,6 +106,47 @@ def test_model_too_large_for_the_card_is_refused(capsys: pytest.CaptureFixture[s
 def test_simulate_imports_no_torch() -> None:
     program = "import sys, baton.entrypoints.simulate.__main__ as m; m.parse([]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_runs_end_with_the_command(number: signal.Signals) -> None:
+    """Each of these runs takes many minutes. From a terminal, Ctrl-C goes to every process."""
+    flags = ["--minutes", "10000", "--policies", "fcfs", "--seeds", "4", "--jobs", "2"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "baton.entrypoints.simulate", *flags],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started: list[psutil.Process] = []
+    try:
+        while len(started := runs_of(command.pid)) < 2:
+            assert command.poll() is None
+            time.sleep(0.05)
+        os.killpg(command.pid, number) if number == signal.SIGINT else command.send_signal(number)
+        _, left = psutil.wait_procs(started, timeout=60)
+        assert not left
+        output, errors = command.communicate(timeout=60)
+        if number == signal.SIGINT:
+            assert (command.returncode, output, errors) == (130, "", "baton simulate: interrupted\n")
+    finally:
+        for process in (command, *started):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        command.wait()
+
+
+def runs_of(pid: int) -> list[psutil.Process]:
+    """The processes of a command that have begun to compute: they leave Ctrl-C to it."""
+    found = []
+    for child in psutil.Process(pid).children():
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        ignored = int(status.split("SigIgn:")[1].split()[0], 16)
+        if ignored & 1 << (signal.SIGINT - 1) and "spawn_main" in " ".join(child.cmdline()):
+            found.append(child)
+    return found
 
 
 def test_simulator_page_names_every_choice() -> None:
