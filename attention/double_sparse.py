@@ -44,10 +44,15 @@ class Sparsity:
     orders: Mapping[int, torch.Tensor]
     """By the pool's layer: int64 [kv_heads, head_dim], the channel that comes at each place; on the model's device."""
 
+    @property
+    def least_length(self) -> int:
+        """Tokens from which sequences are attended sparsely: those that are no longer than the budget never are."""
+        return max(self.threshold, self.tokens + 1)
+
     def describe(self) -> str:
         """One line for the log."""
         return (
-            f"decodes of at least {self.threshold} tokens attend to {self.tokens} of them, chosen by "
+            f"decodes of at least {self.least_length} tokens attend to {self.tokens} of them, chosen by "
             f"{self.channels} channels of each key, in {len(self.orders)} layers"
         )
 
@@ -86,7 +91,7 @@ class DoubleSparseBackend:
         self._new_slots = None
         lengths = batch.prefix_lens.astype(np.int64) + batch.extend_lens
         sparse = np.zeros(len(lengths), dtype=bool) if batch.decodes is None else batch.decodes
-        sparse = sparse & (lengths >= max(self._sparsity.threshold, self._sparsity.tokens + 1))
+        sparse = sparse & (lengths >= self._sparsity.least_length)
         firsts = np.cumsum(batch.extend_lens.astype(np.int64)) - batch.extend_lens
         self._sequences = [
             (int(firsts[row]), batch.req_to_token[int(batch.host_rows[row]), : int(lengths[row])])

@@ -111,6 +111,12 @@ def test_specs(options):
     torch.testing.assert_close(attend(scene), expected(scene), atol=2e-6, rtol=1e-5)
 
 
+def test_the_log_names_the_least_length():
+    """Sequences within the budget are attended in full, whatever the threshold."""
+    assert "at least 257 tokens" in Sparsity(channels=3, tokens=256, threshold=40, orders={}).describe()
+    assert "at least 300 tokens" in Sparsity(channels=3, tokens=256, threshold=300, orders={}).describe()
+
+
 @pytest.mark.parametrize("tokens", [1, 39, 40, 41])
 @pytest.mark.parametrize("channels", [1, HEAD_DIM])
 def test_budgets(tokens, channels):

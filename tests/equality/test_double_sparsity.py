@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.attention.double_sparse import is_sparse_layer
+from baton.attention.double_sparse import Sparsity, is_sparse_layer
 from baton.entrypoints.engine import Engine
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
@@ -139,15 +139,20 @@ def test_sparse_decodes_differ_from_full_ones(backend: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("column", CHECKS)
 @pytest.mark.parametrize("name", ["Llama 3.1 (rope llama3)", "Gemma 3 (text)"])
-def test_a_budget_for_all_tokens_is_exact(name: str, column: str, tmp_path: Path) -> None:
-    """Keys in another order go through handoffs, forks, retractions, beams, host and pages as others do."""
+def test_a_budget_for_all_tokens_is_exact(
+    name: str, column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys in another order go through handoffs, forks, retractions, beams, host and pages as others do. Sequences
+    within the budget, which are attended in full otherwise, are sparse here."""
+    monkeypatch.setattr(Sparsity, "least_length", property(lambda sparsity: sparsity.threshold))
     scene = SparseScene(name, tmp_path, tokens=10_000)
     CHECKS[column](scene)
 
 
 @pytest.mark.parametrize("column", ["page 1", "handoff"])
-def test_layers_that_share_keys(column: str, tmp_path: Path) -> None:
+def test_layers_that_share_keys(column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their keys are put in order once in a step, and the queries of both."""
+    monkeypatch.setattr(Sparsity, "least_length", property(lambda sparsity: sparsity.threshold))
     CHECKS[column](SparseScene("Gemma 4, shared KV", tmp_path, tokens=10_000))
 
 
