@@ -36,8 +36,10 @@ PROMPT, WARM, TIMED = 300, 10, 40
 class Arm:
     """One implementation of the model."""
 
-    def __init__(self, impl: Any, folder: Path) -> None:
-        model = ModelArgs(model_path=str(folder), model_impl=impl, device="cpu", dtype="float32")
+    def __init__(self, impl: Any, folder: Path, linear_backend: Any) -> None:
+        model = ModelArgs(
+            model_path=str(folder), model_impl=impl, device="cpu", dtype="float32", linear_backend=linear_backend
+        )
         config = SchedulerConfig(max_total_tokens=16384, disable_radix_cache=True)
         self._scheduler, self._step_runner, *_ = build_worker(WorkerConfig(model=model, scheduler=config))
         self.steps: dict[int, list[float]] = {}
@@ -65,11 +67,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="sequences of a step")
     parser.add_argument("--rounds", type=int, default=4, help="every second one in the other order")
+    parser.add_argument(
+        "--linear-backend", default="auto", help="as the server's flag; trials suffer on a busy machine"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for backend_speed.json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         save_random_model(Path(folder), LLAMA_40M | {"bos_token_id": 1, "eos_token_id": 2})
-        arms = {impl: Arm(impl, Path(folder)) for impl in IMPLS}
+        arms = {impl: Arm(impl, Path(folder), args.linear_backend) for impl in IMPLS}
     for number in range(args.rounds):
         for impl in IMPLS if number % 2 == 0 else IMPLS[::-1]:
             for rows in args.rows:

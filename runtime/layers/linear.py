@@ -52,6 +52,11 @@ class Linear:
             self._updates.add_to(y, x)
         return y
 
+    def read_from(self, weight: torch.Tensor) -> None:
+        """Give the own weight up and read the same numbers in this memory, [out, in]. Before `use_product`."""
+        assert self.weight is not None and weight.shape == self.weight.shape
+        self.weight, self._product = weight, PLAIN.prepare(Source(weight, self.bias))
+
     def attach_updates(self, updates: LowRankUpdates) -> None:
         """Add the updates of adapters to what the product gives, from now on."""
         self._updates = updates

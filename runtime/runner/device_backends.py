@@ -30,6 +30,7 @@ from ..layers.ops import TORCH_OPS, Ops, OpShape
 from ..layers.products import NUMBA, BlockKernel
 from ..model_config import ModelConfig
 from .cuda_graph import CudaRecorder, Recorder
+from .module_standins import SizedOps
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class DeviceBackends:
     """None: the head's product is one of the others, and rounds to the model's dtype."""
     products: BlockKernel | None = None
     """None: no product has the form "numba"."""
+    sized_ops: SizedOps | None = None
+    """Kernels for a model that transformers computes; None: torch."""
     sparsity: Sparsity | None = None
     """None: every decode is attended in full."""
     score_labels: ScoreLabels | None = None
@@ -140,7 +143,7 @@ def _on_a_cpu(
     is_tried = args.linear_backend == "auto" and processor.multiplies(dtype)
     products = _products(dtype, team) if is_tried or args.linear_backend == NUMBA else None
     if config is None:
-        return replace(without, attention=attention, products=products)
+        return replace(without, attention=attention, products=products, sized_ops=_sized_ops(team, dtype))
     ops = select_ops(device, dtype, OpShape.of(config), team)
     recorder = None
     if args.linear_backend in ("auto", NUMBA) and not args.disable_cuda_graph:
@@ -148,6 +151,15 @@ def _on_a_cpu(
 
         recorder = partial(TeamRecorder, team)
     return replace(without, ops=ops, attention=attention, products=products, recorder=recorder, any_tokens=True)
+
+
+def _sized_ops(team: Team, dtype: torch.dtype) -> SizedOps | None:
+    from ..layers.numba_ops import operations  # here: Numba is optional
+
+    try:
+        return operations.SizedOps(team, dtype)
+    except TypeError:
+        return None
 
 
 def _label_scores(team: Team, specs: Sequence[AttentionSpec], channels: int, dtype: torch.dtype) -> ScoreLabels | None:

@@ -142,8 +142,11 @@ class ModelRunner:
                 self._model: ServedModel = opened
                 self._weight_bytes = opened.weight_bytes
                 targets = opened.adapter_targets()
+                if backends.sized_ops is not None:
+                    opened.use_kernels(backends.sized_ops)
                 try:
-                    self._late_trials = opened.choose_products(args.linear_backend, backends.products)
+                    stored = None if args.load_format == "dummy" else partial(mapped_tensor, folder)
+                    self._late_trials = opened.choose_products(args.linear_backend, backends.products, stored)
                 except UnusableFormError as error:
                     raise ModelLoadError(str(error)) from error
             else:

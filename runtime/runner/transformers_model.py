@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,8 +39,19 @@ from ..layers.product_trials import LateTrials, UnusableFormError, choose_produc
 from ..layers.products import TORCH, BlockKernel
 from ..layers.step_inputs import StepInputs
 from ..model_config import ServedConfig
+from .module_standins import (
+    EmbeddingStandin,
+    GatedMLPStandin,
+    LinearStandin,
+    NormStandin,
+    SizedOps,
+    gated_mlp_standin,
+    norm_standin,
+)
 
 logger = logging.getLogger(__name__)
+
+Standin = TypeVar("Standin", GatedMLPStandin, NormStandin)
 
 SERVING, TRACING = "baton", "baton-trace"
 """Names of the registered functions. No mask is registered for the first, so that transformers makes none."""
@@ -114,15 +125,9 @@ class TransformersModel:
         self._base_name = name
         model.set_submodule(name, self._given)
         self._check(ids, expected)
-        self._linears = self._replace_linears()
-        if self._linears:
-            try:
-                self._check(ids, expected)
-            except Exception as error:  # some modelling reads the weights of its linear layers itself
-                logger.info("matrix products are torch's: %s: %s", type(error).__name__, error)
-                self._restore_linears()
-            for standin in self._linears.values():
-                standin.originals.clear()
+        self._linears: dict[str, Linear] = {}
+        """By name in the whole model, without the name of a part."""
+        self._replace_layers(ids, expected)
         self._checked = ids, expected
 
     @property
@@ -133,29 +138,38 @@ class TransformersModel:
     def weight_bytes(self) -> int:
         """See ServedModel.weight_bytes. To be asked before `choose_products`, which may drop weights."""
         tensors = [*self._base.parameters(), *self._base.buffers(), *self._model.parameters()]
-        for standin in self._linears.values():
-            linear = standin.linear
+        for linear in self._linears.values():
             tensors += [tensor for tensor in (linear.weight, linear.bias) if tensor is not None]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
-    def choose_products(self, form: str, kernel: BlockKernel | None = None) -> LateTrials | None:
-        """Choose the form of the matrix products; see `product_trials.choose_products`. To be called once. Raises
-        UnusableFormError, also for a model with products that cannot be exchanged, if another form than torch's is
-        asked for."""
+    def choose_products(
+        self, form: str, kernel: BlockKernel | None = None, stored: Callable[[str], torch.Tensor | None] | None = None
+    ) -> LateTrials | None:
+        """Choose the form of the matrix products; see `product_trials.choose_products`. To be called once.
+
+        stored: the tensor of the checkpoint with a name, mapped from its file, so that a tied head may repack its
+        matrix while tokens are looked up there. Raises UnusableFormError, also for a model with products that cannot be
+        exchanged, if another form than torch's is asked for."""
         ids, expected = self._checked
         self._checked = ids[:0], expected[:0]
-        if not self._linears:
+        linears = list(self._linears.values())
+        if not linears:
             if form not in ("auto", TORCH):
                 raise UnusableFormError(
                     f"--linear-backend {form}: the modelling of {self.config.architecture} computes its products "
                     "itself; use auto"
                 )
             return None
-        linears = [standin.linear for standin in self._linears.values()]
         others = [tensor.data_ptr() for part in (self._base, self._model) for tensor in part.parameters()]
         uses = Counter([*others, *(linear.weight.data_ptr() for linear in linears if linear.weight is not None)])
+        tied = None if stored is None else self._find_tied(stored)
+        if tied is not None:
+            assert tied.linear.weight is not None
+            uses[tied.linear.weight.data_ptr()] -= 1
         kept = [linear for linear in linears if linear.weight is not None and uses[linear.weight.data_ptr()] > 1]
         late = choose_products(linears, form, kept, kernel)
+        if tied is not None and tied.linear.weight is None:
+            self._base.set_submodule(tied.name, EmbeddingStandin(tied.rows, self.dtype))
         self._check(ids, expected)
         return late
 
@@ -193,11 +207,14 @@ class TransformersModel:
     def adapter_targets(self) -> dict[str, Target]:
         """See ServedModel.adapter_targets: the linear layers of the base, under transformers' names for them."""
         layers = []
-        for name, standin in self._linears.items():
-            text_name = text_tensor_name(f"{name}.weight")
-            if text_name is not None and name.startswith(f"{self._base_name}."):
-                linear = standin.linear
-                modules = {text_name.removesuffix(".weight"): (0, sum(linear.parts.values()))}
+        for name, linear in self._linears.items():
+            modules, start = {}, 0
+            for part, size in linear.parts.items():
+                text_name = text_tensor_name(".".join(filter(None, (name, part, "weight"))))
+                if text_name is not None and name.startswith(f"{self._base_name}."):
+                    modules[text_name.removesuffix(".weight")] = start, size
+                start += size
+            if modules:
                 layers.append((modules, linear.in_features, None, linear.attach_updates))
         return module_targets(layers)
 
@@ -205,22 +222,88 @@ class TransformersModel:
         """See ServedModel.is_recordable: transformers computes with torch."""
         return False
 
-    def _replace_linears(self) -> dict[str, _LinearStandin]:
+    def use_kernels(self, ops: SizedOps) -> None:
+        """Compute norms and gates with the kernels of a device. To be called before `choose_products`."""
+        for module in self._base.modules():
+            if isinstance(module, GatedMLPStandin | NormStandin):
+                try:
+                    module.use_kernels(ops)
+                except Exception as error:  # compiled code may raise anything
+                    reason = str(error).splitlines()[0][:200]
+                    logger.warning("norms and gates are computed by torch: %s: %s", type(error).__name__, reason)
+                    return
+
+    def _replace_layers(self, ids: torch.Tensor, expected: torch.Tensor) -> None:
+        """Put stand-ins in the place of layers, each kind only if the model then still computes the same."""
+        linears = self._replace_linears()
+        try:
+            self._check(ids, expected)
+        except Exception as error:  # some modelling reads the weights of its linear layers itself
+            logger.info("matrix products are torch's: %s: %s", type(error).__name__, error)
+            self._restore_linears(linears)
+            linears = {}
+        for standin in linears.values():
+            standin.originals.clear()
+        self._linears = {name: standin.linear for name, standin in linears.items()}
+        for name, standin in self._replace_by(gated_mlp_standin, "MLPs", ids, expected).items():
+            for part in standin.linear.parts:
+                del self._linears[f"{self._base_name}.{name}.{part}"]
+            self._linears[f"{self._base_name}.{name}"] = standin.linear
+        self._replace_by(norm_standin, "norms", ids, expected)
+
+    def _replace_by(
+        self, make: Callable[[torch.nn.Module], Standin | None], what: str, ids: torch.Tensor, expected: torch.Tensor
+    ) -> dict[str, Standin]:
+        """Put what ``make`` makes in the place of the base's modules. Returns it by name in the base; nothing, if the
+        model would compute something else. what: their kind, for the log."""
+        modules = {name: module for name, module in self._base.named_modules() if name}
+        standins = {name: standin for name, module in modules.items() if (standin := make(module)) is not None}
+        for name, standin in standins.items():
+            self._base.set_submodule(name, standin)
+        try:
+            self._check(ids, expected)
+        except Exception as error:  # some modelling reads the weights of its layers itself
+            logger.info("%s are transformers' own: %s: %s", what, type(error).__name__, error)
+            for name in standins:
+                self._base.set_submodule(name, modules[name])
+            return {}
+        return standins
+
+    def _replace_linears(self) -> dict[str, LinearStandin]:
         """Put stand-ins in the place of torch's linear layers. Returns them by name in the whole model."""
-        found: dict[str, _LinearStandin] = {}
+        found: dict[str, LinearStandin] = {}
         for prefix, part in ((f"{self._base_name}.", self._base), ("", self._model)):
             for name, module in list(part.named_modules()):
                 if type(module) is torch.nn.Linear:
-                    standin = found[prefix + name] = _LinearStandin(module)
+                    standin = found[prefix + name] = LinearStandin(module)
                     part.set_submodule(name, standin)
         return found
 
-    def _restore_linears(self) -> None:
-        for full, standin in self._linears.items():
+    def _find_tied(self, stored: Callable[[str], torch.Tensor | None]) -> _Tied | None:
+        """The embedding that shares its matrix with one linear layer, if it does nothing but look rows up, and the
+        checkpoint has the same rows."""
+        for name, module in self._base.named_modules():
+            if type(module) is not torch.nn.Embedding or module.max_norm is not None:
+                continue
+            weight = module.weight
+            sharing = [
+                linear
+                for linear in self._linears.values()
+                if linear.weight is not None and linear.weight.data_ptr() == weight.data_ptr()
+            ]
+            stored_name = text_tensor_name(f"{self._base_name}.{name}.weight")
+            if len(sharing) != 1 or weight.device.type != "cpu" or stored_name is None:
+                continue
+            rows = stored(stored_name)
+            if rows is not None and rows.shape == weight.shape and torch.equal(rows.to(weight.dtype), weight):
+                return _Tied(name, sharing[0], rows)
+        return None
+
+    def _restore_linears(self, linears: dict[str, LinearStandin]) -> None:
+        for full, standin in linears.items():
             inside = full.startswith(f"{self._base_name}.")
             part, name = (self._base, full[len(self._base_name) + 1 :]) if inside else (self._model, full)
             part.set_submodule(name, standin.originals[0])
-        self._linears = {}
 
     def _reference_logits(self, ids: torch.Tensor, base: str) -> torch.Tensor:
         """float32 [tokens, vocab], or [tokens, labels]: the logits of one sequence by transformers' own attention.
@@ -290,27 +373,15 @@ class TransformersModel:
         return found[-1]  # the outermost, as it ends last
 
 
-class _LinearStandin(torch.nn.Module):
-    """Stands for a linear layer of torch, and computes it as one of Baton's: by the fastest product, with adapters."""
+@dataclass(frozen=True, slots=True)
+class _Tied:
+    """An embedding and the head that has the same matrix."""
 
-    def __init__(self, original: torch.nn.Linear) -> None:
-        super().__init__()
-        self.originals = [original]
-        """The layer, until it is certain that it is not needed again. A list hides its parameters from torch."""
-        weight = original.weight.detach()
-        self.linear = Linear(
-            original.in_features,
-            {"": original.out_features},
-            bias=False,
-            dtype=weight.dtype,
-            device=weight.device,
-            shared=weight,
-            shared_bias=None if original.bias is None else original.bias.detach(),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[…, in] -> […, out]"""
-        return self.linear(x.reshape(-1, self.linear.in_features)).view(*x.shape[:-1], self.linear.out_features)
+    name: str
+    """Of the embedding, in the base."""
+    linear: Linear
+    rows: torch.Tensor
+    """[vocab, size], mapped from the checkpoint."""
 
 
 class _Given(torch.nn.Module):

@@ -54,6 +54,28 @@ def load(shape: OpShape, dtype: torch.dtype, team: Team) -> dict[str, Any]:
     }
 
 
+class SizedOps:
+    """See module_standins.SizedOps. One operation for each size."""
+
+    def __init__(self, team: Team, dtype: torch.dtype) -> None:
+        """Raises TypeError for a dtype without kernels."""
+        self._team, self._kind = team, str(dtype).removeprefix("torch.")
+        if self._kind not in KINDS:
+            raise TypeError(f"there are no kernels for {self._kind}")
+        self._norms: dict[int, RMSNorm] = {}
+        self._gates: dict[int, SiluAndMul] = {}
+
+    def rms_norm(self, size: int) -> RMSNorm:
+        if size not in self._norms:
+            self._norms[size] = RMSNorm(self._team, size, self._kind)
+        return self._norms[size]
+
+    def silu_and_mul(self, size: int) -> SiluAndMul:
+        if size not in self._gates:
+            self._gates[size] = SiluAndMul(self._team, size, self._kind)
+        return self._gates[size]
+
+
 class _Kernel:
     """A call over rows."""
 

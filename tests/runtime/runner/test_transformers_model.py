@@ -11,8 +11,9 @@ import torch
 
 from baton.runtime.checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from baton.runtime.config import ModelArgs
-from baton.runtime.runner import transformers_model
+from baton.runtime.runner import model_runner, transformers_model
 from baton.runtime.runner.model_runner import ModelRunner
+from baton.runtime.runner.module_standins import EmbeddingStandin, GatedMLPStandin, LinearStandin, NormStandin
 from baton.runtime.runner.transformers_model import OTHER_MASK, MaskRule, TransformersModel, attend, trace_mask
 from tests.doubles.model_driver import ModelDriver
 from tests.doubles.tiny_models import TINY, make_reference
@@ -156,7 +157,7 @@ def test_model_that_computes_other_logits_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("form", ["torch", "transposed", "onednn", "numba"])
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"use_bias": True}], ids=["", "tied", "bias"])
 def test_products_of_every_form(tmp_path, form: str, changes: dict[str, Any]) -> None:
-    """The layers are Baton's; a head that shares its weight with the embedding keeps it."""
+    """The layers are Baton's. If a tied head repacks its weight, tokens are looked up in the file."""
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -173,13 +174,14 @@ def test_products_of_every_form(tmp_path, form: str, changes: dict[str, Any]) ->
     torch.testing.assert_close(found.step([(found.open(ids), 20)]).logits, wanted, atol=1e-3, rtol=1e-4)
     model = runner._model
     assert isinstance(model, TransformersModel)
-    linears = {name: standin.linear for name, standin in model._linears.items()}
-    assert len(linears) == 3 * 7 + 1 and not any(isinstance(each, torch.nn.Linear) for each in model._base.modules())
-    is_kept = "tie_word_embeddings" in changes and form in ("onednn", "numba")
-    assert linears.pop("lm_head").form(1) == ("torch" if is_kept else form)
+    linears = dict(model._linears)
+    assert len(linears) == 3 * 6 + 1 and not any(isinstance(each, torch.nn.Linear) for each in model._base.modules())
     assert {linear.form(1) for linear in linears.values()} == {form}
     assert all((linear.weight is None) == (form in ("onednn", "numba")) for linear in linears.values())
-    assert not any(standin.originals for standin in model._linears.values()), "weights are kept twice"
+    standins = [each for each in model._base.modules() if isinstance(each, LinearStandin)]
+    assert len(standins) == 3 * 5 and not any(each.originals for each in standins), "weights are kept twice"
+    is_repacked = "tie_word_embeddings" in changes and form in ("onednn", "numba")
+    assert any(isinstance(each, EmbeddingStandin) for each in model._base.modules()) is is_repacked
 
 
 def test_modelling_that_reads_its_weights_keeps_its_layers(tmp_path, monkeypatch):
@@ -242,3 +244,51 @@ class TestMaskRules:
 
     def test_window_of_unknown_size_is_another_mask(self):
         assert self.rule(7, sliding_window=8) == OTHER_MASK
+
+
+def test_tied_embedding_keeps_its_matrix_where_the_file_has_other_rows(tmp_path, monkeypatch):
+    make_reference("StableLm", {"tie_word_embeddings": True}).save_pretrained(tmp_path)
+    monkeypatch.setattr(model_runner, "mapped_tensor", lambda folder, name: torch.zeros(TINY["vocab_size"], 48))
+    runner = make_runner(tmp_path, linear_backend="onednn")
+    assert not any(isinstance(module, EmbeddingStandin) for module in runner._model._base.modules())
+
+
+def test_norms_and_mlps_of_transformers_are_replaced(tmp_path):
+    """By the kernels of the processor: the model is wide enough for them."""
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
+    reference = make_reference("Llama", {**sizes, "head_dim": 64, "vocab_size": 192})
+    reference.save_pretrained(tmp_path)
+    runner = make_runner(tmp_path)
+    modules = list(runner._model._base.modules())
+    norms = [each for each in modules if isinstance(each, NormStandin)]
+    mlps = [each for each in modules if isinstance(each, GatedMLPStandin)]
+    assert (len(norms), len(mlps)) == (2 * 3 + 1, 3)
+    assert all(each._op is not None for each in norms) and all(hasattr(each._activation, "_kernel") for each in mlps)
+    driver = ModelDriver(runner, page_size=1, seed=1)
+    sequence = driver.open(np.arange(3, 40))
+    found = [driver.step([(sequence, count)]).logits[0] for count in (30, 1, 6)]
+    with torch.no_grad():
+        expected = reference(torch.arange(3, 40)[None]).logits[0].float()
+    for logits, position in zip(found, (29, 30, 36), strict=True):
+        torch.testing.assert_close(logits, expected[position], atol=2e-4, rtol=1e-4)
+
+
+def test_mlp_that_is_read_from_outside_is_left_alone(tmp_path, monkeypatch):
+    """The layers that the MLP was made of take their places again, on the memory of the one product."""
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    forward = LlamaDecoderLayer.forward
+
+    def read(self: Any, x: torch.Tensor, **kwargs: Any) -> Any:
+        return forward(self, x + 0 * self.mlp.gate_proj(x)[..., :1], **kwargs)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", read)
+    reference = make_reference("Llama", {})
+    reference.save_pretrained(tmp_path)
+    runner = make_runner(tmp_path)
+    assert not any(isinstance(each, GatedMLPStandin) for each in runner._model._base.modules())
+    driver = ModelDriver(runner, page_size=1, seed=1)
+    sequence = driver.open(np.arange(3, 40))
+    with torch.no_grad():
+        expected = reference(torch.arange(3, 40)[None]).logits[0, -1]
+    torch.testing.assert_close(driver.step([(sequence, 37)]).logits[0], expected, atol=2e-4, rtol=1e-4)
