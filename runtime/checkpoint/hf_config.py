@@ -106,7 +106,7 @@ def parse_model_config(
     return ModelConfig(
         head="language" if head == "none" and ties else head,
         labels=labels,
-        label_activation=label_activation(raw.get("problem_type"), len(labels), source) if labels else "none",
+        label_activation=label_activation(raw, len(labels), source) if labels else "none",
         architecture=architecture,
         vocab_size=need("vocab_size"),
         hidden_size=hidden_size,
@@ -143,9 +143,25 @@ def _labels(raw: Mapping[str, Any], source: str) -> tuple[str, ...]:
         raise ModelLoadError(f"{source}: id2label must name the classes 0 to their number minus one") from None
 
 
-def label_activation(problem_type: str | None, num_labels: int, source: str) -> LabelActivation:
+_SAVED_ACTIVATIONS: dict[str, LabelActivation] = {"Sigmoid": "sigmoid", "Identity": "none"}
+"""By the last part of a name such as torch.nn.modules.linear.Identity."""
+
+
+def label_activation(raw: Mapping[str, Any], num_labels: int, source: str) -> LabelActivation:
     """What makes scores of the logits of classes, as in vLLM: the problem's type says; else one class is a sigmoid,
-    several are a softmax. Raises ModelLoadError, which calls the config ``source``."""
+    several are a softmax. For one class, the activation that sentence-transformers has saved comes first, since its
+    cross-encoders use it. Raises ModelLoadError, which calls the config ``source``."""
+    saved = raw.get("sentence_transformers")
+    function = saved.get("activation_fn") if isinstance(saved, Mapping) else None
+    function = function or raw.get("sbert_ce_default_activation_function")
+    if num_labels == 1 and function is not None:
+        if (found := _SAVED_ACTIVATIONS.get(str(function).rpartition(".")[2])) is None:
+            raise ModelLoadError(
+                f"{source}: activation_fn {function!r} of sentence-transformers is not one of "
+                f"{', '.join(_SAVED_ACTIVATIONS)}"
+            )
+        return found
+    problem_type = raw.get("problem_type")
     usual: LabelActivation = "softmax" if num_labels > 1 else "sigmoid"
     kinds: dict[str | None, LabelActivation] = {
         None: usual,

@@ -665,7 +665,7 @@ def _head_of(raw: Any, architecture: str, source: str) -> dict[str, Any]:
     return {
         "head": "labels",
         "labels": labels,
-        "label_activation": label_activation(raw.problem_type, len(labels), source),
+        "label_activation": label_activation(raw.to_dict(), len(labels), source),
     }
 
 

@@ -220,6 +220,18 @@ def test_pair_scores_of_cross_encoder_equal_transformers(cross_encoder: Served) 
     )
 
 
+@pytest.mark.parametrize("impl", ["baton", "transformers"])
+def test_cross_encoder_scores_with_the_activation_that_was_saved(impl: str, tmp_path: Path) -> None:
+    """sentence-transformers saves Identity for rerankers whose scores are logits."""
+    saved = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.1.0"}
+    reference = pooled_models.write_classifier(tmp_path, 1, sentence_transformers=saved)
+    served = Served(tmp_path, reference, model_impl=impl)
+    with served.engine as engine:
+        answer = engine.score(text_1=QUERY, text_2=DOCUMENTS)
+    logits = [float(served.logits(QUERY, document)) for document in DOCUMENTS]
+    np.testing.assert_allclose([each["score"] for each in answer["data"]], logits, atol=1e-4)
+
+
 @pytest.mark.parametrize("item_first", [False, True])
 @pytest.mark.parametrize("softmax", [False, True])
 def test_label_scores_equal_transformers(language_model: Served, item_first: bool, softmax: bool) -> None:

@@ -94,6 +94,8 @@ def parse(**changes: Any) -> Any:
 
 
 CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
+ONE: dict[str, Any] = {"id2label": {"0": "x"}}
+TWO = ("LABEL_0", "LABEL_1")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,17 @@ CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
         ({"id2label": {"0": "x"}, "problem_type": "regression"}, ("x",), "none"),
         ({"problem_type": "multi_label_classification"}, ("LABEL_0", "LABEL_1"), "sigmoid"),
         ({"id2label": {"0": "x"}, "problem_type": "single_label_classification"}, ("x",), "sigmoid"),
+        (ONE | {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, ("x",), "none"),
+        (ONE | {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, ("x",), "none"),
+        (
+            ONE
+            | {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
+            | {"problem_type": "regression"},
+            ("x",),
+            "sigmoid",
+        ),
+        (ONE | {"sentence_transformers": {"version": "4.1.0"}}, ("x",), "sigmoid"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, TWO, "softmax"),
     ],
 )
 def test_labels_of_classifiers(changes: dict[str, Any], labels: tuple[str, ...], activation: str) -> None:
@@ -120,6 +133,10 @@ def test_labels_of_classifiers(changes: dict[str, Any], labels: tuple[str, ...],
         ({"num_labels": 0}, "num_labels is 0"),
         ({"num_labels": "two"}, "num_labels is 'two'"),
         ({"problem_type": "ranking"}, "problem_type 'ranking'"),
+        (
+            ONE | {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},
+            r"activation_fn 'torch\.nn\.modules\.activation\.Tanh' of sentence-transformers is not one of Sigmoid",
+        ),
     ],
 )
 def test_wrong_labels_are_named(changes: dict[str, Any], says: str) -> None:
