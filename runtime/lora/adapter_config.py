@@ -55,6 +55,9 @@ def read_adapter_config(folder: Path) -> tuple[dict[str, Any], bytes]:
     return config, content
 
 
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Initialisations that take a part of the base model's weights into the adapter."""
+
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "use_dora": (bool, f"DoRA also scales the columns of the weights; {MERGE}"),
     "modules_to_save": (bool, f"it replaces whole modules; {MERGE}"),
@@ -67,8 +70,11 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "alora_invocation_tokens": (bool, "an activated adapter begins within a prompt, which is not supported"),
     "use_qalora": (bool, f"QA-LoRA pools the inputs of a layer; {MERGE}"),
     "arrow_config": (bool, "it routes tokens to several adapters, which is not supported"),
+    "kasa_config": (bool, f"KaSA leaves out a part of the base model's weights; {MERGE}"),
+    "monteclora_config": (bool, "its factors are drawn at random, which is not supported"),
+    "use_bdlora": (bool, f"its factors are block-diagonal; {MERGE}"),
     "init_lora_weights": (
-        lambda value: isinstance(value, str) and value.lower().startswith(("pissa", "olora", "corda", "loftq")),
+        lambda value: isinstance(value, str) and value.lower().startswith(_CHANGES_BASE),
         "the base model was changed when it was made; save it with path_initial_model_for_weight_conversion, which "
         "makes it a plain adapter",
     ),

@@ -178,6 +178,10 @@ def test_scale(tmp_path: Path, changes: dict[str, Any], scale: float) -> None:
     [
         ({"bias": "all"}, "bias is 'all'"),
         ({"init_lora_weights": "pissa_niter_4"}, "the base model was changed"),
+        ({"init_lora_weights": "lora_ga"}, "the base model was changed"),
+        ({"kasa_config": {"beta": 1e-4}}, "KaSA leaves out a part of the base model's weights"),
+        ({"monteclora_config": {"num_samples": 4}}, "factors are drawn at random"),
+        ({"use_bdlora": {"nblocks": 2}}, "use_bdlora is {'nblocks': 2}: its factors are block-diagonal"),
         ({"target_parameters": ["mlp.experts.down_proj"]}, "no linear layer"),
         ({"fan_in_fan_out": True}, "transposed"),
         ({"trainable_token_indices": [1]}, "rows of the embedding"),
