@@ -60,6 +60,7 @@ _FORM: Properties = {
     "normalize": flag("Divide each vector by its length. Default: as the model's files say, else true."),
 }
 _OFF: dict[str, tuple] = {
+    "padding": ("do_not_pad",),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "messages": (),
@@ -68,7 +69,12 @@ _OFF: dict[str, tuple] = {
 }
 _TASKS = ("embed", "classify")
 
-PROPERTIES: Properties = {"input": INPUT, **_FORM, **COMMON}
+PROPERTIES: Properties = {
+    "input": INPUT,
+    **_FORM,
+    "use_activation": flag("vLLM's name of normalize."),
+    **COMMON,
+}
 BODY = taken(PROPERTIES, title="EmbeddingsBody", required=("input",), unsupported=_OFF)
 EXAMPLES: Mapping[str, dict[str, Any]] = {
     "a text": {"input": "The capital of France is Paris."},
@@ -80,8 +86,8 @@ ANSWER = list_schema(answered({"object": enum("embedding"), "index": COUNT, "emb
 
 POOLING_PROPERTIES: Properties = {
     "task": enum(*_TASKS, about="embed, or classify (for models with a classification head)."),
-    "use_activation": flag("Scores of classes instead of their logits.", default=True),
     **PROPERTIES,
+    "use_activation": flag("normalize; for classes: their scores instead of their logits (true)."),
 }
 POOLING_BODY = taken(POOLING_PROPERTIES, title="PoolingBody", required=("input",), unsupported=_OFF)
 POOLING_ANSWER = list_schema(answered({"object": enum("pooling"), "index": COUNT, "data": _VECTOR}), title="Pooled")
@@ -295,8 +301,13 @@ def parse_encode(
 
 def _form_of(fields: dict[str, Any]) -> dict[str, Any]:
     dimensions, normalizes = fields.get("dimensions"), fields.get("normalize")
+    activates = fields.get("use_activation")
     if dimensions is not None and typed(dimensions, int, "dimensions") < 1:
         raise RequestRefused(f"dimensions is {dimensions}; use 1 or more", param="dimensions")
     if normalizes is not None:
         typed(normalizes, bool, "normalize")
-    return {"dimensions": dimensions, "normalizes": normalizes}
+    if activates is not None:
+        typed(activates, bool, "use_activation")
+    if None not in (normalizes, activates) and normalizes != activates:
+        raise RequestRefused("normalize and use_activation are the same; give one of them", param="use_activation")
+    return {"dimensions": dimensions, "normalizes": activates if normalizes is None else normalizes}

@@ -30,12 +30,12 @@ from ...scheduler.request_spec import PoolingKind, PoolingSpec, RequestSpec
 from ...scheduler.sampling_params import SamplingParams
 from ..chat.messages import Conversation
 from ..chat.rendering import Renderer
-from ..description.json_schema import Properties, either, flag, picked, string, whole
+from ..description.json_schema import Properties, either, enum, flag, picked, string, whole
 from ..fields.field_names import FieldNames
 from ..fields.ignored import Ignored
 from ..fields.namespaces import read_client, read_namespaces
 from ..fields.prompts import SHARED_OF_CHATS, read_adapter, read_priority
-from ..fields.reading import MODEL, RID, PerPrompt, read_rids, refuse_unserved, shown, typed
+from ..fields.reading import MODEL, RID, PerPrompt, one_of, read_rids, refuse_unserved, shown, typed
 
 NO_OUTPUT = SamplingParams(max_new_tokens=0)
 
@@ -48,9 +48,12 @@ COMMON: Properties = {
     "request_id": string("vLLM's name of rid."),
     **picked(SHARED_OF_CHATS, ("user", "cache_salt", "extra_key", "lora_path", "priority")),
     "truncate_prompt_tokens": whole(
-        "Use only this many tokens of each prompt, the first ones; special tokens at its end are kept. -1: as many as "
-        "the context holds. Without it, prompts that are too long are refused.",
+        "Use only this many tokens of each prompt; special tokens around it are kept. -1: as many as the context "
+        "holds. Without it, prompts that are too long are refused.",
         -1,
+    ),
+    "truncation_side": enum(
+        "right", "left", about="With truncate_prompt_tokens: where tokens are cut off.", default="right"
     ),
     "add_special_tokens": flag("Put the tokenizer's special tokens around texts.", default=True),
 }
@@ -116,6 +119,8 @@ class PoolingFields:
     client: str
     priority: int
     truncate_to: int | None
+    keeps_end: bool
+    """Tokens are cut off at the beginning."""
     add_special_tokens: bool
 
 
@@ -147,6 +152,7 @@ def read_common(fields: dict[str, Any], rid: str | None) -> PoolingFields:
         client=read_client(fields),
         priority=one.read_values("priority", read_priority, 0)[0],
         truncate_to=truncate_to,
+        keeps_end=one_of(fields.get("truncation_side", "right"), ("left", "right"), "truncation_side") == "left",
         add_special_tokens=typed(fields.get("add_special_tokens", True), bool, "add_special_tokens"),
     )
 
@@ -268,24 +274,24 @@ class PoolingTools:
     async def tokens_of(self, inputs: Inputs, fields: PoolingFields) -> list[list[int]]:
         """The token ids of each input, truncated. Raises RequestRefused, also for an input without tokens."""
         if inputs.texts is None:
-            ids = self._truncated(inputs.id_lists or [], fields, after=[])
+            ids = self._truncated(inputs.id_lists or [], fields, ([], []))
         else:
             ids = await self._tokenize(inputs.texts, inputs.name, fields)
-            ids = self._truncated(ids, fields, after=self._ids_after_texts(fields))
+            ids = self._truncated(ids, fields, self._ids_around_texts(fields))
         _refuse_empty(ids, inputs.name, is_list=inputs.is_list)
         return ids
 
     async def tokens_of_joined(self, texts: JoinedTexts, fields: PoolingFields) -> list[list[int]]:
         """`tokens_of` for texts that are made on the way."""
         found: list[list[int]] = []
-        total, after = 0, self._ids_after_texts(fields)
+        total, around = 0, self._ids_around_texts(fields)
         for group in texts.groups():
             size = sum(texts.lengths[index] for index in group)
             made = _made(texts, group) if size <= _INLINE_CHARS else await asyncio.to_thread(_made, texts, group)
             ids = await self._tokenize(made, texts.name, fields)
             total += sum(map(len, ids))  # before they are truncated: all have been read
             check_tokens_of_call(total, texts.name)
-            found += self._truncated(ids, fields, after)
+            found += self._truncated(ids, fields, around)
         _refuse_empty(found, texts.name, is_list=True)
         return found
 
@@ -297,14 +303,16 @@ class PoolingTools:
             param=name,
         )
 
-    def _ids_after_texts(self, fields: PoolingFields) -> list[int]:
-        """The special tokens that end every text."""
+    def _ids_around_texts(self, fields: PoolingFields) -> tuple[list[int], list[int]]:
+        """The special tokens that begin and end every text."""
         around = self._manager.tokenizer.special_ids_around if fields.add_special_tokens else None
-        return around[1] if around is not None else []
+        return around if around is not None else ([], [])
 
-    def _truncated(self, ids: list[list[int]], fields: PoolingFields, after: list[int]) -> list[list[int]]:
+    def _truncated(
+        self, ids: list[list[int]], fields: PoolingFields, around: tuple[list[int], list[int]]
+    ) -> list[list[int]]:
         most = self._most(fields)
-        return ids if most is None else [_truncated(each, most, after) for each in ids]
+        return ids if most is None else [truncated(each, most, around, fields.keeps_end) for each in ids]
 
     def _most(self, fields: PoolingFields) -> int | None:
         """Tokens of a prompt after truncation; None for no truncation."""
@@ -318,7 +326,7 @@ class PoolingTools:
         plain = dataclasses.replace(fields, add_special_tokens=False, truncate_to=None)
         asked = await self._tokenize(queries, names[0], plain)
         read = dataclasses.replace(plain, truncate_to=fields.truncate_to)
-        found = self._truncated(await self._tokenize(documents, names[1], read), fields, after=[])
+        found = self._truncated(await self._tokenize(documents, names[1], read), fields, ([], []))
         around = self._manager.tokenizer.special_ids_around_pair if fields.add_special_tokens else ([], [], [])
         if around is None:
             raise unsupported_by_model(
@@ -332,7 +340,8 @@ class PoolingTools:
         for index, document in enumerate(found):
             query = asked[0 if len(asked) == 1 else index]
             if (most := self._most(fields)) is not None:
-                document = document[: max(1, most - len(before) - len(query) - len(between) - len(after))]
+                room = max(1, most - len(before) - len(query) - len(between) - len(after))
+                document = truncated(document, room, ([], []), fields.keeps_end)
             joined.append([*before, *query, *between, *document, *after])
         _refuse_empty(joined, names[1], is_list=True)
         return joined
@@ -354,13 +363,15 @@ def _refuse_empty(ids: list[list[int]], name: str, *, is_list: bool) -> None:
             raise RequestRefused(f"{place} is empty; give at least one token", param=name)
 
 
-def _truncated(ids: list[int], most: int, after: list[int]) -> list[int]:
-    """The first ``most`` ids, the last of them ``after``: the special tokens that end every text."""
+def truncated(ids: list[int], most: int, around: tuple[list[int], list[int]], keeps_end: bool) -> list[int]:
+    """The first ``most`` ids, or the last. around: the special tokens that begin and end every text; they stay, as with
+    transformers, where both fit."""
     if len(ids) <= most:
         return ids
-    if not after or len(after) > most:
-        return ids[:most]
-    return ids[: most - len(after)] + after
+    special = around[0] if keeps_end else around[1]
+    kept = special if len(special) <= most else []
+    rest = most - len(kept)
+    return kept + ids[len(ids) - rest :] if keeps_end else ids[:rest] + kept
 
 
 def make_prompts(

@@ -107,12 +107,14 @@ def test_dimensions_are_cut_then_normalized(embedder: Served, dimensions: int) -
     np.testing.assert_allclose(plain["embedding"], whole[:dimensions].numpy(), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("most", [1, 2, 9])
-def test_truncation_keeps_first_tokens_and_the_last_special_one(embedder: Served, most: int) -> None:
-    embedder.tokenizer.truncation_side = "right"
+def test_truncation_keeps_the_last_special_token(embedder: Served, most: int, side: str) -> None:
+    embedder.tokenizer.truncation_side = side
     ids = embedder.tokenizer(TEXTS[1], truncation=True, max_length=most).input_ids
     assert len(ids) == most
-    answer = embedder.engine.embed(TEXTS[1], truncate_prompt_tokens=most)
+    fields = {"truncation_side": side} if side == "left" else {}
+    answer = embedder.engine.embed(TEXTS[1], truncate_prompt_tokens=most, **fields)
     expected = embedder.engine.embed(input_ids=ids)
     assert answer["meta_info"]["prompt_tokens"] == most
     np.testing.assert_allclose(answer["embedding"], expected["embedding"], atol=1e-6)

@@ -49,6 +49,21 @@ def test_common_fields_reach_the_requests() -> None:
         assert spec.namespace and spec.client and spec.namespace != spec.client
 
 
+@pytest.mark.parametrize("parse", [parse_embeddings, parse_pooling])
+@pytest.mark.parametrize(
+    ("fields", "normalizes"),
+    [
+        ({}, None),
+        ({"normalize": False}, False),
+        ({"use_activation": False}, False),
+        ({"use_activation": True}, True),
+        ({"use_activation": False, "normalize": False}, False),
+    ],
+)
+def test_either_name_decides_whether_vectors_are_normalized(parse: Any, fields: dict, normalizes: bool | None) -> None:
+    assert parse({"input": "a", "padding": "do_not_pad", **fields}).normalizes is normalizes
+
+
 @pytest.mark.parametrize(
     ("parse", "fields", "param"),
     [
@@ -63,6 +78,10 @@ def test_common_fields_reach_the_requests() -> None:
         (parse_embeddings, {"input": "a", "cache_salt": "x" * 2000}, "cache_salt"),
         (parse_embeddings, {"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
         (parse_embeddings, {"input": ["a"] * 9}, "input"),
+        (parse_embeddings, {"input": "a", "truncation_side": "both"}, "truncation_side"),
+        (parse_embeddings, {"input": "a", "padding": "max_length"}, "padding"),
+        (parse_embeddings, {"input": "a", "use_activation": 1}, "use_activation"),
+        (parse_embeddings, {"input": "a", "use_activation": True, "normalize": False}, "use_activation"),
         (parse_pooling, {"input": "a", "task": "score"}, "task"),
         (parse_encode, {"text": ["a"] * 9}, "text"),
         (parse_encode, {"input_ids": "a"}, "input_ids"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.pooling.prompts import JoinedTexts, PooledCall, PoolingTools
+from baton.entrypoints.pooling.prompts import JoinedTexts, PooledCall, PoolingTools, truncated
 from baton.entrypoints.pooling.scores import parse_rerank, parse_score
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import RequestRefused
@@ -112,6 +112,35 @@ def test_texts_of_several_groups_keep_their_order(tokenizer: Tokenizer) -> None:
         assert [list(group) for group in texts.groups()] == [[0], [1, 2], [3, 4], [5], [6]]
 
     check(tokenizer, body, context_length=100_000)
+
+
+@pytest.mark.parametrize(
+    ("most", "right", "left"),
+    [
+        (7, [1, 5, 6, 7, 8, 2], [1, 5, 6, 7, 8, 2]),
+        (4, [1, 5, 6, 2], [1, 7, 8, 2]),
+        (2, [1, 2], [1, 2]),
+        (1, [2], [1]),
+    ],
+)
+def test_truncated_ids_keep_the_special_ones(most: int, right: list[int], left: list[int]) -> None:
+    for keeps_end, expected in ((False, right), (True, left)):
+        assert truncated([1, 5, 6, 7, 8, 2], most, ([1], [2]), keeps_end) == expected
+    assert truncated([5, 6], 1, ([], []), True) == [6] and truncated([5, 6], 1, ([], []), False) == [5]
+    assert truncated([5, 6, 3, 4], 1, ([], [3, 4]), False) == [5], "special ones that do not fit are cut off, too"
+
+
+def test_pairs_lose_the_side_of_their_document(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        tools = make_tools(backend, CROSS_ENCODER)
+        for side, kept in (("right", b"de"), ("left", b"fg")):
+            call = parse_rerank(
+                {"query": "q", "documents": ["defg"], "truncate_prompt_tokens": 5, "truncation_side": side}
+            )
+            (prompt,) = await call.make_prompts(tools)
+            assert prompt.input_ids == [113, 256, *kept, 256]
+
+    check(tokenizer, body)
 
 
 def test_cross_encoder_takes_an_empty_query_or_document(tokenizer: Tokenizer) -> None:
