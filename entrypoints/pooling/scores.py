@@ -79,6 +79,7 @@ _YES_NO = ("yes", "no")
 _ACTIVATES = flag("Scores between 0 and 1 instead of logits, where the model has a classification head.", default=True)
 _OFF: dict[str, tuple] = {
     "mm_processor_kwargs": ({},), "padding": ("do_not_pad",), "softmax": (), "rank_fields": ([],),
+    "return_pooled_hidden_states": (False,),
 }  # fmt: skip
 _A_TEXT_OR_MORE = either(string(), {"type": "array", "items": string(), "minItems": 1})
 

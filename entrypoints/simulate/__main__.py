@@ -24,6 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     except (CostError, TraceError, ValueError) as error:
         print(f"baton simulate: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"baton simulate: these jobs are too long for this machine's memory: {error}", file=sys.stderr)
+        return 2
 
 
 def simulate(args: argparse.Namespace) -> int:

@@ -34,7 +34,8 @@ def test_labels_of_sglang() -> None:
     assert isinstance(call, LabelScoreCall)
     assert (call.query, call.items, call.label_token_ids, call.item_first) == ([1], [[2], []], (5,), True)
     assert call.fields.rid == "mine" and not call.softmax
-    single = parse_score({"query": "q", "items": "a", "label_token_ids": [5]})
+    defaults = {"return_pooled_hidden_states": False, "apply_softmax": False}
+    single = parse_score({"query": "q", "items": "a", "label_token_ids": [5], **defaults})
     assert isinstance(single, LabelScoreCall) and single.items == ["a"]
 
 

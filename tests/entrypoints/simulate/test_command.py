@@ -103,6 +103,14 @@ def test_model_too_large_for_the_card_is_refused(capsys: pytest.CaptureFixture[s
     assert "Choose a larger card or a smaller model" in capsys.readouterr().err
 
 
+def test_jobs_too_long_for_memory_are_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "jobs.jsonl"
+    turn = {"prompt_tokens": 10**13, "output_tokens": 5}
+    trace.write_text(json.dumps({"job_id": "a", "arrival": 0, "turns": [turn]}) + "\n")
+    assert main([str(trace), "--policies", "fcfs"]) == 2
+    assert "too long for this machine's memory" in capsys.readouterr().err
+
+
 def test_simulate_imports_no_torch() -> None:
     program = "import sys, baton.entrypoints.simulate.__main__ as m; m.parse([]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
