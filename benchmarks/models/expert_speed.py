@@ -3,7 +3,8 @@
     python -m benchmarks.models.expert_speed             a table, and JSON in benchmarks/results
 
 A Qwen3-MoE of random weights (hidden 512, 8 layers, 32 experts of width 256, 4 chosen), in rounds with the order
-swapped. Baton's steps are timed with scheduler and sampling, transformers' with an argmax.
+swapped. Baton's steps are timed with scheduler and sampling, transformers' with an argmax. A prompt step computes the
+prompts of all rows.
 """
 
 from __future__ import annotations
@@ -54,27 +55,30 @@ def prompts(rows: int) -> list[list[int]]:
 
 
 class Native:
-    def __init__(self, folder: Path, linear_backend: Any) -> None:
-        model = ModelArgs(model_path=str(folder), device="cpu", dtype="float32", linear_backend=linear_backend)
-        config = SchedulerConfig(max_total_tokens=16384, disable_radix_cache=True)
+    def __init__(self, folder: Path, dtype: Any, linear_backend: Any) -> None:
+        model = ModelArgs(model_path=str(folder), device="cpu", dtype=dtype, linear_backend=linear_backend)
+        config = SchedulerConfig(max_total_tokens=65536, disable_radix_cache=True)
         self._scheduler, self._step_runner, *_ = build_worker(WorkerConfig(model=model, scheduler=config))
 
-    def time_steps(self, rows: int) -> list[float]:
-        """Seconds of each decode step."""
+    def time_steps(self, rows: int) -> tuple[float, list[float]]:
+        """Seconds of the prompts, and of each decode step."""
         sampling = SamplingParams(max_new_tokens=1000, temperature=0.0, ignore_eos=True)
         for row, ids in enumerate(prompts(rows)):
             self._scheduler.add_request(RequestSpec(rid=str(row), input_ids=pack_ids(ids), sampling=sampling), 0.0)
         taken: list[float] = []
+        prompt = 0.0
         while len(taken) < WARM + TIMED:
             began = time.perf_counter()
             batch = self._scheduler.next_batch(0.0)
             if batch is None:
                 continue
             self._scheduler.process_result(self._step_runner.run(batch).result, 0.0)
-            if not batch.is_extend and len(batch) == rows:
+            if batch.is_extend:
+                prompt += time.perf_counter() - began
+            elif len(batch) == rows:
                 taken.append(time.perf_counter() - began)
         self._scheduler.abort_all_requests(0.0, "measured")
-        return taken[WARM:]
+        return prompt, taken[WARM:]
 
 
 class Foreign:
@@ -82,16 +86,18 @@ class Foreign:
         self._model = model
 
     @torch.inference_mode()
-    def time_steps(self, rows: int) -> list[float]:
-        """Seconds of each decode step."""
-        output = self._model(torch.tensor(prompts(rows)), use_cache=True)
+    def time_steps(self, rows: int) -> tuple[float, list[float]]:
+        """Seconds of the prompts, and of each decode step."""
+        began = time.perf_counter()
+        output = self._model(torch.tensor(prompts(rows)), use_cache=True, logits_to_keep=1)
+        prompt = time.perf_counter() - began
         taken: list[float] = []
         for _ in range(WARM + TIMED):
             began = time.perf_counter()
             ids = output.logits[:, -1:].argmax(-1)
             output = self._model(ids, past_key_values=output.past_key_values, use_cache=True)
             taken.append(time.perf_counter() - began)
-        return taken[WARM:]
+        return prompt, taken[WARM:]
 
 
 def main() -> None:
@@ -103,27 +109,33 @@ def main() -> None:
     parser.add_argument(
         "--linear-backend", default="auto", help="as the server's flag; trials suffer on a busy machine"
     )
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for expert_speed.json")
     args = parser.parse_args()
     torch.manual_seed(0)
-    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SHAPE)).eval()
+    dtype = getattr(torch, args.dtype)
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SHAPE)).to(dtype).eval()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        arms = {"baton": Native(Path(folder), args.linear_backend), "transformers": Foreign(model)}
-    report: dict[str, Any] = about_this_run("cpu") | {"steps": {}}
-    print(f"\n{device_name('cpu')}, {torch.get_num_threads()} threads; milliseconds of a step, least and median")
-    print(f"{'rows':>5} {'baton':>15} {'transformers':>15} {'ratio':>12}")
+        arms = {"baton": Native(Path(folder), args.dtype, args.linear_backend), "transformers": Foreign(model)}
+    report: dict[str, Any] = about_this_run("cpu") | {"dtype": args.dtype, "steps": {}, "prompts": {}}
+    print(f"\n{device_name('cpu')}, {torch.get_num_threads()} threads, {args.dtype}; milliseconds, least and median")
+    print(f"{'':8} {'rows':>5} {'baton':>17} {'transformers':>17} {'ratio':>12}")
     for rows in args.rows:
         taken: dict[str, list[float]] = {name: [] for name in arms}
+        prompt: dict[str, list[float]] = {name: [] for name in arms}
         for number in range(args.rounds):
             for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
-                taken[name] += arms[name].time_steps(rows)
-        least = {name: 1e3 * min(times) for name, times in taken.items()}
-        usual = {name: 1e3 * statistics.median(times) for name, times in taken.items()}
-        shown = [f"{least[name]:.1f} / {usual[name]:.1f}" for name in arms]
-        ratios = [of["transformers"] / of["baton"] for of in (least, usual)]
-        print(f"{rows:>5} {shown[0]:>15} {shown[1]:>15} {ratios[0]:>5.2f} / {ratios[1]:.2f}", flush=True)
-        report["steps"][rows] = {"least_ms": least, "median_ms": usual}
+                prompt_s, steps = arms[name].time_steps(rows)
+                prompt[name].append(prompt_s)
+                taken[name] += steps
+        for kind, times in (("decode", taken), ("prompt", prompt)):
+            least = {name: 1e3 * min(times[name]) for name in arms}
+            usual = {name: 1e3 * statistics.median(times[name]) for name in arms}
+            shown = [f"{least[name]:.1f} / {usual[name]:.1f}" for name in arms]
+            ratios = [of["transformers"] / of["baton"] for of in (least, usual)]
+            print(f"{kind:8} {rows:>5} {shown[0]:>17} {shown[1]:>17} {ratios[0]:>5.2f} / {ratios[1]:.2f}", flush=True)
+            report["steps" if kind == "decode" else "prompts"][rows] = {"least_ms": least, "median_ms": usual}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "expert_speed.json").write_text(json.dumps(report, indent=2) + "\n")
 
