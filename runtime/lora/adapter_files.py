@@ -20,10 +20,11 @@ from typing import Any
 import re2
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 
+from ..checkpoint.model_files import ModelLoadError
 from ..checkpoint.tensor_names import text_tensor_name
-from ..checkpoint.weight_files import shorten
+from ..checkpoint.weight_files import read_header, shorten
 from .adapter_config import CONFIG_FILE, MERGE, AdapterError, is_number, read_adapter_config, shown
 
 WEIGHTS_FILE, PICKLED_FILE = "adapter_model.safetensors", "adapter_model.bin"
@@ -66,15 +67,19 @@ def read_adapter(folder: str | Path) -> AdapterFile:
         pickled = " (adapter_model.bin is pickled, and not read: save it again with safe_serialization=True)"
         raise AdapterError(f"{folder} has no {WEIGHTS_FILE}{pickled if (folder / PICKLED_FILE).exists() else ''}")
     try:
-        tensors = load_file(file)  # first: it tells a damaged file by its header
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(content, digest_size=16)).hexdigest()
+        read_header(file)  # first: a file that is something else may be of any size
+        weights = file.read_bytes()  # not mapped: a file that is saved again meanwhile would end the process
+        tensors = load(weights)
+    except ModelLoadError as error:
+        raise AdapterError(str(error)) from error
     except OSError as error:
         raise AdapterError(f"{file} cannot be read: {error.strerror or error}") from error
     except (SafetensorError, ValueError) as error:
         raise AdapterError(f"{file} cannot be read: {error}; download or save it again") from error
+    digest = hashlib.blake2b(content, digest_size=16)
+    digest.update(weights)
     factors = _pair_factors(tensors, config, file)
-    return AdapterFile(digest, factors)
+    return AdapterFile(digest.hexdigest(), factors)
 
 
 def _pair_factors(tensors: dict[str, torch.Tensor], config: Mapping[str, Any], file: Path) -> dict[str, LowRankFactors]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -270,6 +272,27 @@ def test_patterns_are_matched_with_the_names_of_the_file(tmp_path: Path) -> None
     for part, scale in (("q_proj", 4.0), ("k_proj", 2.0)):
         (found,) = [factors[module] for module in factors if module.endswith(part)]
         torch.testing.assert_close(found.b, tensors[f"base_model.model.layer.{part}.lora_B.weight"] * scale)
+
+
+def test_file_that_is_saved_again_meanwhile_changes_nothing(tmp_path: Path) -> None:
+    """A mapped file that loses its end kills the process that reads it, so this is another one."""
+    tensors = write_adapter(tmp_path, 0)
+    expected = sum(float(tensor.sum()) for name, tensor in tensors.items() if "lora_A" in name)
+    program = (
+        "import os, sys; from baton.runtime.lora.adapter_files import read_adapter; found = read_adapter(sys.argv[1]); "
+        "os.truncate(sys.argv[1] + '/adapter_model.safetensors', 0); "
+        "print(sum(float(factors.a.sum()) for factors in found.factors.values()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(expected, abs=1e-4)
+
+
+def test_file_that_git_has_left_is_named(tmp_path: Path) -> None:
+    write_adapter(tmp_path, 0)
+    (tmp_path / "adapter_model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(AdapterError, match="is a Git LFS pointer, not the weights"):
+        Rig().adapters.load("a", str(tmp_path))
 
 
 def test_large_config_is_refused_as_such(tmp_path: Path) -> None:
