@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from baton.attention.backend import AttentionBackend, SharedPrefix, without_sequences
-from baton.attention.double_sparse import DoubleSparseBackend, ScoreLabels, Sparsity, score_labels
+from baton.attention.double_sparse import (
+    FEW_THREADS,
+    DoubleSparseBackend,
+    ScoreLabels,
+    Sparsity,
+    best_tokens,
+    score_labels,
+)
 from baton.attention.torch_native import TorchNativeBackend
 from tests.doubles.attention_scene import HEAD_DIM, Scene
 
@@ -109,6 +116,18 @@ def test_all_tokens_are_full_attention(step):
 def test_specs(options):
     scene = Scene(STEPS["decodes among extends"][0], **options)
     torch.testing.assert_close(attend(scene), expected(scene), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, FEW_THREADS + 1])
+def test_best_tokens(threads, monkeypatch):
+    """By numpy and by torch, of a view, with infinities, and with NaN, which must not go unseen."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    scores = torch.randn(2, 3, 80, generator=torch.Generator().manual_seed(3))[..., 7:]
+    scores[0, 0, 5], scores[0, 1, 6], scores[1, 2, 0] = float("nan"), float("inf"), float("-inf")
+    for count in (1, 2, 40, 72, 73):
+        found = best_tokens(scores, count)
+        assert found.shape == (2, 3, count) and found.dtype == torch.int64
+        assert torch.equal(found.sort().values, scores.topk(count).indices.sort().values)
 
 
 def test_the_log_names_the_least_length():
