@@ -34,8 +34,19 @@ ROUNDS = 3
 """Runs of each size; the fastest one counts."""
 
 
+ID_STEP = 7919
+"""From each token's id to the next: a prime, so that ids differ. Equal tokens would all go to the same few experts."""
+
+
 def run_largest_step(
-    model: ServedModel, backends: DeviceBackends, pool: KVPool, *, tokens: int, rows: int, shapes: Sequence[GraphShape]
+    model: ServedModel,
+    backends: DeviceBackends,
+    pool: KVPool,
+    *,
+    vocab_size: int,
+    tokens: int,
+    rows: int,
+    shapes: Sequence[GraphShape],
 ) -> None:
     """Prefill one sequence of ``tokens`` and compute logits for ``rows`` rows. Then plan for graphs of ``shapes``, so
     that workspaces grow to what those need. pool: holds ``tokens`` tokens."""
@@ -55,6 +66,7 @@ def run_largest_step(
         )
     )
     inputs = StepInputs.zeros(tokens, device)
+    inputs.input_ids.copy_(torch.arange(tokens) * ID_STEP % vocab_size)
     inputs.positions.copy_(torch.arange(tokens))
     inputs.out_cache_loc.copy_(req_to_token[0, :tokens])
     hidden = model(inputs, pool, attention)

@@ -380,9 +380,12 @@ class ModelRunner:
             return DEFAULT_CHUNK
         page = self._settings.page_size
         pool = self._make_pool(backends, -(-largest // page) * page)
-        size, tried = choose_chunk(
-            lambda tokens: run_largest_step(self._model, backends, pool, tokens=tokens, rows=1, shapes=()), largest
-        )
+        vocab_size = self.config.vocab_size
+
+        def compute(tokens: int) -> None:
+            run_largest_step(self._model, backends, pool, vocab_size=vocab_size, tokens=tokens, rows=1, shapes=())
+
+        size, tried = choose_chunk(compute, largest)
         rates = ", ".join(f"{tokens}: {tokens / seconds:.0f}" for tokens, seconds in tried.items())
         logger.info("steps compute %d prompt tokens at most; tokens/s by size: %s", size, rates)
         return size
@@ -398,7 +401,15 @@ class ModelRunner:
         def largest_step() -> None:
             pool = self._make_pool(backends, pool_tokens)
             largest = shapes.largest_of_each_kind if shapes is not None else []
-            run_largest_step(self._model, backends, pool, tokens=tokens, rows=self._max_sampled, shapes=largest)
+            run_largest_step(
+                self._model,
+                backends,
+                pool,
+                vocab_size=self.config.vocab_size,
+                tokens=tokens,
+                rows=self._max_sampled,
+                shapes=largest,
+            )
 
         try:
             taken = profiled_bytes(self.device, largest_step)

@@ -57,6 +57,9 @@ def test_profiled_largest_step_fits_its_pool(folder, monkeypatch, page_size, tok
     model = Decoder(config, TORCH_OPS, dtype=torch.float32, device=CPU)
     fill_dummy(model.checkpoint_views())
     made: list[FlashInferBackend] = []
+    seen: set[int] = set()
+    look_up = model.embed_tokens
+    monkeypatch.setattr(model, "embed_tokens", lambda ids: seen.update(ids.tolist()) or look_up(ids))
 
     def attention(pool, specs):
         library = FakeFlashInfer(workspace_per_row=20).library
@@ -74,7 +77,10 @@ def test_profiled_largest_step_fits_its_pool(folder, monkeypatch, page_size, tok
             dtype=torch.float32,
             device=CPU,
         )
-        run_largest_step(model, backends, pool, tokens=tokens, rows=rows, shapes=shapes)
+        seen.clear()
+        vocab_size = config.vocab_size
+        run_largest_step(model, backends, pool, vocab_size=vocab_size, tokens=tokens, rows=rows, shapes=shapes)
+        assert len(seen) == min(tokens, vocab_size), "equal tokens would all go to the same experts"
         assert all(k[page_size : page_size + tokens].any(dim=(1, 2)).all() for k in pool.k), "every token has its slot"
     assert len(made[0]._arena.workspace) >= 128 * 20, "as the largest graph needs it"
 
