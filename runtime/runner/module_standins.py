@@ -11,7 +11,7 @@ same layer in many ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -22,7 +22,8 @@ from ..layers.linear import Linear
 from ..layers.op_libraries import tolerance
 from ..layers.ops import RMSNormOp, SiluAndMulOp, silu_and_mul
 
-TRIED_ROWS = 3
+SCALES = (1.0, 32.0, 1024.0)
+"""Sizes of a trial's rows. Activations may have a limit, which small numbers do not reach."""
 
 
 class SizedOps(Protocol):
@@ -96,7 +97,7 @@ class GatedMLPStandin(torch.nn.Module):
         if self._activation is not silu_and_mul:
             return
         assert self.linear.weight is not None, "to be asked before the product is chosen"
-        op, rows = ops.silu_and_mul(self._width), _random_rows(2 * self._width, self.linear.weight)
+        op, rows = ops.silu_and_mul(self._width), _random_rows(2 * self._width, self.linear.weight, SCALES)
         if _is_close(op(rows), silu_and_mul(rows)):
             self._activation = op
 
@@ -119,9 +120,13 @@ class NormStandin(torch.nn.Module):
 
     def use_kernels(self, ops: SizedOps) -> None:
         """Compute with the kernels of a device, where they give the same numbers."""
-        op, rows = ops.rms_norm(len(self.weight)), _random_rows(len(self.weight), self.weight)
+        op, rows = ops.rms_norm(len(self.weight)), self.trial_rows()
         if _is_close(op(rows, self.weight, self._eps), self(rows)):
             self._op = op
+
+    def trial_rows(self) -> torch.Tensor:
+        """[rows, size], some so small that eps decides what becomes of them."""
+        return _random_rows(len(self.weight), self.weight, (*SCALES, self._eps**0.5))
 
 
 class EmbeddingStandin(torch.nn.Module):
@@ -146,7 +151,7 @@ def norm_standin(module: torch.nn.Module) -> NormStandin | None:
     if set(weights) != {"weight"} or weights["weight"].dim() != 1 or any(True for _ in module.buffers()):
         return None
     standin = NormStandin(weights["weight"], eps)
-    return standin if _computes_the_same(standin, module, _random_rows(len(standin.weight), standin.weight)) else None
+    return standin if _computes_the_same(standin, module, standin.trial_rows()) else None
 
 
 def gated_mlp_standin(module: torch.nn.Module) -> GatedMLPStandin | None:
@@ -167,13 +172,15 @@ def gated_mlp_standin(module: torch.nn.Module) -> GatedMLPStandin | None:
     activation = _gated_by(others[0])
     if activation is None:
         return None
-    is_same = _computes_the_same(_SeparateMLP(parts, activation), module, _random_rows(gate.in_features, gate.weight))
+    rows = _random_rows(gate.in_features, gate.weight, SCALES)
+    is_same = _computes_the_same(_SeparateMLP(parts, activation), module, rows)
     return GatedMLPStandin(parts, activation) if is_same else None
 
 
 def _gated_by(activation: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The gated form of an activation. In float32: GELU and its approximation differ by less than bfloat16 rounds."""
     gate = torch.linspace(-6.0, 6.0, 101)[None]
+    gate = torch.cat([scale * gate for scale in SCALES], dim=-1)
     for gated in dict.fromkeys(GATED.values()):
         wanted = gated(torch.cat((gate, torch.ones_like(gate)), dim=-1))
         try:
@@ -196,10 +203,10 @@ class _SeparateMLP(torch.nn.Module):
         return self._parts["down_proj"](self._activation(gate_up))
 
 
-def _random_rows(size: int, like: torch.Tensor) -> torch.Tensor:
-    """[rows, size] of the dtype and on the device of ``like``."""
-    rows = torch.randn(TRIED_ROWS, size, generator=torch.Generator().manual_seed(0))
-    return rows.to(like.device, like.dtype)
+def _random_rows(size: int, like: torch.Tensor, scales: Sequence[float]) -> torch.Tensor:
+    """[scales, size], a row of each scale, of the dtype and on the device of ``like``."""
+    rows = torch.randn(len(scales), size, generator=torch.Generator().manual_seed(0))
+    return (rows * torch.tensor(scales)[:, None]).to(like.device, like.dtype)
 
 
 def _computes_the_same(standin: torch.nn.Module, module: torch.nn.Module, rows: torch.Tensor) -> bool:
@@ -211,9 +218,11 @@ def _computes_the_same(standin: torch.nn.Module, module: torch.nn.Module, rows: 
 
 
 def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Within rounding, which is judged by the largest number."""
-    if found.dtype != expected.dtype or found.shape != expected.shape or not found.isfinite().all():
+    """Within rounding, which is judged by the largest number of a row. Rows that overflow do not count, but the first
+    must not."""
+    if found.dtype != expected.dtype or found.shape != expected.shape:
         return False
-    allowed = tolerance(expected.dtype)
-    size = max(float(expected.abs().max()), 1e-30)
-    return torch.allclose(found.float() / size, expected.float() / size, atol=allowed, rtol=allowed)
+    allowed, is_finite = tolerance(expected.dtype), expected.isfinite().all(dim=-1)
+    found, expected = found[is_finite].float(), expected[is_finite].float()
+    sizes = expected.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30)
+    return bool(is_finite[0]) and torch.allclose(found / sizes, expected / sizes, atol=allowed, rtol=allowed)

@@ -11,15 +11,22 @@ from baton.runtime.runner.module_standins import EmbeddingStandin, LinearStandin
 class OneRMSNorm(torch.nn.Module):
     """As most models write it, with what is to be changed in it."""
 
-    def __init__(self, offset: float = 0.0, eps: float = 1e-6, *, gated: bool = False) -> None:
+    def __init__(
+        self, offset: float = 0.0, eps: float = 1e-6, *, gated: bool = False, adds_to_root: bool = False
+    ) -> None:
+        """adds_to_root: eps."""
         super().__init__()
         self.weight = torch.nn.Parameter(torch.linspace(0.1, 2.0, 16))
-        self.variance_epsilon, self._offset, self._gated = eps, offset, gated
+        self.variance_epsilon, self._offset, self._gated, self._adds_to_root = eps, offset, gated, adds_to_root
 
     def forward(self, x: torch.Tensor, *gate: torch.Tensor) -> torch.Tensor:
         if self._gated:
             x = x * gate[0]
-        normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        square = x.float().pow(2).mean(-1, keepdim=True)
+        if self._adds_to_root:
+            normed = x.float() / (square.sqrt() + self.variance_epsilon)
+        else:
+            normed = x.float() * torch.rsqrt(square + self.variance_epsilon)
         return (self.weight + self._offset) * normed.to(x.dtype)
 
 
@@ -46,8 +53,15 @@ class BiasedRMSNorm(OneRMSNorm):
 
 @pytest.mark.parametrize(
     "module",
-    [OneRMSNorm(offset=1.0), OneRMSNorm(gated=True), Named(), BiasedRMSNorm(), torch.nn.Linear(4, 4)],
-    ids=["offset", "gated", "name", "bias", "linear"],
+    [
+        OneRMSNorm(offset=1.0),
+        OneRMSNorm(gated=True),
+        OneRMSNorm(adds_to_root=True),
+        Named(),
+        BiasedRMSNorm(),
+        torch.nn.Linear(4, 4),
+    ],
+    ids=["offset", "gated", "eps outside of the root", "name", "bias", "linear"],
 )
 def test_other_modules_are_left_alone(module):
     assert norm_standin(module) is None
@@ -63,26 +77,42 @@ def test_embedding_reads_rows_of_another_dtype():
 class GatedMLP(torch.nn.Module):
     """As most models write it, its linear layers replaced; with what is to be changed in it."""
 
-    def __init__(self, activation: torch.nn.Module, *, bias: bool = False, up: float = 0.0, sizes=(24, 24)) -> None:
+    def __init__(
+        self,
+        activation: torch.nn.Module,
+        *,
+        bias: bool = False,
+        up: float = 0.0,
+        limit: float = float("inf"),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """up: added to what is multiplied. limit: of gate and up."""
         super().__init__()
-        self.gate_proj = LinearStandin(torch.nn.Linear(16, sizes[0], bias=bias))
-        self.up_proj = LinearStandin(torch.nn.Linear(16, sizes[1], bias=bias))
-        self.down_proj = LinearStandin(torch.nn.Linear(sizes[0], 16, bias=bias))
-        self.act_fn, self._up = activation, up
+        self.gate_proj = LinearStandin(torch.nn.Linear(16, 24, bias=bias, dtype=dtype))
+        self.up_proj = LinearStandin(torch.nn.Linear(16, 24, bias=bias, dtype=dtype))
+        self.down_proj = LinearStandin(torch.nn.Linear(24, 16, bias=bias, dtype=dtype))
+        self.act_fn, self._up, self._limit = activation, up, limit
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * (self.up_proj(x) + self._up))
+        gate, up = self.gate_proj(x).clamp(max=self._limit), self.up_proj(x).clamp(-self._limit, self._limit)
+        return self.down_proj(self.act_fn(gate) * (up + self._up))
 
 
+class ClippedGELU(torch.nn.GELU):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).clamp(-10, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     "activation", [torch.nn.SiLU(), torch.nn.GELU(), torch.nn.GELU("tanh")], ids=["silu", "gelu", "tanh"]
 )
 @torch.no_grad()
-def test_gated_mlp_is_replaced_by_one_of_the_same_numbers(activation, bias):
+def test_gated_mlp_is_replaced_by_one_of_the_same_numbers(activation, bias, dtype):
     torch.manual_seed(0)
-    mlp = GatedMLP(activation, bias=bias)
-    x = torch.randn(2, 5, 16)
+    mlp = GatedMLP(activation, bias=bias, dtype=dtype)
+    x = torch.randn(2, 5, 16).to(dtype)
     expected = mlp(x)
     standin = gated_mlp_standin(mlp)
     assert standin is not None
@@ -97,11 +127,13 @@ def test_gated_mlp_is_replaced_by_one_of_the_same_numbers(activation, bias):
     "mlp",
     [
         GatedMLP(torch.nn.Tanh()),
+        GatedMLP(ClippedGELU()),
         GatedMLP(torch.nn.SiLU(), up=1.0),
+        GatedMLP(torch.nn.SiLU(), limit=10.0),
         GatedMLP(torch.nn.PReLU()),
         torch.nn.Sequential(torch.nn.SiLU()),
     ],
-    ids=["activation", "one added", "parameters", "other layers"],
+    ids=["activation", "clipped activation", "one added", "limit", "parameters", "other layers"],
 )
 @torch.no_grad()
 def test_other_mlps_are_left_alone(mlp):
