@@ -102,7 +102,7 @@ def _openmp_library() -> str:
     except OSError as error:
         raise NoTeamError(f"which OpenMP library torch uses cannot be seen: {error}") from error
     found = [path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
-    packages = Path(torch.__file__).parents[1]
+    packages = Path(torch.__file__).resolve().parents[1]  # as the kernel names it, where the environment is a link
     # Other packages bring one of their own (sentencepiece, scikit-learn).
     of_torch = packages / "torch", packages / "torch.libs"
     own = [path for path in found if any(Path(path).is_relative_to(folder) for folder in of_torch)]

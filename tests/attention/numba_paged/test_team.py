@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,3 +58,19 @@ def test_openmp_library_without_gomp_parallel_is_an_error(monkeypatch: pytest.Mo
         with pytest.raises(NoTeamError, match="has no GOMP_parallel"):
             Team()
     assert team._openmp_library()
+
+
+def test_library_of_torch_is_found_where_the_environment_is_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a library of another package. /proc/self/maps has no links."""
+    real, link = tmp_path.resolve() / "packages", tmp_path / "link"
+    own, other = real / "torch" / "lib" / "libgomp.so.1", real / "other.libs" / "libgomp.so.1"
+    real.mkdir()
+    link.symlink_to(real)
+    maps = "".join(f"7f r-xp 0 0 0 {path}\n" for path in (own, other))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__file__", str(link / "torch" / "__init__.py"))
+        patch.setattr(Path, "read_text", lambda self: maps)
+        patch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace(GOMP_parallel=None, GOMP_barrier=None))
+        assert team._openmp_library() == str(own)
