@@ -242,12 +242,12 @@ class TransformersModel:
             logger.info("matrix products are torch's: %s: %s", type(error).__name__, error)
             self._restore_linears(linears)
             linears = {}
-        for standin in linears.values():
+        for standin in linears:
             standin.originals.clear()
-        self._linears = {name: standin.linear for name, standin in linears.items()}
+        self._linears = {names[0]: standin.linear for standin, names in linears.items()}
         for name, standin in self._replace_by(gated_mlp_standin, "MLPs", ids, expected).items():
             for part in standin.linear.parts:
-                del self._linears[f"{self._base_name}.{name}.{part}"]
+                self._linears.pop(f"{self._base_name}.{name}.{part}", None)
             self._linears[f"{self._base_name}.{name}"] = standin.linear
         self._replace_by(norm_standin, "norms", ids, expected)
 
@@ -256,27 +256,32 @@ class TransformersModel:
     ) -> dict[str, Standin]:
         """Put what ``make`` makes in the place of the base's modules. Returns it by name in the base; nothing, if the
         model would compute something else. what: their kind, for the log."""
-        modules = {name: module for name, module in self._base.named_modules() if name}
-        standins = {name: standin for name, module in modules.items() if (standin := make(module)) is not None}
-        for name, standin in standins.items():
-            self._base.set_submodule(name, standin)
+        all_names = _names_of_modules(self._base)
+        made = {module: standin for module in all_names if (standin := make(module)) is not None}
+        for module, standin in made.items():
+            for name in all_names[module]:
+                self._base.set_submodule(name, standin)
         try:
             self._check(ids, expected)
         except Exception as error:  # some modelling reads the weights of its layers itself
             logger.info("%s are transformers' own: %s: %s", what, type(error).__name__, error)
-            for name in standins:
-                self._base.set_submodule(name, modules[name])
+            for module in made:
+                for name in all_names[module]:
+                    self._base.set_submodule(name, module)
             return {}
-        return standins
+        return {all_names[module][0]: standin for module, standin in made.items()}
 
-    def _replace_linears(self) -> dict[str, LinearStandin]:
-        """Put stand-ins in the place of torch's linear layers. Returns them by name in the whole model."""
-        found: dict[str, LinearStandin] = {}
+    def _replace_linears(self) -> dict[LinearStandin, list[str]]:
+        """Put stand-ins in the place of torch's linear layers, except those that the model keeps in another dtype:
+        products and adapters have one. Returns all names of each stand-in in the whole model."""
+        found: dict[LinearStandin, list[str]] = {}
         for prefix, part in ((f"{self._base_name}.", self._base), ("", self._model)):
-            for name, module in list(part.named_modules()):
-                if type(module) is torch.nn.Linear:
-                    standin = found[prefix + name] = LinearStandin(module)
-                    part.set_submodule(name, standin)
+            for module, names in _names_of_modules(part).items():
+                if type(module) is torch.nn.Linear and module.weight.dtype == self.dtype:
+                    standin = LinearStandin(module)
+                    found[standin] = [prefix + name for name in names]
+                    for name in names:
+                        part.set_submodule(name, standin)
         return found
 
     def _find_tied(self, stored: Callable[[str], torch.Tensor | None]) -> _Tied | None:
@@ -299,8 +304,8 @@ class TransformersModel:
                 return _Tied(name, sharing[0], rows)
         return None
 
-    def _restore_linears(self, linears: dict[str, LinearStandin]) -> None:
-        for full, standin in linears.items():
+    def _restore_linears(self, linears: dict[LinearStandin, list[str]]) -> None:
+        for full, standin in [(name, standin) for standin, names in linears.items() for name in names]:
             inside = full.startswith(f"{self._base_name}.")
             part, name = (self._base, full[len(self._base_name) + 1 :]) if inside else (self._model, full)
             part.set_submodule(name, standin.originals[0])
@@ -371,6 +376,15 @@ class TransformersModel:
         if not self._attention.layers or not found:
             raise UnsupportedModelError(f"{architecture}: transformers' code for it has attention of its own")
         return found[-1]  # the outermost, as it ends last
+
+
+def _names_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, list[str]]:
+    """All modules inside of this one, and the names of each: layers may share modules."""
+    found: dict[torch.nn.Module, list[str]] = {}
+    for name, module in root.named_modules(remove_duplicate=False):
+        if name:
+            found.setdefault(module, []).append(name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import torch
 
 from baton.runtime.checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from baton.runtime.config import ModelArgs
+from baton.runtime.layers import product_trials
 from baton.runtime.runner import model_runner, transformers_model
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.runtime.runner.module_standins import EmbeddingStandin, GatedMLPStandin, LinearStandin, NormStandin
@@ -46,6 +47,7 @@ SHARED_KV = {
     "activation_sparsity_pattern": [0.0] * 4,
 }
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 20}
+WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "soft caps, windows": ("Gemma2", "", {"head_dim": 8, "sliding_window": 20, "query_pre_attn_scalar": 8}),
@@ -58,7 +60,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def make_runner(folder: Path, **settings: Any) -> ModelRunner:
-    names = ("attention_backend", "load_format", "linear_backend")
+    names = ("attention_backend", "dtype", "load_format", "linear_backend")
     args = {name: settings.pop(name) for name in names if name in settings}
     model_args = ModelArgs(model_path=str(folder), device="cpu", model_impl="transformers", **args)
     given: dict[str, Any] = {"context_length": 0, "num_rows": 8, "page_size": 1, "max_total_tokens": 4096} | settings
@@ -255,8 +257,7 @@ def test_tied_embedding_keeps_its_matrix_where_the_file_has_other_rows(tmp_path,
 
 def test_norms_and_mlps_of_transformers_are_replaced(tmp_path):
     """By the kernels of the processor: the model is wide enough for them."""
-    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
-    reference = make_reference("Llama", {**sizes, "head_dim": 64, "vocab_size": 192})
+    reference = make_reference("Llama", {**WIDE, "head_dim": 64, "vocab_size": 192})
     reference.save_pretrained(tmp_path)
     runner = make_runner(tmp_path)
     modules = list(runner._model._base.modules())
@@ -292,3 +293,51 @@ def test_mlp_that_is_read_from_outside_is_left_alone(tmp_path, monkeypatch):
     with torch.no_grad():
         expected = reference(torch.arange(3, 40)[None]).logits[0, -1]
     torch.testing.assert_close(driver.step([(sequence, 37)]).logits[0], expected, atol=2e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_modules_that_layers_share_have_one_standin(tmp_path, monkeypatch):
+    """Else a matrix is kept for the one that is not replaced, and adapters change one of the layers."""
+
+    def share(model: Any, _: int = 0) -> None:
+        first, second, third = model.model.layers
+        third.mlp, second.self_attn.q_proj, second.input_layernorm = (
+            first.mlp, first.self_attn.q_proj, first.input_layernorm
+        )  # fmt: skip
+
+    reference = make_reference("Llama", {**WIDE, "head_dim": 64, "vocab_size": 192})
+    reference.save_pretrained(tmp_path)
+    share(reference)
+    monkeypatch.setattr(transformers_model, "fix_rope", share)  # the last change to a model before it is served
+    runner = make_runner(tmp_path, linear_backend="onednn")
+    first, second, third = runner._model._base.layers
+    assert third.mlp is first.mlp and isinstance(first.mlp, GatedMLPStandin)
+    assert second.self_attn.q_proj is first.self_attn.q_proj and isinstance(first.self_attn.q_proj, LinearStandin)
+    assert second.input_layernorm is first.input_layernorm and isinstance(first.input_layernorm, NormStandin)
+    driver = ModelDriver(runner, page_size=1, seed=1)
+    found = driver.step([(driver.open(np.arange(3, 40)), 37)]).logits[0]
+    torch.testing.assert_close(found, reference(torch.arange(3, 40)[None]).logits[0, -1], atol=2e-4, rtol=1e-4)
+
+
+class InFloat32(torch.nn.Module):
+    def __init__(self, linear: torch.nn.Module) -> None:
+        super().__init__()
+        self.linear = linear.float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.float()).to(x.dtype)
+
+
+def test_layers_kept_in_another_dtype_are_left_alone(tmp_path, monkeypatch):
+    """Products are chosen for one dtype."""
+
+    def widen(model: Any, _: int) -> None:
+        for layer in model.model.layers:
+            layer.self_attn.o_proj = InFloat32(layer.self_attn.o_proj)
+
+    make_reference("Llama", {**WIDE, "head_dim": 64, "vocab_size": 192}).bfloat16().save_pretrained(tmp_path)
+    monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 0)
+    monkeypatch.setattr(transformers_model, "fix_rope", widen)  # the last change to a model before it is served
+    model = make_runner(tmp_path, dtype="bfloat16")._model
+    left = [each for each in model._base.modules() if type(each) is torch.nn.Linear]
+    assert len(left) == TINY["num_hidden_layers"] and not any("o_proj" in name for name in model.adapter_targets())
