@@ -56,7 +56,7 @@ class LinearStandin(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[…, in] -> […, out]"""
-        return self.linear(x.reshape(-1, self.linear.in_features)).view(*x.shape[:-1], self.linear.out_features)
+        return self.linear(_rows(x, self.linear.in_features)).view(*x.shape[:-1], self.linear.out_features)
 
 
 class GatedMLPStandin(torch.nn.Module):
@@ -89,7 +89,7 @@ class GatedMLPStandin(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[…, in] -> […, out]"""
-        gate_up = self.linear(x.reshape(-1, self.linear.in_features))
+        gate_up = self.linear(_rows(x, self.linear.in_features))
         return self.down_proj(self._activation(gate_up)).view(*x.shape[:-1], self._out_features)
 
     def use_kernels(self, ops: SizedOps) -> None:
@@ -201,6 +201,12 @@ class _SeparateMLP(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate_up = torch.cat((self._parts["gate_proj"](x), self._parts["up_proj"](x)), dim=-1)
         return self._parts["down_proj"](self._activation(gate_up))
+
+
+def _rows(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[…, size] -> [rows, size], the numbers of a row side by side: Numba's products read no others."""
+    rows = x.reshape(-1, size)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _random_rows(size: int, like: torch.Tensor, scales: Sequence[float]) -> torch.Tensor:

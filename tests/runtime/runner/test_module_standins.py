@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton.runtime.layers.products import NUMBA, ProductChoice
 from baton.runtime.runner.module_standins import EmbeddingStandin, LinearStandin, gated_mlp_standin, norm_standin
+from tests.doubles.block_kernel import kernel
 
 
 class OneRMSNorm(torch.nn.Module):
@@ -85,12 +87,13 @@ class GatedMLP(torch.nn.Module):
         up: float = 0.0,
         limit: float = float("inf"),
         dtype: torch.dtype = torch.float32,
+        sizes: tuple[int, int] = (16, 24),
     ) -> None:
-        """up: added to what is multiplied. limit: of gate and up."""
+        """sizes: of x, and between the products. up: added to what is multiplied. limit: of gate and up."""
         super().__init__()
-        self.gate_proj = LinearStandin(torch.nn.Linear(16, 24, bias=bias, dtype=dtype))
-        self.up_proj = LinearStandin(torch.nn.Linear(16, 24, bias=bias, dtype=dtype))
-        self.down_proj = LinearStandin(torch.nn.Linear(24, 16, bias=bias, dtype=dtype))
+        self.gate_proj = LinearStandin(torch.nn.Linear(*sizes, bias=bias, dtype=dtype))
+        self.up_proj = LinearStandin(torch.nn.Linear(*sizes, bias=bias, dtype=dtype))
+        self.down_proj = LinearStandin(torch.nn.Linear(*sizes[::-1], bias=bias, dtype=dtype))
         self.act_fn, self._up, self._limit = activation, up, limit
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -138,3 +141,19 @@ def test_gated_mlp_is_replaced_by_one_of_the_same_numbers(activation, bias, dtyp
 @torch.no_grad()
 def test_other_mlps_are_left_alone(mlp):
     assert gated_mlp_standin(mlp) is None
+
+
+@torch.no_grad()
+def test_rows_whose_numbers_are_apart_are_brought_together():
+    """Some modelling transposes what it computes. Numba's products read the numbers of a row side by side."""
+    torch.manual_seed(0)
+    products = kernel(torch.float32)
+    mlp = GatedMLP(torch.nn.SiLU(), sizes=(64, 128))
+    x = torch.randn(64, 5).T[None]
+    expected = mlp.gate_proj(x), mlp(x)
+    mlp.gate_proj.linear.use_product(ProductChoice.of(NUMBA), products, for_now=True)
+    torch.testing.assert_close(mlp.gate_proj(x), expected[0])
+    standin = gated_mlp_standin(mlp)
+    assert standin is not None
+    standin.linear.use_product(ProductChoice.of(NUMBA), products)
+    torch.testing.assert_close(standin(x), expected[1])
