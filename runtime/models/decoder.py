@@ -367,6 +367,8 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ops, dtype=dtype, device=device)
+        self._stored_rows: torch.Tensor | None = None
+        """The embedding in the checkpoint's file, as long as a tied head may still repack the one in memory."""
         self._ops = ops
         traits = config.traits
         # Rounded first, as in transformers.
@@ -480,9 +482,17 @@ class Decoder:
             return choose_products(linears, form, kernel=kernel)
         kept = [head] if self.lm_head.is_tied and embedding_rows is None else []
         late = choose_products([*linears, head], form, kept, kernel)
-        if head.weight is None and self.lm_head.is_tied and embedding_rows is not None:
-            self.embed_tokens.read_from(embedding_rows)
+        self._stored_rows = embedding_rows if self.lm_head.is_tied else None
+        self.drop_tied_matrix()
         return late
+
+    def drop_tied_matrix(self) -> bool:
+        """See ServedModel.drop_tied_matrix."""
+        if self._stored_rows is None or self.lm_head is None or self.lm_head.linear.weight is not None:
+            return False
+        self.embed_tokens.read_from(self._stored_rows)
+        self._stored_rows = None
+        return True
 
     def adapter_targets(self) -> dict[str, Target]:
         """See ServedModel.adapter_targets: the projections of attention and of MLPs, without those of experts."""

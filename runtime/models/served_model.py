@@ -53,3 +53,9 @@ class ServedModel(Protocol):
     def is_recordable(self, tokens: int) -> bool:
         """True if a step of so many tokens consists of calls that attention's team can record on a CPU."""
         ...
+
+    def drop_tied_matrix(self) -> bool:
+        """To be called after late trials of products. If a tied head has repacked the matrix that it shares with the
+        embedding, look tokens up in the checkpoint's file from now on, so that no matrix is kept twice. Returns True if
+        they were looked up elsewhere until now."""
+        ...

@@ -285,7 +285,7 @@ class ModelRunner:
         except Exception as error:  # packing may lack memory; layers keep the forms that they have
             logger.warning("matrix products are not tried any further: %s: %s", type(error).__name__, error)
         self._late_trials = None
-        if late.has_switched:
+        if self._model.drop_tied_matrix() or late.has_switched:
             self._capture_again()
         return False
 

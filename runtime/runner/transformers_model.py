@@ -129,6 +129,8 @@ class TransformersModel:
         """By name in the whole model, without the name of a part."""
         self._replace_layers(ids, expected)
         self._checked = ids, expected
+        self._tied: _Tied | None = None
+        """As long as the head may still repack the matrix."""
 
     @property
     def specs(self) -> list[AttentionSpec]:
@@ -168,10 +170,19 @@ class TransformersModel:
             uses[tied.linear.weight.data_ptr()] -= 1
         kept = [linear for linear in linears if linear.weight is not None and uses[linear.weight.data_ptr()] > 1]
         late = choose_products(linears, form, kept, kernel)
-        if tied is not None and tied.linear.weight is None:
-            self._base.set_submodule(tied.name, EmbeddingStandin(tied.rows, self.dtype))
+        self._tied = tied
+        self.drop_tied_matrix()
         self._check(ids, expected)
         return late
+
+    def drop_tied_matrix(self) -> bool:
+        """See ServedModel.drop_tied_matrix."""
+        tied = self._tied
+        if tied is None or tied.linear.weight is not None:
+            return False
+        self._base.set_submodule(tied.name, EmbeddingStandin(tied.rows, self.dtype))
+        self._tied = None
+        return True
 
     def __call__(self, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
         """See ServedModel.__call__."""

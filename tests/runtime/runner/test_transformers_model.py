@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from baton.runtime.checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from baton.runtime.config import ModelArgs
 from baton.runtime.layers import product_trials
+from baton.runtime.layers.products import ONEDNN, ProductChoice
 from baton.runtime.runner import model_runner, transformers_model
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.runtime.runner.module_standins import EmbeddingStandin, GatedMLPStandin, LinearStandin, NormStandin
@@ -60,9 +63,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def make_runner(folder: Path, **settings: Any) -> ModelRunner:
-    names = ("attention_backend", "dtype", "load_format", "linear_backend")
+    names = ("attention_backend", "dtype", "load_format", "linear_backend", "model_impl")
     args = {name: settings.pop(name) for name in names if name in settings}
-    model_args = ModelArgs(model_path=str(folder), device="cpu", model_impl="transformers", **args)
+    args = {"model_impl": "transformers"} | args
+    model_args = ModelArgs(model_path=str(folder), device="cpu", **args)
     given: dict[str, Any] = {"context_length": 0, "num_rows": 8, "page_size": 1, "max_total_tokens": 4096} | settings
     return ModelRunner(model_args, **given)
 
@@ -341,3 +345,25 @@ def test_layers_kept_in_another_dtype_are_left_alone(tmp_path, monkeypatch):
     model = make_runner(tmp_path, dtype="bfloat16")._model
     left = [each for each in model._base.modules() if type(each) is torch.nn.Linear]
     assert len(left) == TINY["num_hidden_layers"] and not any("o_proj" in name for name in model.adapter_targets())
+
+
+@pytest.mark.parametrize("model_impl", ["baton", "transformers"])
+def test_tied_head_that_is_repacked_late_leaves_no_second_matrix(tmp_path, monkeypatch, model_impl):
+    """All but the largest shape are left for later."""
+    changes = {**WIDE, "head_dim": 64, "vocab_size": 192, "tie_word_embeddings": True}
+    make_reference("Llama", changes).save_pretrained(tmp_path)
+    monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 0)
+    monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
+    monkeypatch.setattr(product_trials, "best_choice", lambda times: ProductChoice.of(ONEDNN))
+    runner = make_runner(tmp_path, model_impl=model_impl)
+    model = runner._model
+    base: Any = model._base if isinstance(model, TransformersModel) else model
+    matrix = weakref.ref(base.embed_tokens.weight)
+    driver = ModelDriver(runner, page_size=1, seed=1)
+    before = driver.step([(driver.open(np.arange(20)), 20)]).logits
+    assert runner.has_late_trials
+    while runner.run_late_trial():
+        pass
+    gc.collect()
+    assert matrix() is None, "the matrix is kept beside the packed one"
+    torch.testing.assert_close(driver.step([(driver.open(np.arange(20)), 20)]).logits, before, atol=1e-4, rtol=1e-4)
