@@ -64,11 +64,17 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def make_runner(folder: Path, **settings: Any) -> ModelRunner:
     names = ("attention_backend", "dtype", "load_format", "linear_backend", "model_impl")
-    args = {name: settings.pop(name) for name in names if name in settings}
-    args = {"model_impl": "transformers"} | args
+    args: dict[str, Any] = {"model_impl": "transformers"}
+    args |= {name: settings.pop(name) for name in names if name in settings}
     model_args = ModelArgs(model_path=str(folder), device="cpu", **args)
     given: dict[str, Any] = {"context_length": 0, "num_rows": 8, "page_size": 1, "max_total_tokens": 4096} | settings
     return ModelRunner(model_args, **given)
+
+
+def base_of(runner: ModelRunner) -> Any:
+    """What turns ids into hidden states: transformers' module, or the whole native model."""
+    model = runner._model
+    return model._base if isinstance(model, TransformersModel) else model
 
 
 @pytest.fixture(scope="module", params=MODELS.keys())
@@ -256,7 +262,7 @@ def test_tied_embedding_keeps_its_matrix_where_the_file_has_other_rows(tmp_path,
     make_reference("StableLm", {"tie_word_embeddings": True}).save_pretrained(tmp_path)
     monkeypatch.setattr(model_runner, "mapped_tensor", lambda folder, name: torch.zeros(TINY["vocab_size"], 48))
     runner = make_runner(tmp_path, linear_backend="onednn")
-    assert not any(isinstance(module, EmbeddingStandin) for module in runner._model._base.modules())
+    assert not any(isinstance(module, EmbeddingStandin) for module in base_of(runner).modules())
 
 
 def test_norms_and_mlps_of_transformers_are_replaced(tmp_path):
@@ -264,7 +270,7 @@ def test_norms_and_mlps_of_transformers_are_replaced(tmp_path):
     reference = make_reference("Llama", {**WIDE, "head_dim": 64, "vocab_size": 192})
     reference.save_pretrained(tmp_path)
     runner = make_runner(tmp_path)
-    modules = list(runner._model._base.modules())
+    modules = list(base_of(runner).modules())
     norms = [each for each in modules if isinstance(each, NormStandin)]
     mlps = [each for each in modules if isinstance(each, GatedMLPStandin)]
     assert (len(norms), len(mlps)) == (2 * 3 + 1, 3)
@@ -291,7 +297,7 @@ def test_mlp_that_is_read_from_outside_is_left_alone(tmp_path, monkeypatch):
     reference = make_reference("Llama", {})
     reference.save_pretrained(tmp_path)
     runner = make_runner(tmp_path)
-    assert not any(isinstance(each, GatedMLPStandin) for each in runner._model._base.modules())
+    assert not any(isinstance(each, GatedMLPStandin) for each in base_of(runner).modules())
     driver = ModelDriver(runner, page_size=1, seed=1)
     sequence = driver.open(np.arange(3, 40))
     with torch.no_grad():
@@ -314,7 +320,7 @@ def test_modules_that_layers_share_have_one_standin(tmp_path, monkeypatch):
     share(reference)
     monkeypatch.setattr(transformers_model, "fix_rope", share)  # the last change to a model before it is served
     runner = make_runner(tmp_path, linear_backend="onednn")
-    first, second, third = runner._model._base.layers
+    first, second, third = base_of(runner).layers
     assert third.mlp is first.mlp and isinstance(first.mlp, GatedMLPStandin)
     assert second.self_attn.q_proj is first.self_attn.q_proj and isinstance(first.self_attn.q_proj, LinearStandin)
     assert second.input_layernorm is first.input_layernorm and isinstance(first.input_layernorm, NormStandin)
@@ -342,9 +348,10 @@ def test_layers_kept_in_another_dtype_are_left_alone(tmp_path, monkeypatch):
     make_reference("Llama", {**WIDE, "head_dim": 64, "vocab_size": 192}).bfloat16().save_pretrained(tmp_path)
     monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 0)
     monkeypatch.setattr(transformers_model, "fix_rope", widen)  # the last change to a model before it is served
-    model = make_runner(tmp_path, dtype="bfloat16")._model
-    left = [each for each in model._base.modules() if type(each) is torch.nn.Linear]
-    assert len(left) == TINY["num_hidden_layers"] and not any("o_proj" in name for name in model.adapter_targets())
+    runner = make_runner(tmp_path, dtype="bfloat16")
+    left = [each for each in base_of(runner).modules() if type(each) is torch.nn.Linear]
+    assert len(left) == TINY["num_hidden_layers"]
+    assert not any("o_proj" in name for name in runner._model.adapter_targets())
 
 
 @pytest.mark.parametrize("model_impl", ["baton", "transformers"])
@@ -356,9 +363,7 @@ def test_tied_head_that_is_repacked_late_leaves_no_second_matrix(tmp_path, monke
     monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
     monkeypatch.setattr(product_trials, "best_choice", lambda times: ProductChoice.of(ONEDNN))
     runner = make_runner(tmp_path, model_impl=model_impl)
-    model = runner._model
-    base: Any = model._base if isinstance(model, TransformersModel) else model
-    matrix = weakref.ref(base.embed_tokens.weight)
+    matrix = weakref.ref(base_of(runner).embed_tokens.weight)
     driver = ModelDriver(runner, page_size=1, seed=1)
     before = driver.step([(driver.open(np.arange(20)), 20)]).logits
     assert runner.has_late_trials
