@@ -127,6 +127,8 @@ class TransformersModel:
         self._check(ids, expected)
         self._linears: dict[str, Linear] = {}
         """By name in the whole model, without the name of a part."""
+        self._of_all_tokens: set[str] = set()
+        """Names of layers that compute a row for each token of a step, unlike experts."""
         self._replace_layers(ids, expected)
         self._checked = ids, expected
         self._tied: _Tied | None = None
@@ -216,13 +218,15 @@ class TransformersModel:
         return self._model.score(hidden).to(torch.float32)
 
     def adapter_targets(self) -> dict[str, Target]:
-        """See ServedModel.adapter_targets: the linear layers of the base, under transformers' names for them."""
+        """See ServedModel.adapter_targets: the linear layers of the base, under transformers' names for them. Those
+        that compute some tokens only have no rows by which each token could have its adapter."""
         layers = []
         for name, linear in self._linears.items():
             modules, start = {}, 0
             for part, size in linear.parts.items():
-                text_name = text_tensor_name(".".join(filter(None, (name, part, "weight"))))
-                if text_name is not None and name.startswith(f"{self._base_name}."):
+                full = ".".join(filter(None, (name, part)))
+                text_name = text_tensor_name(f"{full}.weight")
+                if text_name is not None and full in self._of_all_tokens and full.startswith(f"{self._base_name}."):
                     modules[text_name.removesuffix(".weight")] = start, size
                 start += size
             if modules:
@@ -247,12 +251,17 @@ class TransformersModel:
     def _replace_layers(self, ids: torch.Tensor, expected: torch.Tensor) -> None:
         """Put stand-ins in the place of layers, each kind only if the model then still computes the same."""
         linears = self._replace_linears()
+        rows = {name: set[int]() for names in linears.values() for name in names}
+        hooks = [standin.register_forward_pre_hook(_notes_rows(rows[names[0]])) for standin, names in linears.items()]
         try:
             self._check(ids, expected)
         except Exception as error:  # some modelling reads the weights of its linear layers itself
             logger.info("matrix products are torch's: %s: %s", type(error).__name__, error)
             self._restore_linears(linears)
             linears = {}
+        for hook in hooks:
+            hook.remove()
+        self._of_all_tokens = {name for name, seen in rows.items() if seen == {CHECKED_TOKENS // 2}}
         for standin in linears:
             standin.originals.clear()
         self._linears = {names[0]: standin.linear for standin, names in linears.items()}
@@ -387,6 +396,11 @@ class TransformersModel:
         if not self._attention.layers or not found:
             raise UnsupportedModelError(f"{architecture}: transformers' code for it has attention of its own")
         return found[-1]  # the outermost, as it ends last
+
+
+def _notes_rows(seen: set[int]) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
+    """A hook that adds the number of rows of each call."""
+    return lambda _, inputs: seen.add(inputs[0].shape[:-1].numel())
 
 
 def _names_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, list[str]]:

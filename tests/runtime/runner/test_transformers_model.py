@@ -372,3 +372,28 @@ def test_tied_head_that_is_repacked_late_leaves_no_second_matrix(tmp_path, monke
     gc.collect()
     assert matrix() is None, "the matrix is kept beside the packed one"
     torch.testing.assert_close(driver.step([(driver.open(np.arange(20)), 20)]).logits, before, atol=1e-4, rtol=1e-4)
+
+
+class EverySecondRow(torch.nn.Module):
+    """As experts, which compute some tokens only."""
+
+    def __init__(self, linear: torch.nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x[:, ::2]).repeat_interleave(2, dim=1)[:, : x.shape[1]]
+
+
+def test_layers_of_some_tokens_cannot_have_adapters(tmp_path, monkeypatch):
+    """Their rows are not those of the step, by which each token has its adapter."""
+
+    def thin_out(model: Any, _: int) -> None:
+        model.model.layers[0].mlp.down_proj = EverySecondRow(model.model.layers[0].mlp.down_proj)
+
+    make_reference("Llama", {}).save_pretrained(tmp_path)
+    whole = make_runner(tmp_path)._model.adapter_targets().keys()
+    monkeypatch.setattr(transformers_model, "fix_rope", thin_out)  # the last change to a model before it is served
+    runner = make_runner(tmp_path)
+    assert isinstance(base_of(runner).layers[0].mlp.down_proj.linear, LinearStandin)
+    assert whole - runner._model.adapter_targets().keys() == {"model.layers.0.mlp.down_proj"}
