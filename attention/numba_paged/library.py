@@ -12,6 +12,7 @@ import torch
 
 from ...memory_pool.kv_pool import KVPool
 from ..backend import AttentionBackend, AttentionSpec
+from ..error_text import describe_error
 from ..probe import BEAMS, DECODE, EXTEND, LONG, ProbeScene, ProbeStep, probe_backend
 from ..torch_native import TorchNativeBackend
 from .team import Team
@@ -49,7 +50,7 @@ def load_attention(
         probe_backend(by_length[SHORT_EXTEND], specs, (DECODE, EXTEND, BEAMS, LONG), **where)
         probe_backend(by_length[ANY_EXTEND], specs, (LONG,), **where)
     except Exception as error:
-        raise NumbaUnavailable(f"{type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
+        raise NumbaUnavailable(describe_error(error)) from error
     scene = ProbeScene(PREFILL, specs[0], **where)
     tiles = _seconds(TorchNativeBackend(scene.pool), scene)
     kernel = _seconds(by_length[ANY_EXTEND](scene.pool, specs[:1]), scene)

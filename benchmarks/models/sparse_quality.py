@@ -32,7 +32,7 @@ CHUNK = 512
 
 @dataclass
 class Found:
-    """What one setting says."""
+    """The figures of one setting."""
 
     perplexity: float
     likeliest: list[int]
@@ -40,7 +40,7 @@ class Found:
 
 
 class ForcedText:
-    """A runner whose only sequence is a text."""
+    """A model runner with one sequence, the tokens of a text."""
 
     def __init__(self, args: ModelArgs, ids: list[int]) -> None:
         self._ids = np.array(ids, dtype=np.int32)
@@ -92,13 +92,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--channel-file", required=True)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--kind", choices=("qk", "q", "k"), default="qk")
+    parser.add_argument("--text", type=Path, required=True, help="not the text that the channels come from")
+    parser.add_argument("--kind", choices=("qk", "q", "k"), default="qk", help="as --ds-heavy-channel-type")
     parser.add_argument("--beginning", type=int, default=5632, help="tokens before those that are decoded")
-    parser.add_argument("--decoded", type=int, default=200)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 128, 256, 512])
-    parser.add_argument("--channels", type=int, nargs="+", default=[8, 16, 32])
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--decoded", type=int, default=200, help="tokens that are decoded")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[64, 128, 256, 512], help="numbers of tokens that decodes attend to"
+    )
+    parser.add_argument(
+        "--channels", type=int, nargs="+", default=[8, 16, 32], help="numbers of channels that choose them"
+    )
+    parser.add_argument("--dtype", default="float32", help="as the server's flag")
     args = parser.parse_args()
     ids = Tokenizer.load(args.model_path).encode(args.text.read_text())[: args.beginning + args.decoded + 1]
     if len(ids) <= args.beginning + args.decoded:

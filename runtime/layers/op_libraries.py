@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ...attention.error_text import describe_error
 from ...attention.numba_paged.team import Team
 from ...memory_pool.kv_pool import KVLayers
 from ..model_config import RopeConfig
@@ -99,7 +100,7 @@ def probe(libraries: Sequence[Library], shape: OpShape, dtype: torch.dtype, devi
         try:
             loaded[library.name] = library.load(device)
         except Exception as error:  # importing compiled code may raise anything
-            trouble.append(f"{library.name} cannot be used ({_reason(error)})")
+            trouble.append(f"{library.name} cannot be used ({describe_error(error)})")
     trial = Trial(shape, TRIAL_TOKENS, dtype)
     chosen: dict[str, Callable[..., Any]] = {}
     names: list[str] = []
@@ -133,7 +134,7 @@ def try_out(name: str, op: Callable[..., Any], trial: Trial, device: torch.devic
     try:
         found = trial.found(name, op, device)
     except Exception as error:  # a kernel may raise anything: no such op, no compiler, no image for this card
-        return f"failed ({_reason(error)})"
+        return f"failed ({describe_error(error)})"
     allowed = tolerance(trial.dtype)
     for part, expected in zip(found, trial.expected(name), strict=True):
         if part.shape != expected.shape or not torch.allclose(part, expected, atol=allowed, rtol=allowed):
@@ -145,12 +146,6 @@ def _remedy(libraries: Sequence[Library]) -> str:
     if any(library.name == NUMBA for library in libraries):
         return "pip install 'baton-serve[cpu]' brings Numba"
     return "pip install 'baton-serve[cuda]' brings the versions that fit torch 2.11"
-
-
-def _reason(error: Exception) -> str:
-    """Type and first line of an error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return ": ".join([type(error).__name__, *lines[:1]])[:200]
 
 
 @dataclass(frozen=True, slots=True)

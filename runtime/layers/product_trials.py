@@ -20,6 +20,7 @@ import torch
 from tqdm import tqdm
 
 from ...attention import processor
+from ...attention.error_text import describe_error
 from .linear import Linear
 from .products import (
     FORMS,
@@ -248,7 +249,7 @@ def usable_forms(
         try:
             found = FORMS[name](source)(x)
         except Exception as error:  # torch built without oneDNN, or a dtype that it does not know here
-            trouble.append(f"{name} failed ({type(error).__name__}: {str(error).splitlines()[0][:120]})")
+            trouble.append(f"{name} failed ({describe_error(error)})")
             continue
         if _are_close(found, expected):
             usable.append(name)

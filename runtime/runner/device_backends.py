@@ -18,6 +18,7 @@ import torch
 from ...attention import processor
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...attention.double_sparse import DoubleSparseBackend, ScoreLabels, Sparsity, is_sparse_layer
+from ...attention.error_text import describe_error
 from ...attention.latent import LatentBackend
 from ...attention.numba_paged.team import NoTeamError, Team
 from ...attention.torch_native import TorchNativeBackend
@@ -172,9 +173,7 @@ def _label_scores(team: Team, specs: Sequence[AttentionSpec], channels: int, dty
             if is_sparse_layer(spec) and not spec.values_in_keys and channels <= spec.head_dim:
                 scores.probe(spec, channels, dtype)
     except Exception as error:  # compiled code may raise anything
-        logger.warning(
-            "torch scores the labels of sparse decodes: %s: %s", type(error).__name__, str(error).splitlines()[0][:200]
-        )
+        logger.warning("torch scores the labels of sparse decodes: %s", describe_error(error))
         return None
     return scores
 
@@ -190,7 +189,7 @@ def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsPr
 
         return ExactLogits(config.hidden_size)
     except Exception as error:  # compiled code may raise anything
-        logger.warning("logits are rounded to bfloat16: %s: %s", type(error).__name__, str(error).splitlines()[0][:200])
+        logger.warning("logits are rounded to bfloat16: %s", describe_error(error))
         return None
 
 
@@ -207,7 +206,7 @@ def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool =
         except ImportError as error:
             trouble = f"Numba cannot be imported ({error}); pip install 'baton-serve[cpu]'"
         except Exception as error:  # compiled code may raise anything
-            trouble = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            trouble = describe_error(error)
     if is_wanted:
         raise ModelLoadError(f"--linear-backend numba: {trouble}; or use auto")
     if dtype != torch.float16:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from ...attention.backend import AttentionBackend, AttentionBatch, AttentionSpec, kv_shapes
+from ...attention.error_text import describe_error
 from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import KVPool, MHAKVPool
 from ..checkpoint.hf_config import label_activation, load_generation_config
@@ -244,8 +245,7 @@ class TransformersModel:
                 try:
                     module.use_kernels(ops)
                 except Exception as error:  # compiled code may raise anything
-                    reason = str(error).splitlines()[0][:200]
-                    logger.warning("norms and gates are computed by torch: %s: %s", type(error).__name__, reason)
+                    logger.warning("norms and gates are computed by torch: %s", describe_error(error))
                     return
 
     def _replace_layers(self, ids: torch.Tensor, expected: torch.Tensor) -> None:
@@ -256,7 +256,7 @@ class TransformersModel:
         try:
             self._check(ids, expected)
         except Exception as error:  # some modelling reads the weights of its linear layers itself
-            logger.info("matrix products are torch's: %s: %s", type(error).__name__, error)
+            logger.info("matrix products are torch's: %s", describe_error(error))
             self._restore_linears(linears)
             linears = {}
         for hook in hooks:
@@ -284,7 +284,7 @@ class TransformersModel:
         try:
             self._check(ids, expected)
         except Exception as error:  # some modelling reads the weights of its layers itself
-            logger.info("%s are transformers' own: %s: %s", what, type(error).__name__, error)
+            logger.info("%s are transformers' own: %s", what, describe_error(error))
             for module in made:
                 for name in all_names[module]:
                     self._base.set_submodule(name, module)
@@ -608,8 +608,7 @@ def load_transformers_model(
             raise UnsupportedModelError(
                 f"{config.architecture}: transformers' code for it has attention of its own"
             ) from error
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UnsupportedModelError(f"transformers cannot load it: {reason}") from error
+        raise UnsupportedModelError(f"transformers cannot load it: {describe_error(error)}") from error
     wrong = {name: sorted(map(str, info.get(f"{name}_keys") or ())) for name in ("missing", "mismatched")}
     if any(wrong.values()):
         problems = "; ".join(f"{len(keys)} {name}: {', '.join(keys[:8])}" for name, keys in wrong.items() if keys)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...attention.error_text import describe_error
 from ...scheduler.constraints.constraint import BITS, TokenMasks
 from .mask_ops import apply_masks_on_device
 from .ops import TORCH_GPU_OPS, TORCH_OPS, Filters, SamplingOps, draw_all, draw_nucleus_by_sort, draw_top_k
@@ -44,7 +45,7 @@ def _on_cpu(vocab_size: int) -> SamplingOps:
         ops = replace(TORCH_OPS, apply_masks=apply_masks)
         _probe_apply_masks(ops, torch.device("cpu"), vocab_size)
     except Exception as error:  # compiled code may raise anything
-        logger.warning("numpy applies masks, which takes about twice as long: %s", _first_line(error))
+        logger.warning("numpy applies masks, which takes about twice as long: %s", describe_error(error))
         return TORCH_OPS
     return ops
 
@@ -75,14 +76,14 @@ def probe(device: torch.device, vocab_size: int, providers: dict[str, Provider])
         try:
             found = load(ops)
         except Exception as error:  # not installed, or made for another torch or card
-            troubles.append(f"{provider}: {_first_line(error)}")
+            troubles.append(f"{provider}: {describe_error(error)}")
             continue
         for name, function in found.items():
             candidate = replace(ops, **{name: function})
             try:
                 _PROBES[name](candidate, device, vocab_size)
             except Exception as error:  # no compiler, a kernel that this card cannot run, a wrong answer
-                troubles.append(f"{name} of {provider}: {_first_line(error)}")
+                troubles.append(f"{name} of {provider}: {describe_error(error)}")
             else:
                 ops, chosen[name] = candidate, provider
     logger.info("sampling: %s", ", ".join(f"{name} by {provider}" for name, provider in chosen.items()))
@@ -90,11 +91,6 @@ def probe(device: torch.device, vocab_size: int, providers: dict[str, Provider])
         advice = "pip install 'baton-serve[cuda]' and a CUDA toolkit (nvcc) bring what is missing"
         logger.warning("slower sampling in use: %s; %s", "; ".join(troubles), advice)
     return ops
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no reason given'}"
 
 
 # -- probes: each raises if an operation is wrong ----------------------------------------------------------------------
