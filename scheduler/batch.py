@@ -73,6 +73,25 @@ NO_COPIES = KVCopies(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 
 @dataclass(slots=True, frozen=True)
+class StateRows:
+    """Which recurrent states the rows of a step start from, and where what follows is written.
+
+    A state is that of exactly so many tokens. Row i starts from the state of its ``prefix_lens[i]`` tokens and writes
+    at least one: the state after its last new token. It may write others, after fewer of them.
+    """
+
+    sources: np.ndarray
+    """int32 [bs]: slot that the row starts from; 0 for none, where the row has no prefix."""
+    rows: np.ndarray
+    """int32 [m]: row of each state that is written, ascending."""
+    ends: np.ndarray
+    """int32 [m]: after so many of the row's new tokens; ascending within a row, its last equals extend_len."""
+    slots: np.ndarray
+    """int32 [m]: where it goes; no slot twice. A slot that is written may be the source of its own row, never of
+    another."""
+
+
+@dataclass(slots=True, frozen=True)
 class BeamStep:
     """Rows ``start`` to ``stop`` of a batch are the beams of one search.
 
@@ -187,6 +206,8 @@ class ScheduleBatch:
     row_updates: RowUpdates
     """Changes of req_to_token since the previous batch; apply them before the forward."""
     copies: KVCopies = field(default_factory=lambda: KVCopies.join([]))
+    states: StateRows | None = None
+    """None for models whose layers keep K and V alone."""
     pooled: list[PooledSpan] = field(default_factory=list)
     """The tokens that are pooled, in row order, at most one span for each row."""
     beams: list[BeamStep] = field(default_factory=list)

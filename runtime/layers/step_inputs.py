@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from .states.state_batch import StateBatch
+
 
 class Arrivals(Protocol):
     """KV on its way to the device's pool, layer by layer."""
@@ -27,6 +29,8 @@ class StepInputs:
     """The slot for its K and V."""
     arrivals: Arrivals | None = None
     """Wait called by each layer before it touches the pool; None for no wait. Graphs cannot wait."""
+    states: StateBatch | None = None
+    """Where layers with recurrent states find them; None for models without."""
 
     @classmethod
     def zeros(cls, tokens: int, device: torch.device) -> StepInputs:

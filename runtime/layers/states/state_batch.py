@@ -1,0 +1,114 @@
+"""One step as layers with recurrent states see it.
+
+A row's new tokens are cut into segments where a state is written. Each segment starts from a slot and writes one; the
+first segment of a row starts from the row's source, each later one from what the segment before it wrote:
+
+    row 0   tokens 0 … 6    source 4 ── 0…4 ──▶ slot 9 ── 5…6 ──▶ slot 7
+    row 1   token  7        source 0 ── 7 ──▶ slot 3
+
+A kernel that walks through tokens takes `rows` and writes states on its way. One that computes a segment at once takes
+`waves`: wave w holds segment w of all rows that have one, so that nothing in a wave depends on anything else in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ....memory_pool.state_pool import StatePool
+from ....scheduler.batch import StateRows
+
+
+@dataclass(slots=True, frozen=True)
+class RowSegments:
+    """The segments of all rows, row after row, on the host; int32 arrays."""
+
+    token_ends: np.ndarray
+    """[bs]: where each row's tokens end among those of the step; a row begins where the one before it ends."""
+    sources: np.ndarray
+    """[bs]: slot that the row starts from; 0 reads zeros."""
+    segment_ends: np.ndarray
+    """[bs]: where each row's segments end among those of the step."""
+    ends: np.ndarray
+    """[m]: token of the step after which the segment ends."""
+    targets: np.ndarray
+    """[m]: slot that is written there."""
+
+
+@dataclass(slots=True, frozen=True)
+class Wave:
+    """Segments that do not depend on each other, ascending by their tokens."""
+
+    starts: np.ndarray
+    """int64 [k], host: first token of the step."""
+    stops: np.ndarray
+    """int64 [k], host: one behind the last."""
+    sources: torch.Tensor
+    """int64 [k], on the device: slot to start from; slot 0 holds zeros. All are read before any target is written."""
+    targets: torch.Tensor
+    """int64 [k], on the device: slot to write; no slot twice."""
+    begins: np.ndarray
+    """bool [k], host: the segment starts from nothing (source 0)."""
+
+    @property
+    def is_single(self) -> bool:
+        """True if every segment is one token: then the tokens are ``starts``."""
+        return bool((self.stops - self.starts == 1).all())
+
+
+@dataclass(slots=True, frozen=True)
+class StateBatch:
+    """The states of a step. Layer i with states (counted among those) uses ``pool.layers[i]``."""
+
+    pool: StatePool
+    rows: RowSegments
+    waves: list[Wave]
+
+
+def row_segments(states: StateRows, extend_lens: np.ndarray) -> RowSegments:
+    """Number a step's segments by its tokens. extend_lens: int32 [bs], new tokens of each row."""
+    token_ends = np.cumsum(extend_lens, dtype=np.int32)
+    starts = token_ends - extend_lens
+    counts = np.bincount(states.rows, minlength=len(extend_lens))
+    return RowSegments(
+        token_ends=token_ends,
+        sources=states.sources,
+        segment_ends=np.cumsum(counts, dtype=np.int32),
+        ends=starts[states.rows] + states.ends,
+        targets=states.slots,
+    )
+
+
+def plan_states(pool: StatePool, states: StateRows, extend_lens: np.ndarray) -> StateBatch:
+    """Bring a step's states to the device of ``pool``."""
+    rows = row_segments(states, extend_lens)
+    if len(rows.ends) == len(extend_lens):  # one segment each: every plain decode, and most prompts
+        starts = (rows.token_ends - extend_lens).astype(np.int64)
+        return StateBatch(pool, rows, [_wave(pool, starts, rows.ends, rows.sources, rows.targets)])
+    first = np.ones(len(rows.ends), dtype=bool)
+    first[1:] = states.rows[1:] != states.rows[:-1]
+    before = np.roll(rows.ends, 1)
+    starts = np.where(first, (rows.token_ends - extend_lens)[states.rows], before)
+    sources = np.where(first, rows.sources[states.rows], np.roll(rows.targets, 1))
+    number = np.arange(len(rows.ends)) - np.flatnonzero(first)[np.cumsum(first) - 1]
+    waves = []
+    for wave in range(int(number.max()) + 1):
+        picked = number == wave
+        waves.append(_wave(pool, starts[picked], rows.ends[picked], sources[picked], rows.targets[picked]))
+    return StateBatch(pool, rows, waves)
+
+
+def start_states(pool: StatePool, extend_lens: Sequence[int]) -> StateBatch:
+    """A step whose rows all start from nothing and write to the trash slot: for trials and profile runs."""
+    lens = np.array(extend_lens, dtype=np.int32)
+    rows = np.arange(len(lens), dtype=np.int32)
+    trash = np.full(len(lens), pool.trash, dtype=np.int32)
+    return plan_states(pool, StateRows(np.zeros(len(lens), dtype=np.int32), rows, lens, trash), lens)
+
+
+def _wave(pool: StatePool, starts: np.ndarray, stops: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> Wave:
+    slots = torch.from_numpy(np.stack((sources, targets)).astype(np.int64)).to(pool.device, non_blocking=True)
+    return Wave(starts.astype(np.int64), stops.astype(np.int64), slots[0], slots[1], sources == 0)
