@@ -132,7 +132,7 @@ class Allocator:
         """
         shift = self._shift
         if shift == 0:
-            return self._take(_total(new_lens - old_lens))
+            return self.take_pages(_total(new_lens - old_lens))
         if len(new_lens) == 1:
             return self._extend_one(old_lens.item(), new_lens.item(), last_slots.item())
         counts = new_lens - old_lens
@@ -141,7 +141,7 @@ class Allocator:
         up = self.page_size - 1
         pages_before = (old_lens + up) >> shift
         page_counts = ((new_lens + up) >> shift) - pages_before
-        pages = self._take(_total(page_counts))
+        pages = self.take_pages(_total(page_counts))
         if pages is None:
             return None
         starts = np.cumsum(counts) - counts
@@ -184,15 +184,15 @@ class Allocator:
     def _extend_by_one(self, old_lens: np.ndarray, last_slots: np.ndarray) -> np.ndarray | None:
         """`alloc_extend` by one token each, as in a decode step: the same result in a few operations on [bs]."""
         needs_page = (old_lens & (self.page_size - 1)) == 0
-        pages = self._take(int(np.count_nonzero(needs_page)))
+        pages = self.take_pages(int(np.count_nonzero(needs_page)))
         if pages is None:
             return None
         slots = last_slots + 1
         slots[needs_page] = pages
         return slots
 
-    def _take(self, count: int) -> np.ndarray | None:
-        """The first slots of so many pages, int32 [count]."""
+    def take_pages(self, count: int) -> np.ndarray | None:
+        """The first slots of so many whole pages, int32 [count]; None, and nothing changed, if fewer are free."""
         top = self._top - count
         if top < 1:
             return None
