@@ -3,7 +3,8 @@
 Its "KV" of a token is a hash of the token and of the KV *read back* at the position before, through the device mirror
 of req_to_token; its next token is a hash over the KV of the whole sequence, read back the same way. One wrong slot, one
 page freed too early, one bad split, and the output differs from `expected_output`, which needs no KV at all. An adapter
-computes other KV of the same tokens.
+computes other KV of the same tokens. A model with recurrent states (`tests.doubles.state_echo`) mixes the state of the
+whole sequence into the next token too: one update lost, made twice or made to another state, and the output differs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from baton.scheduler.beam.search import BeamGroup, Hypothesis
 from baton.scheduler.constraints.constraint import Constraint
 from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles import state_echo
+from tests.doubles.state_echo import EchoStates, mix_state
 
 VOCAB = 1000
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
@@ -44,27 +47,45 @@ def _mix(state: int, token: int) -> int:
     return ((state ^ (token + 1)) * _MULTIPLIER + _INCREMENT) & _MASK
 
 
-def _next_token(kv: np.ndarray) -> int:
-    with np.errstate(over="ignore"):
-        weights = np.arange(1, 2 * len(kv), 2, dtype=np.uint64)
-        return int((kv * weights).sum() >> np.uint64(33)) % VOCAB
+class Memory(NamedTuple):
+    """All that the model has of a sequence before it says the next token."""
+
+    kv: np.ndarray
+    """uint64 [n]"""
+    state: int | None = None
+    """None for a model without states."""
+
+    def digest(self) -> np.uint64:
+        """A hash of all of it."""
+        with np.errstate(over="ignore"):
+            summed = (self.kv * np.arange(1, 2 * len(self.kv), 2, dtype=np.uint64)).sum()
+        return summed if self.state is None else summed ^ np.uint64(self.state)
+
+    def add(self, token: int, shift: int) -> Memory:
+        """What it has after one more token."""
+        kv = np.append(self.kv, np.uint64(_mix(int(self.kv[-1]) if len(self.kv) else _START, token + shift)))
+        return Memory(kv, None if self.state is None else mix_state(self.state, token + shift))
 
 
-def _token_logprobs(kv: np.ndarray) -> np.ndarray:
+def _next_token(memory: Memory) -> int:
+    return int(memory.digest() >> np.uint64(33)) % VOCAB
+
+
+def _token_logprobs(memory: Memory) -> np.ndarray:
     """float32 [VOCAB]: what follows a sequence, as log-probabilities of a kind: all different, none positive."""
+    digest = memory.digest()
     with np.errstate(over="ignore"):
-        state = (kv * np.arange(1, 2 * len(kv), 2, dtype=np.uint64)).sum()
-        mixed = (state ^ np.arange(1, VOCAB + 1, dtype=np.uint64)) * np.uint64(_MULTIPLIER) + np.uint64(_INCREMENT)
+        mixed = (digest ^ np.arange(1, VOCAB + 1, dtype=np.uint64)) * np.uint64(_MULTIPLIER) + np.uint64(_INCREMENT)
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(_MULTIPLIER)
     return -(mixed >> np.uint64(44)).astype(np.float32) / np.float32(2**17)
 
 
-def _guessed(kv: np.ndarray, token: int, count: int, shift: int) -> list[int]:
-    """What the model says after the KV of a sequence and one more token."""
+def _guessed(memory: Memory, token: int, count: int, shift: int) -> list[int]:
+    """What the model says after a sequence and one more token."""
     tokens = [token]
     for _ in range(count):
-        kv = np.append(kv, np.uint64(_mix(int(kv[-1]), tokens[-1] + shift)))
-        tokens.append(_next_token(kv))
+        memory = memory.add(tokens[-1], shift)
+        tokens.append(_next_token(memory))
     return tokens[1:]
 
 
@@ -82,20 +103,21 @@ def _candidates(step: BeamStep, logprobs: np.ndarray, end_ids: frozenset[int]) -
     return BeamCandidates(parents[best], tokens[best], scores[best], each[best])
 
 
-def _echo(tokens: list[int], shift: int) -> np.ndarray:
-    kv, state = [], _START
+def _echo(tokens: list[int], shift: int, stateful: bool) -> Memory:
+    """What the model has of these tokens, computed from them alone."""
+    kv, link, state = [], _START, state_echo.START
     for token in tokens:
-        state = _mix(state, token + shift)
-        kv.append(state)
-    return np.array(kv, dtype=np.uint64)
+        link, state = _mix(link, token + shift), mix_state(state, token + shift)
+        kv.append(link)
+    return Memory(np.array(kv, dtype=np.uint64), state if stateful else None)
 
 
-def _next_of(kv: np.ndarray, allowed: list[int] | None) -> int:
-    return _next_token(kv) if allowed is None else _next_allowed(kv, np.array(allowed))
+def _next_of(memory: Memory, allowed: list[int] | None) -> int:
+    return _next_token(memory) if allowed is None else _next_allowed(memory, np.array(allowed))
 
 
-def _next_allowed(kv: np.ndarray, allowed: np.ndarray) -> int:
-    return int(allowed[_token_logprobs(kv)[allowed].argmax()])
+def _next_allowed(memory: Memory, allowed: np.ndarray) -> int:
+    return int(allowed[_token_logprobs(memory)[allowed].argmax()])
 
 
 def expected_beams(
@@ -105,6 +127,7 @@ def expected_beams(
     end_ids: frozenset[int] = frozenset(),
     constraint: Constraint | None = None,
     adapter: str = "",
+    stateful: bool = False,
 ) -> list[Hypothesis]:
     """What a beam search finds after ``prompt``, with no KV at all: every beam is computed from its tokens alone."""
     assert sampling.max_new_tokens is not None
@@ -114,7 +137,8 @@ def expected_beams(
     group = BeamGroup(sampling, limit, ItemConstraint(trie, "items") if trie is not None else constraint, len(ends))
     while not group.done:
         sequences = group.sequences().tolist() if group.num_tokens else [[]]
-        logprobs = np.stack([_token_logprobs(_echo(prompt + ids, shift_of(adapter))) for ids in sequences])
+        every = [_echo(prompt + ids, shift_of(adapter), stateful) for ids in sequences]
+        logprobs = np.stack([_token_logprobs(memory) for memory in every])
         step = BeamStep(
             serial=0,
             start=0,
@@ -128,11 +152,11 @@ def expected_beams(
     return group.results
 
 
-def _expected_item(prompt: list[int], trie: ItemTrie, shift: int) -> list[int]:
+def _expected_item(prompt: list[int], trie: ItemTrie, shift: int, stateful: bool) -> list[int]:
     output: list[int] = []
     node = np.zeros(1, dtype=np.int32)
     while not trie.is_leaf(node)[0]:
-        output.append(_next_allowed(_echo(prompt + output, shift), trie.children(node)[1]))
+        output.append(_next_allowed(_echo(prompt + output, shift, stateful), trie.children(node)[1]))
         node = trie.advance(node, np.array(output[-1:], dtype=np.int32))
     return output
 
@@ -149,10 +173,12 @@ class ReadsOutput(Protocol):
         ...
 
 
-def _expected_under(prompt: list[int], num_tokens: int, constraint: ReadsOutput, shift: int) -> list[int]:
+def _expected_under(
+    prompt: list[int], num_tokens: int, constraint: ReadsOutput, shift: int, stateful: bool
+) -> list[int]:
     output: list[int] = []
     while len(output) < num_tokens:
-        output.append(_next_allowed(_echo(prompt + output, shift), constraint.allowed()))
+        output.append(_next_allowed(_echo(prompt + output, shift, stateful), constraint.allowed()))
         if constraint.ends_with(output[-1]):
             break
     return output
@@ -165,26 +191,21 @@ def expected_output(
     trie: ItemTrie | None = None,
     constraint: ReadsOutput | None = None,
     adapter: str = "",
+    stateful: bool = False,
 ) -> list[int]:
     """What the model says after ``prompt``: the oracle, computed from the tokens alone."""
     shift = shift_of(adapter)
     if trie is not None:
-        return _expected_item(prompt, trie, shift)
+        return _expected_item(prompt, trie, shift, stateful)
     if constraint is not None:
-        return _expected_under(prompt, num_tokens, constraint, shift)
-    state: int = _START
-    kv: list[int] = []
-    for token in prompt:
-        state = _mix(state, token + shift)
-        kv.append(state)
+        return _expected_under(prompt, num_tokens, constraint, shift, stateful)
+    memory = _echo(prompt, shift, stateful)
     output: list[int] = []
     while len(output) < num_tokens:
-        token = _next_token(np.array(kv, dtype=np.uint64))
-        output.append(token)
-        if token in end_ids:
+        output.append(_next_token(memory))
+        if output[-1] in end_ids:
             break
-        state = _mix(state, token + shift)
-        kv.append(state)
+        memory = memory.add(output[-1], shift)
     return output
 
 
@@ -201,10 +222,19 @@ class StepFailed(Exception):
 
 
 class KVEchoModel:
-    """Computes ScheduleBatches on ``num_slots`` slots (padding included). Reads rows only through its own mirror."""
+    """Computes ScheduleBatches on ``num_slots`` slots (padding included). Reads rows only through its own mirror.
+    num_states: of its recurrent states; 0 for a model without them."""
 
-    def __init__(self, num_slots: int, num_rows: int, max_context: int, end_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        num_rows: int,
+        max_context: int,
+        end_ids: frozenset[int] = frozenset(),
+        num_states: int = 0,
+    ) -> None:
         self._end_ids = end_ids
+        self.states = EchoStates(num_states)
         self._kv = np.zeros(num_slots, dtype=np.uint64)
         self.host_kv = np.zeros(0, dtype=np.uint64)
         """What copies between the tiers put on the host; whoever has a host tier makes it as large as that."""
@@ -214,7 +244,7 @@ class KVEchoModel:
         """By serial, as the batches said."""
         self.computed_tokens = 0
         self.spoiling: set[int] = set()
-        """Token ids whose KV is not finite."""
+        """Token ids whose KV, and the states behind them, are not finite."""
         self.shows_spoiled = True
         """False: it cannot tell where."""
         self.verified = [0, 0]
@@ -224,13 +254,21 @@ class KVEchoModel:
 
     def forward(self, batch: ScheduleBatch, fails_before: Stage | None = None) -> StepResult:
         """Compute a step. With ``fails_before`` it raises StepFailed there, all that comes before being done; before
-        "finish", everything is, and only the result is lost."""
+        "finish", everything is, and only the result is lost. The states that it was to write are lost in any case."""
+        try:
+            return self._compute(batch, fails_before)
+        except StepFailed as failure:
+            self.states.lose_step(batch, failure.is_known_at_launch)
+            raise
+
+    def _compute(self, batch: ScheduleBatch, fails_before: Stage | None) -> StepResult:
         for serial in batch.closed:
             self.open.pop(serial, None)  # the step that opened it may have failed
         for info in batch.opened:
             assert info.serial not in self.open, "a sequence is opened twice"
             self.open[info.serial] = info
         assert set(batch.serials.tolist()) <= self.open.keys(), "a row's sequence was not opened"
+        self.states.open_step(batch)
         if fails_before == "updates":
             raise StepFailed(fails_before)
         updates = batch.row_updates
@@ -263,28 +301,34 @@ class KVEchoModel:
             slots = batch.out_cache_loc[start : start + new]
             assert (slots > 0).all(), "the padding slot was handed out"
             assert np.array_equal(slots, self._mirror[row, old : old + new]), "row and out_cache_loc disagree"
-            state = int(self._kv[self._mirror[row, old - 1]]) if old else _START
+            link = int(self._kv[self._mirror[row, old - 1]]) if old else _START
+            states = [self.states.read(i)]
             shift = shift_of(self.open[int(batch.serials[i])].adapter)
             for slot, token in zip(slots.tolist(), batch.input_ids[start : start + new].tolist()):
                 if token < 0:
                     token = int(self._last_next_ids[-token - 1])
                     assert token >= 0, "a placeholder names a row that sampled nothing"
-                state = SPOILED if token in self.spoiling or state == SPOILED else _mix(state, token + shift)
-                self._kv[slot] = state
+                is_spoiled = token in self.spoiling or link == SPOILED or states[-1] == state_echo.SPOILED
+                link = SPOILED if is_spoiled else _mix(link, token + shift)
+                states.append(state_echo.SPOILED if is_spoiled else mix_state(states[-1], token + shift))
+                self._kv[slot] = link
             kv = self._kv[self._mirror[row, : old + new]]
+            memory = self._memory(kv, states, new)
             if batch.samples[i] and (kv == SPOILED).any():
-                failed[i] = int((kv == SPOILED).argmax()) if self.shows_spoiled else 0
+                is_sound = self.shows_spoiled and states[0] != state_echo.SPOILED
+                failed[i] = int((kv == SPOILED).argmax()) if is_sound else 0
+            self.states.write(i, states, old)
             if i in of_search:
-                logprobs[i] = _token_logprobs(kv)
+                logprobs[i] = _token_logprobs(memory)
             elif batch.samples[i]:
-                next_ids[i] = _next_of(kv, allowed.get(samples[i]))
+                next_ids[i] = _next_of(memory, allowed.get(samples[i]))
                 free = samples[i] not in allowed and i not in failed
-                accepted[i] = _guessed(kv, int(next_ids[i]), self.guesses() if free else 0, shift)
+                accepted[i] = _guessed(memory, int(next_ids[i]), self.guesses() if free else 0, shift)
             if batch.draft_lens is not None and batch.draft_lens[i]:
                 drafted = int(batch.draft_lens[i])
                 assert batch.samples[i] and i not in of_search and new > drafted
                 says = [
-                    _next_of(kv[: old + new - drafted + place], allowed.get(samples[i] + place))
+                    _next_of(self._memory(kv, states, new - drafted + place), allowed.get(samples[i] + place))
                     for place in range(drafted + 1)
                 ]
                 right = 0
@@ -297,11 +341,16 @@ class KVEchoModel:
             start += new
         self.computed_tokens += start
         self._last_next_ids = next_ids
+        self.states.close_step()
         if fails_before == "finish":
             raise StepFailed(fails_before)
         beams = [self._answer(step, logprobs) for step in batch.beams]
         rows = [[token, *accepted[row]] if token >= 0 else [] for row, token in enumerate(next_ids.tolist())]
         return StepResult.of_rows(rows, beams, failed)
+
+    def _memory(self, kv: np.ndarray, states: list[int], end: int) -> Memory:
+        """What the model has of a row after ``end`` of its new tokens. kv: uint64 [n] of all its tokens."""
+        return Memory(kv[: len(kv) - len(states) + 1 + end], states[end] if len(self.states) else None)
 
     def write_block(self, slots: np.ndarray) -> np.ndarray:
         """What the host holds in these slots."""
