@@ -128,7 +128,7 @@ class TorchNativeBackend:
         self._batch: AttentionBatch | None = None
         self._plans: dict[tuple[Reach, int], _Plan] = {}
         self._bands: dict[tuple[int | None, int], torch.Tensor] = {}
-        self._buffers = [kv_pool.k[0].new_empty(0) for _ in range(2)]
+        self._buffers = [torch.empty(0, dtype=kv_pool.dtype, device=kv_pool.device) for _ in range(2)]
         """Flat memory for gathered keys and values. Kept: fresh memory costs more than the gather."""
 
     def plan(self, batch: AttentionBatch) -> None:

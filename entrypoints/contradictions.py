@@ -127,7 +127,7 @@ def check_scheduler(scheduler: SchedulerConfig) -> None:
     _check_pins(scheduler)
     page, total, seed = scheduler.page_size, scheduler.max_total_tokens, scheduler.random_seed
     _need(page >= 1 and page & (page - 1) == 0, f"--page-size is {page}; use a power of two, such as 1, 16 or 64")
-    for name in ("context_length", "max_total_tokens", "chunked_prefill_size"):
+    for name in ("context_length", "max_total_tokens", "max_states", "chunked_prefill_size"):
         value = getattr(scheduler, name)
         _need(value >= 0, f"{flag_name(name)} is {value}; use a positive number, or 0 for automatic")
     for name in ("max_leased_ratio", "max_client_leased_ratio", "hit_rate_alert"):

@@ -48,20 +48,27 @@ class StatePool:
     """States of one model by slot. Slots that were never written take no memory on a CPU."""
 
     def __init__(self, num_states: int, shapes: Sequence[StateShape], device: torch.device) -> None:
-        """shapes: of each layer with states, in order. Raises torch.OutOfMemoryError on a GPU."""
+        """shapes: of each layer with states, in order. Raises MemoryError where a CPU cannot hold the pool,
+        torch.OutOfMemoryError where a GPU cannot."""
         if num_states < 1:
             raise ValueError(f"num_states must be at least 1, not {num_states}")
         self.num_states = num_states
         self.bytes_per_state = state_bytes(shapes)
         self.device = device
         self.trash = num_states + 1
-        self.layers: list[dict[str, torch.Tensor]] = [
-            {
-                name: untouched_zeros((num_states + 2, *tensor.shape), tensor.dtype, device)
-                for name, tensor in shape.items()
-            }
-            for shape in shapes
-        ]
+        self.num_layers = len(shapes)
+        try:
+            self.layers: list[dict[str, torch.Tensor]] = [
+                {
+                    name: untouched_zeros((num_states + 2, *tensor.shape), tensor.dtype, device)
+                    for name, tensor in shape.items()
+                }
+                for shape in shapes
+            ]
+        except torch.OutOfMemoryError:  # on a GPU: the caller, which shares out its memory, knows what to change
+            raise
+        except (MemoryError, ValueError) as error:  # ValueError: more than there are addresses
+            raise MemoryError(f"cannot allocate {self.describe()} on {device}; lower --max-states") from error
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +78,7 @@ class StatePool:
     def describe(self) -> str:
         """For the start-up log: states x bytes per state = size."""
         size = self.nbytes / 2**30
-        return f"{self.num_states} states × {self.bytes_per_state} bytes in {size:.2f} GiB ({len(self.layers)} layers)"
+        return f"{self.num_states} states × {self.bytes_per_state} bytes in {size:.2f} GiB ({self.num_layers} layers)"
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots source to slots target in all layers (int64 [n], no target twice)."""

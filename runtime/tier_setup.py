@@ -103,8 +103,12 @@ def _gib(size: int) -> str:
 
 
 def make_host_pool(config: TierConfig, device_pool: KVPool, transfer: CopyKVOp) -> HostPool | None:
-    """The pool in host memory; None if the settings ask for none. Raises HostCacheError (a ModelLoadError) if the
-    machine does not have the memory. transfer: the device's own copies to and from host memory."""
+    """The pool in host memory; None if the settings ask for none, or the model has no KV. Raises HostCacheError (a
+    ModelLoadError) if the machine does not have the memory. transfer: the device's own copies to and from the host."""
+    if not device_pool.bytes_per_token:
+        if config.host_cache_gb or config.host_cache_ratio:
+            logger.warning("there is no host cache: the model's layers keep no K and V")
+        return None
     # A KV pool on a CPU takes its memory only as it is used, so the available memory still contains all of it.
     promised = device_pool.num_slots * device_pool.bytes_per_token if device_pool.device.type == "cpu" else 0
     num_tokens = plan_host_tokens(

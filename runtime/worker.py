@@ -129,6 +129,7 @@ def build_worker(
         num_rows=asked.num_rows,
         page_size=asked.page_size,
         max_total_tokens=asked.max_total_tokens,
+        max_states=asked.max_states,
         max_running_requests=asked.max_running_requests,
         chunked_prefill_size=asked.chunked_prefill_size,
         max_sampled_tokens=asked.max_sampled_tokens,
@@ -138,6 +139,7 @@ def build_worker(
         asked,
         context_length=runner.config.context_length,
         max_total_tokens=runner.max_total_tokens,
+        max_states=runner.max_states,
         chunked_prefill_size=runner.chunked_prefill_size,
         # Small steps come often: requests that have begun to answer should not wait for all of them.
         enable_mixed_chunk=asked.enable_mixed_chunk or runner.chunked_prefill_size < asked.step_tokens,

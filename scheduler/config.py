@@ -33,6 +33,11 @@ class SchedulerConfig:
 
     context_length: int = flag(0, "Maximum length of prompt and output together, in tokens; 0: the model's.")
     max_total_tokens: int = flag(0, "Size of the KV pool in tokens; 0: computed from --mem-fraction-static.")
+    max_states: int = flag(
+        0,
+        "Recurrent states that a hybrid or recurrent model keeps at the same time, those of cached prefixes included; "
+        "0: computed from --mem-fraction-static. No effect on models without them.",
+    )
     max_running_requests: int = flag(64, "Maximum number of requests that are computed at the same time.")
     max_beam_width: int = flag(128, "Maximum beam width of a search. Each beam counts as a running request.")
     chunked_prefill_size: int = flag(

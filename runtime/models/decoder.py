@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...memory_pool.kv_pool import KVPool
+from ...memory_pool.state_pool import StateShape
 from ..layers.activations import gated_activation
 from ..layers.embedding import Embedding, LMHead, LogitsProduct
 from ..layers.experts import Experts, Router
@@ -411,6 +412,11 @@ class Decoder:
     def specs(self) -> list[AttentionSpec]:
         """See ServedModel.specs."""
         return [layer.self_attn.spec for layer in self.layers]
+
+    @property
+    def state_shapes(self) -> list[StateShape]:
+        """See ServedModel.state_shapes."""
+        return []
 
     @property
     def weight_bytes(self) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...memory_pool.kv_pool import KVPool
+from ...memory_pool.state_pool import StateShape
 from ..layers.low_rank import Target
 from ..layers.step_inputs import StepInputs
 
@@ -21,6 +22,12 @@ class ServedModel(Protocol):
         ...
 
     @property
+    def state_shapes(self) -> list[StateShape]:
+        """What each layer with a recurrent state keeps of a sequence, in the order in which a step computes them; empty
+        for models whose layers keep K and V alone."""
+        ...
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
         ...
@@ -28,7 +35,8 @@ class ServedModel(Protocol):
     def __call__(self, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
         """Compute a step, which ``attention`` has planned: write K and V of its tokens to kv_pool and return hidden
         states [tokens, hidden], as `compute_logits` takes them. ``attention`` reads the same kv_pool. A layer whose K
-        and V are still on their way waits for them (`StepInputs.arrivals`)."""
+        and V are still on their way waits for them (`StepInputs.arrivals`). Layers with states find them in
+        `StepInputs.states`, which is set if there are such layers."""
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

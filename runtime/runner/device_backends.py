@@ -94,7 +94,7 @@ def choose_backends(
         raise ModelLoadError(f"--linear-backend {args.linear_backend} is for a CPU; a GPU's products are torch's")
     ops = TORCH_OPS if config is None else select_ops(device, dtype, OpShape.of(config))
     attention = TORCH_BACKENDS.attention
-    if args.attention_backend != "torch_native":
+    if args.attention_backend != "torch_native" and specs:
         from ...attention.flashinfer.library import FlashInferUnavailable, load_attention
 
         try:
@@ -104,7 +104,7 @@ def choose_backends(
                 raise ModelLoadError(f"--attention-backend flashinfer: {error}") from error
             logger.warning("attention runs on torch's own kernels, without CUDA graphs: %s", error)
             return DeviceBackends(ops, attention, None)
-    captures = args.attention_backend != "torch_native" and not args.disable_cuda_graph
+    captures = bool(specs) and args.attention_backend != "torch_native" and not args.disable_cuda_graph
     if captures and config is not None and config.traits.experts is not None:
         logger.info("no CUDA graphs: the host reads in each layer how many rows each expert has")
         captures = False
@@ -127,7 +127,7 @@ def _on_a_cpu(
         without = replace(without, logits=_logits(config, dtype, is_small))
     if args.linear_backend == NUMBA:
         without = replace(without, products=_products(dtype, is_wanted=True))
-    if wanted == "torch_native" or (wanted == "auto" and is_small):
+    if wanted == "torch_native" or not specs or (wanted == "auto" and is_small):
         return without
     from ...attention.numba_paged.library import NumbaUnavailable, load_attention
 

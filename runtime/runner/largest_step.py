@@ -16,6 +16,8 @@ import torch
 
 from ...attention.backend import AttentionBatch, GraphBackend, GraphShape
 from ...memory_pool.kv_pool import KVPool
+from ...memory_pool.state_pool import StatePool
+from ..layers.states.state_batch import start_states
 from ..layers.step_inputs import StepInputs
 from ..models.served_model import ServedModel
 from .device_backends import DeviceBackends
@@ -47,9 +49,10 @@ def run_largest_step(
     tokens: int,
     rows: int,
     shapes: Sequence[GraphShape],
+    states: StatePool | None = None,
 ) -> None:
     """Prefill one sequence of ``tokens`` and compute logits for ``rows`` rows. Then plan for graphs of ``shapes``, so
-    that workspaces grow to what those need. pool: holds ``tokens`` tokens."""
+    that workspaces grow to what those need. pool: holds ``tokens`` tokens. states: for a model that keeps some."""
     device = pool.device
     slots = np.arange(pool.page_size, pool.page_size + tokens, dtype=np.int32)
     width = max([tokens, *(shape.tokens for shape in shapes)])
@@ -69,6 +72,8 @@ def run_largest_step(
     inputs.input_ids.copy_(torch.arange(tokens) * ID_STEP % vocab_size)
     inputs.positions.copy_(torch.arange(tokens))
     inputs.out_cache_loc.copy_(req_to_token[0, :tokens])
+    if states is not None:
+        inputs.states = start_states(states, [tokens])
     hidden = model(inputs, pool, attention)
     model.compute_logits(hidden[torch.arange(rows, device=device) % tokens]).repeat(COPIES, 1)
     if isinstance(attention, GraphBackend):

@@ -1,4 +1,5 @@
-"""Divides memory between weights, activations, CUDA graphs and the KV pool; says what to change if it runs short.
+"""Divides memory between weights, activations, CUDA graphs, recurrent states and the KV pool; says what to change if it
+runs short.
 
 The KV pool gets, on a CPU: mem_fraction_static × available host memory (within the cgroup limit) − weights, at most
 CPU_POOL_LIMIT, as a host has other work. On a GPU: that share of the free memory − weights, or what a profile run
@@ -7,6 +8,10 @@ leaves of all of it, whichever is less:
     |-------------------------------- free before loading --------------------------------|
     |-- weights --|----------------- KV pool ----------------|-- activations --|- graphs -| MARGIN
     |------------- at most mem_fraction_static --------------|
+
+Models with recurrent states have a pool of these in front of the KV pool: --max-states of them, or as many as the rows
+need and up to STATE_SHARE of the memory for both. Where no layer keeps K and V, tokens take no memory, and the states
+get all of it.
 
 The model runner calls, in this order (nothing but `plan_memory` on a CPU):
 
@@ -42,6 +47,21 @@ CPU_POOL_LIMIT = 4 * 2**30
 MARGIN = 256 * 2**20
 """Bytes of a GPU left out of the plan: the driver takes some as it goes, and gaps between allocations waste some."""
 
+STATE_SHARE = 0.4
+"""Most of the memory for states and KV that states take, unless --max-states is set. There may be more than this only
+where a model keeps no KV, or where `LEAST_STATES` take more."""
+SMALL_SHARE = 0.05
+"""States that fit in this share of it are worth having, however many: each is a prefix to resume from."""
+STATES_PER_ROW = 4
+"""A sequence needs up to three: of its last two steps, and of its last whole page. One more may stay in the tree."""
+LEAST_STATES = 4
+MOST_STATES = 1 << 16
+SET_ASIDE = 2
+"""States beside those that are handed out: zeros and trash."""
+
+MOST_TOKENS_WITHOUT_KV = 1 << 22
+"""Tokens that the tree may remember for a model without KV. They take no memory on the device, but some on the host."""
+
 GRAPH_OVERHEAD = 8 * 2**20
 """Bytes of a GPU that the driver takes for a captured step of some hundred kernels. A guess on the safe side."""
 
@@ -56,6 +76,10 @@ class MemorySettings:
     context_length: int
     max_total_tokens: int = 0
     """0: sized from memory."""
+    max_states: int = 0
+    """0: sized from memory."""
+    num_rows: int = 0
+    """Sequences that run or are leased."""
     page_size: int = 1
     chunked_prefill_size: int = 0
     max_running_requests: int = 0
@@ -65,7 +89,8 @@ class MemorySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """How memory is divided. All in bytes except kv_tokens (usable tokens; the padding page comes on top)."""
+    """How memory is divided. All in bytes except kv_tokens (usable tokens; the padding page comes on top) and
+    num_states."""
 
     weights: int
     activations: int
@@ -76,13 +101,19 @@ class MemoryPlan:
     bytes_per_token: int
     free_left: int
     """The rest of what was available before loading."""
+    num_states: int = 0
+    """0 for a model without recurrent states."""
+    state_bytes: int = 0
+    """Includes the two that are not handed out."""
+    bytes_per_state: int = 0
 
     def describe(self) -> str:
         """One line for the log."""
+        states = f"{self.num_states} states × {self.bytes_per_state} bytes in {_gib(self.state_bytes)}, "
         return (
             f"memory: weights {_gib(self.weights)}, activations {_gib(self.activations)}, CUDA graphs "
-            f"{_gib(self.graphs)}, KV {self.kv_tokens} tokens × {self.bytes_per_token} bytes in "
-            f"{_gib(self.kv_bytes)}, {_gib(self.free_left)} left"
+            f"{_gib(self.graphs)}, {states if self.num_states else ''}KV {self.kv_tokens} tokens × "
+            f"{self.bytes_per_token} bytes in {_gib(self.kv_bytes)}, {_gib(self.free_left)} left"
         )
 
 
@@ -126,12 +157,14 @@ def plan_memory(
     weight_bytes: int,
     bytes_per_token: int,
     is_cpu: bool,
+    bytes_per_state: int = 0,
     activation_bytes: int = 0,
     graph_bytes: int = 0,
 ) -> MemoryPlan:
     """The KV pool gets a multiple of page_size tokens. available: bytes before the weights were loaded.
+    bytes_per_token: 0 where no layer keeps K and V. bytes_per_state: 0 for a model without recurrent states.
 
-    Raises ModelLoadError if one request of context_length does not fit, or the requested pool exceeds the memory left.
+    Raises ModelLoadError if one request of context_length does not fit, or a requested pool exceeds the memory left.
     """
     page = settings.page_size
     share = int(available * settings.mem_fraction_static) - weight_bytes
@@ -139,18 +172,29 @@ def plan_memory(
     others = f"weights take {_gib(weight_bytes)}"
     if activation_bytes or graph_bytes:
         others += f", activations {_gib(activation_bytes)}, CUDA graphs {_gib(graph_bytes)}"
+    limit = min(there, CPU_POOL_LIMIT) if is_cpu else there
+    states = state_bytes = 0
+    if bytes_per_state:
+        taken = f"{_gib(available)} was free, {others}"
+        states = _plan_states(settings, share, limit, there, bytes_per_state, bytes_per_token, taken)
+        state_bytes = (states + SET_ASIDE) * bytes_per_state
+        others += f", {states} states {_gib(state_bytes)}"
+        share, there = share - state_bytes, there - state_bytes
+        limit = min(there, limit)
     if settings.max_total_tokens:
         tokens = _requested_tokens(settings, there, bytes_per_token, f"{_gib(available)} was free, {others}")
+    elif not bytes_per_token:
+        wanted = min(max(settings.num_rows, 1) * settings.context_length, MOST_TOKENS_WITHOUT_KV)
+        tokens = -(-max(wanted, settings.context_length) // page) * page
     else:
-        budget = min(share, there, CPU_POOL_LIMIT) if is_cpu else min(share, there)
         # One page is set aside as the padding page.
-        tokens = (max(budget, 0) // bytes_per_token // page - 1) * page
+        tokens = (max(min(share, limit), 0) // bytes_per_token // page - 1) * page
         if tokens < settings.context_length:
             raise ModelLoadError(
                 f"the KV pool would hold {max(tokens, 0)} tokens, fewer than one request of the context length "
                 f"({settings.context_length} tokens × {bytes_per_token} bytes = "
                 f"{_gib(settings.context_length * bytes_per_token)}); {_gib(available)} was free, {others}. "
-                + (_ask_for_more(settings) if share <= there else _reserve_less(settings))
+                + (_ask_for_more(settings, states) if share <= there else _reserve_less(settings))
             )
     kv_bytes = (tokens + page) * bytes_per_token
     return MemoryPlan(
@@ -160,7 +204,10 @@ def plan_memory(
         kv_tokens=tokens,
         kv_bytes=kv_bytes,
         bytes_per_token=bytes_per_token,
-        free_left=available - weight_bytes - activation_bytes - graph_bytes - kv_bytes,
+        num_states=states,
+        state_bytes=state_bytes,
+        bytes_per_state=bytes_per_state,
+        free_left=available - weight_bytes - activation_bytes - graph_bytes - state_bytes - kv_bytes,
     )
 
 
@@ -193,6 +240,38 @@ def explain_out_of_memory(error: torch.OutOfMemoryError, phase: Phase, settings:
     return torch.OutOfMemoryError(message) if phase == "step" else ModelLoadError(message)
 
 
+def _plan_states(
+    settings: MemorySettings,
+    share: int,
+    limit: int,
+    there: int,
+    bytes_per_state: int,
+    bytes_per_token: int,
+    taken: str,
+) -> int:
+    """States of the pool. share, limit: bytes that pools may take if no flag says otherwise; there: bytes that there
+    are. Raises ModelLoadError if they do not fit."""
+    budget, states = min(share, limit), settings.max_states
+    if states:
+        budget = there
+    else:
+        page = settings.page_size
+        kv = (settings.max_total_tokens or (-(-settings.context_length // page) + 1) * page) * bytes_per_token
+        room = (there if settings.max_total_tokens else budget) - kv
+        most = min(room, int(budget * STATE_SHARE) if bytes_per_token else budget) // bytes_per_state - SET_ASIDE
+        wanted = max(STATES_PER_ROW * settings.num_rows, int(budget * SMALL_SHARE) // bytes_per_state)
+        states = max(LEAST_STATES, min(most, wanted, MOST_STATES))
+    needed = (states + SET_ASIDE) * bytes_per_state
+    if needed > budget:
+        fitting = max(budget // bytes_per_state - SET_ASIDE, 0)
+        advice = f"Lower --max-states to at most {fitting}" if settings.max_states else _ask_for_more(settings, states)
+        raise ModelLoadError(
+            f"{states} recurrent states and {SET_ASIDE} set aside × {bytes_per_state} bytes need {_gib(needed)}, but "
+            f"{taken}. {advice}"
+        )
+    return states
+
+
 def _requested_tokens(settings: MemorySettings, there: int, bytes_per_token: int, taken: str) -> int:
     requested, page = settings.max_total_tokens, settings.page_size
     tokens = requested // page * page
@@ -206,9 +285,10 @@ def _requested_tokens(settings: MemorySettings, there: int, bytes_per_token: int
     return tokens
 
 
-def _ask_for_more(settings: MemorySettings) -> str:
+def _ask_for_more(settings: MemorySettings, states: int = 0) -> str:
     fraction = settings.mem_fraction_static
-    return f"Lower --context-length, raise --mem-fraction-static ({fraction}), or set --max-total-tokens"
+    lower = f"Lower --context-length or --max-states ({states})" if states else "Lower --context-length"
+    return f"{lower}, raise --mem-fraction-static ({fraction}), or set --max-total-tokens"
 
 
 def _reserve_less(settings: MemorySettings) -> str:

@@ -1,4 +1,4 @@
-"""Runs a model on a device: loads it, owns the KV pool and the device mirror of req_to_token, computes steps.
+"""Runs a model on a device: loads it, owns its pools and the device mirror of req_to_token, computes steps.
 
     ScheduleBatch ─▶ find a graph ─▶ build_forward_batch ─▶ KV copies ─▶ attention.plan ─▶ decoder ─▶ ForwardOutput
                                      (row changes, upload)               └── or the graph's replay ──┘
@@ -22,7 +22,8 @@ from ...attention.backend import AttentionBackend, AttentionBatch, GraphBackend,
 from ...attention.double_sparse import DoubleSparseBackend
 from ...attention.latent import LatentBackend
 from ...memory_pool.kv_pool import KVPool, are_disjoint, kv_bytes_per_token, make_kv_pool, untouched_zeros
-from ...scheduler.batch import ScheduleBatch
+from ...memory_pool.state_pool import StatePool, state_bytes
+from ...scheduler.batch import ScheduleBatch, StateRows
 from ...scheduler.config import DEFAULT_CHUNK
 from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError, resolve_model_folder
@@ -33,6 +34,7 @@ from ..kv_transfer.transfer import Transfers
 from ..layers.dtype_trial import cpu_dtype
 from ..layers.low_rank import Target
 from ..layers.product_trials import SMALL_MODEL_BYTES, LateTrials, UnusableFormError
+from ..layers.states.state_batch import plan_states
 from ..layers.step_inputs import StepInputs
 from ..lora.adapter_weights import AdapterWeights
 from ..model_config import ModelConfig, ServedConfig
@@ -43,6 +45,7 @@ from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
 from .largest_step import SMALLEST_CHUNK, choose_chunk, run_largest_step
 from .memory_sizing import (
+    SET_ASIDE,
     MemoryPlan,
     MemorySettings,
     available_memory,
@@ -79,6 +82,7 @@ class ModelRunner:
     """Runs forward steps of one model on one device. Not thread-safe: one step at a time.
 
     transfers: the copies of KV from the host, set by the owner where there is a host tier; steps wait for them.
+    state_pool: the recurrent states of a model that keeps some (``max_states`` of them); else None, and 0.
     """
 
     transfers: Transfers | None = None
@@ -91,15 +95,16 @@ class ModelRunner:
         num_rows: int,
         page_size: int,
         max_total_tokens: int,
+        max_states: int = 0,
         max_running_requests: int = 0,
         chunked_prefill_size: int = 2048,
         max_sampled_tokens: int = 0,
         backends: DeviceBackends | None = None,
     ) -> None:
-        """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens: 0 sizes the pool from
-        memory. max_running_requests: sequences of the largest step; 0 means num_rows. chunked_prefill_size: its new
-        tokens; 0: `DEFAULT_CHUNK`, or the number that a trial finds best. max_sampled_tokens: those that it samples, if
-        they are more than sequences. backends: None chooses those that fit the device.
+        """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens, max_states: 0 sizes
+        the pool from memory. max_running_requests: sequences of the largest step; 0: num_rows. chunked_prefill_size:
+        its new tokens; 0: `DEFAULT_CHUNK`, or the number that a trial finds best. max_sampled_tokens: those that it
+        samples, if they are more than sequences. backends: None chooses those that fit the device.
 
         Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
@@ -116,6 +121,8 @@ class ModelRunner:
             mem_fraction_static=args.mem_fraction_static,
             context_length=self.config.context_length,
             max_total_tokens=max_total_tokens,
+            max_states=max_states,
+            num_rows=num_rows,
             page_size=page_size,
             chunked_prefill_size=chunked_prefill_size,
             max_running_requests=max_running,
@@ -124,7 +131,7 @@ class ModelRunner:
         with torch.inference_mode():
             specs = opened.specs if isinstance(opened, TransformersModel) else attention_specs(opened)
             self._kv_shapes = kv_shapes(specs)
-            self._group = max(spec.group for spec in specs)
+            self._group = max((spec.group for spec in specs), default=1)
             backends = backends or choose_backends(
                 args,
                 None if isinstance(opened, TransformersModel) else opened,
@@ -158,10 +165,11 @@ class ModelRunner:
             # The last row is padding: all its entries are slot 0.
             self._mirror = untouched_zeros((num_rows + 1, self.config.context_length), torch.int32, self.device)
             plan = self._plan_memory(backends, None if backends.any_tokens else shapes, available)
-            self.max_total_tokens = plan.kv_tokens
+            self.max_total_tokens, self.max_states = plan.kv_tokens, plan.num_states
             self.transfer_kv = backends.ops.transfer_kv
             try:
                 self.kv_pool: KVPool = self._make_pool(backends, plan.kv_tokens)
+                self.state_pool = self._make_state_pool(plan.num_states)
             except torch.OutOfMemoryError as error:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
             self.attention: AttentionBackend = backends.open_attention(self.kv_pool, specs)
@@ -255,6 +263,8 @@ class ModelRunner:
             inputs.input_ids.copy_(prompt[start:end])
             inputs.positions.copy_(torch.arange(start, end))
             inputs.out_cache_loc.copy_(slots[start:end])
+            if self.state_pool is not None:
+                inputs.states = plan_states(self.state_pool, *_only_row(1 if start else 0, end - start))
             meter.plan(
                 AttentionBatch(
                     req_to_token=table,
@@ -311,6 +321,9 @@ class ModelRunner:
         shape = self._graphs.find_shape(attention) if self._graphs is not None and may_replay else None
         step = build_forward_batch(batch, attention, previous_ids, shape)
         step.inputs.arrivals = arrivals
+        if self.state_pool is not None:
+            assert batch.states is not None, "a step of a model with recurrent states must say where they are"
+            step.inputs.states = plan_states(self.state_pool, batch.states, batch.extend_lens)
         if step.copies is not None:
             if arrivals is not None:  # what is copied may have to come first
                 arrivals.wait_layer(len(self._kv_shapes) - 1)
@@ -340,6 +353,9 @@ class ModelRunner:
 
     def _graph_catalog(self, args: ModelArgs, max_running: int, backends: DeviceBackends) -> GraphCatalog | None:
         if backends.recorder is None:
+            return None
+        if self._model.state_shapes:
+            logger.info("steps with recurrent states are neither CUDA graphs nor recorded")
             return None
         if backends.any_tokens:
             sizes = range(1, min(args.cuda_graph_max_bs, MAX_RECORDED) + 1)
@@ -380,10 +396,10 @@ class ModelRunner:
             return DEFAULT_CHUNK
         page = self._settings.page_size
         pool = self._make_pool(backends, -(-largest // page) * page)
-        vocab_size = self.config.vocab_size
+        run = partial(run_largest_step, self._model, backends, pool, states=self._make_state_pool(1))
 
         def compute(tokens: int) -> None:
-            run_largest_step(self._model, backends, pool, vocab_size=vocab_size, tokens=tokens, rows=1, shapes=())
+            run(vocab_size=self.config.vocab_size, tokens=tokens, rows=1, shapes=())
 
         size, tried = choose_chunk(compute, largest)
         rates = ", ".join(f"{tokens}: {tokens / seconds:.0f}" for tokens, seconds in tried.items())
@@ -396,7 +412,7 @@ class ModelRunner:
         graphs = shapes.largest_first if shapes is not None else []
         tokens = min(settings.chunked_prefill_size, self.config.context_length)
         pool_tokens = -(-tokens // settings.page_size) * settings.page_size
-        per_token = kv_bytes_per_token(self._kv_shapes, self.dtype)
+        per_token, per_state = kv_bytes_per_token(self._kv_shapes, self.dtype), state_bytes(self._model.state_shapes)
 
         def largest_step() -> None:
             pool = self._make_pool(backends, pool_tokens)
@@ -409,13 +425,15 @@ class ModelRunner:
                 tokens=tokens,
                 rows=self._max_sampled,
                 shapes=largest,
+                states=self._make_state_pool(1),
             )
 
         try:
             taken = profiled_bytes(self.device, largest_step)
         except torch.OutOfMemoryError as error:
             raise explain_out_of_memory(error, "profile", settings) from error
-        activations = max(0, taken - (pool_tokens + settings.page_size) * per_token)
+        pools = (pool_tokens + settings.page_size) * per_token + (1 + SET_ASIDE) * per_state
+        activations = max(0, taken - pools)
         if self.device.type == "cuda":
             activations += self._mirror.nbytes
         return plan_memory(
@@ -423,6 +441,7 @@ class ModelRunner:
             available=available,
             weight_bytes=self._weight_bytes,
             bytes_per_token=per_token,
+            bytes_per_state=per_state,
             is_cpu=self.device.type == "cpu",
             activation_bytes=activations,
             graph_bytes=estimate_graph_bytes(
@@ -442,6 +461,11 @@ class ModelRunner:
             device=self.device,
             copy_disjoint=backends.ops.copy_kv,
         )
+
+    def _make_state_pool(self, num_states: int) -> StatePool | None:
+        """None for a model without recurrent states."""
+        shapes = self._model.state_shapes
+        return StatePool(num_states, shapes, self.device) if shapes else None
 
     def _capture_anew(self, args: ModelArgs, max_running: int, backends: DeviceBackends) -> None:
         """Capture the graphs again after products have changed their form."""
@@ -472,6 +496,12 @@ class ModelRunner:
         taken = max(0, before - available_memory(self.device)) / 2**30  # other processes may have freed some meanwhile
         logger.info("captured %d %s in %.2f GiB", len(shapes.largest_first), recorder.name, taken)
         return graphs
+
+
+def _only_row(source: int, tokens: int) -> tuple[StateRows, np.ndarray]:
+    """The states of a step with one row, which writes slot 1, and its extend_lens."""
+    sources, lens = np.full(1, source, dtype=np.int32), np.full(1, tokens, dtype=np.int32)
+    return StateRows(sources, np.zeros(1, dtype=np.int32), lens, np.ones(1, dtype=np.int32)), lens
 
 
 def _open_model(

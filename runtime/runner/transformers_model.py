@@ -30,6 +30,7 @@ from ...attention.backend import AttentionBackend, AttentionBatch, AttentionSpec
 from ...attention.error_text import describe_error
 from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import KVPool, MHAKVPool
+from ...memory_pool.state_pool import StateShape
 from ..checkpoint.hf_config import label_activation, load_generation_config
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from ..checkpoint.pooling_files import read_embedding_config
@@ -138,6 +139,11 @@ class TransformersModel:
     @property
     def specs(self) -> list[AttentionSpec]:
         return [layer.spec for layer in self._attention.layers]
+
+    @property
+    def state_shapes(self) -> list[StateShape]:
+        """See ServedModel.state_shapes."""
+        return []
 
     @property
     def weight_bytes(self) -> int:

@@ -98,6 +98,64 @@ def test_memory_plan_adds_up():
     )
 
 
+def states(**changes: Any) -> MemoryPlan:
+    """The same with states of 8 MiB, and 10 rows."""
+    return plan(**({"bytes_per_state": 8 * MIB, "num_rows": 10} | changes))
+
+
+def test_states_are_as_many_as_the_rows_need():
+    made = states()
+    assert made.num_states == 40 and made.state_bytes == 42 * 8 * MIB
+    assert made.kv_tokens == (4 * 1024 - 42 * 8) // 16 * 16 - 16, "the KV pool gets the rest"
+    assert made.weights + made.state_bytes + made.kv_bytes + made.free_left == 10 * GIB
+    assert ", 40 states × 8388608 bytes in 0.33 GiB, KV 3744 tokens × 1048576 bytes in" in made.describe()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"bytes_per_state": MIB}, 204),  # 5 % of 4 GiB
+        ({"num_rows": 1000}, 204 - 2),  # 40 %
+        ({"num_rows": 1000, "context_length": 3000}, (4096 - 3008 - 16) // 8 - 2),  # what one context leaves
+        ({"bytes_per_state": 200 * MIB, "num_rows": 100}, 6),
+        ({"bytes_per_state": 500 * MIB}, 4),  # the least
+        ({"bytes_per_state": 1}, 2**16),
+        ({"num_rows": 1000, "bytes_per_token": 0}, 510),  # nothing else wants the memory
+        ({"num_rows": 1000, "max_total_tokens": 8 * 1024}, (8960 - 8192) // 8 - 2),
+    ],
+    ids=str,
+)
+def test_number_of_states_from_memory(changes, expected):
+    assert states(**changes).num_states == expected
+
+
+def test_max_states_sets_their_number():
+    assert states(max_states=7).num_states == 7
+    made = states(max_states=300, is_cpu=True)
+    assert made.num_states == 300 and made.kv_tokens == 4096 - 302 * 8 - 16
+    with pytest.raises(
+        ModelLoadError, match=r"2000 recurrent states and 2 set aside × 8388608 bytes need 15\.64 GiB, but"
+    ):
+        states(max_states=2000)
+    with pytest.raises(ModelLoadError, match=r"Lower --max-states to at most 1118$"):
+        states(max_states=2000)
+
+
+def test_states_that_leave_no_room_for_a_request_name_their_flag():
+    with pytest.raises(ModelLoadError, match=r"500 states 3\.92 GiB\. Lower --context-length or --max-states \(500\)"):
+        states(max_states=500)
+    with pytest.raises(ModelLoadError, match=r"4 recurrent states and 2 set aside .*raise --mem-fraction-static"):
+        states(bytes_per_state=GIB)
+
+
+def test_tokens_without_kv_take_no_memory():
+    made = states(bytes_per_token=0)
+    assert made.kv_tokens == 10_000 and made.kv_bytes == 0, "each row may have a whole context"
+    assert states(bytes_per_token=0, num_rows=0).kv_tokens == 1008, "of whole pages"
+    assert states(bytes_per_token=0, context_length=2**20).kv_tokens == 2**22
+    assert states(bytes_per_token=0, max_total_tokens=100).kv_tokens == 96
+
+
 def test_graph_estimate_shares_memory_of_the_largest():
     estimate = estimate_graph_bytes(num_graphs=10, max_tokens=256, activation_bytes=800 * MIB, profiled_tokens=2048)
     assert estimate == 10 * GRAPH_OVERHEAD + 100 * MIB
