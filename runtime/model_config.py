@@ -145,11 +145,79 @@ class LatentTraits:
         return self.latent_size + self.rotary_size
 
 
+class Mixer(Enum):
+    """What a layer mixes the tokens of a sequence with."""
+
+    ATTENTION = "attention"
+    RECURRENT = "recurrent"
+    """A layer with a state, as ``DecoderTraits.recurrent`` describes it."""
+    BOTH = "both"
+    """The two side by side, their results summed (Falcon-H1)."""
+    NONE = "none"
+    """The layer is an MLP alone (Nemotron-H)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConvTraits:
+    """Gated short convolutions; see `models/short_conv.py`. kernel: tokens that one sees; bias: of all its parts."""
+
+    kernel: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaTraits:
+    """A gated delta net; see `models/gated_delta_net.py`.
+
+    kernel: tokens that its convolution sees. has_grouped_inputs: the checkpoint holds its input projections as two
+    matrices, their outputs grouped by key head (Qwen3-Next), not as four.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int
+    has_grouped_inputs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Traits:
+    """Mamba 2; see `models/mamba2.py`.
+
+    kernel: tokens that its convolution sees. bias, out_bias, conv_bias: of the projections to and from the scan, and of
+    the convolution. limits: of a step's length. norm_groups: parts of a token's numbers that
+    are normed each by itself; 0: there is a gate and no norm. norms_first: the norm comes before the gate. input_scale,
+    part_scales, output_scale: factors of the input, of its projections to z, x, B, C and Δ, and of the output.
+    """
+
+    heads: int
+    head_size: int
+    groups: int
+    state_size: int
+    kernel: int
+    bias: bool = False
+    out_bias: bool = False
+    conv_bias: bool = True
+    limits: tuple[float, float] = (0.0, float("inf"))
+    norm_groups: int = 1
+    norms_first: bool = False
+    input_scale: float = 1.0
+    part_scales: tuple[float, ...] = (1.0,) * 5
+    output_scale: float = 1.0
+
+
+RecurrentTraits = ShortConvTraits | GatedDeltaTraits | Mamba2Traits
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderTraits:
     """How an architecture differs from the others that share `models/decoder.py`.
 
-    layer_windows: per layer, how many tokens a query sees, itself included; None: all.
+    layer_windows: per layer, how many tokens a query sees, itself included; None: all. Layers without attention have
+    an entry, too.
+    mixers: per layer, what mixes tokens; empty: attention in all layers. recurrent: the layers with a state, and
+    recurrent_name, their name in a checkpoint. has_mlp: per layer; empty: in all layers.
     layer_chunks: per layer, the size of the chunks beyond which a query sees nothing; None, or empty: no chunks.
     layer_kinds: per layer, the name under which rope_parameters has its rotary embedding, where layers differ in it.
     rotates: per layer, whether q and k are rotated at all; empty: in all layers.
@@ -170,10 +238,17 @@ class DecoderTraits:
     embedding_multiplier, residual_multiplier, logit_multiplier: scale embeddings, what a layer adds, and logits.
     logit_cap: logits are cap × tanh(logits / cap); None: as they are.
     attention_scale: of the scores; None: head_dim ** -0.5. attention_cap: soft cap of the scores.
-    position_scale: of queries.
+    position_scale: of queries. output_gate: the q projection also makes a gate for each number of attention's output.
+    attention_input_scale, attention_output_scale: factors of what attention reads and of what it returns; mlp_scales:
+    of the MLP's gate and of its output. plain_mlp: the MLP has no gate, and this activation.
+    renames: (part of a tensor's name as it is here, that part in a checkpoint), applied in order.
     """
 
     layer_windows: tuple[int | None, ...]
+    mixers: tuple[Mixer, ...] = ()
+    recurrent: RecurrentTraits | None = None
+    recurrent_name: str = ""
+    has_mlp: tuple[bool, ...] = ()
     layer_chunks: tuple[int | None, ...] = ()
     layer_kinds: tuple[str, ...] = ()
     rotates: tuple[bool, ...] = ()
@@ -203,6 +278,18 @@ class DecoderTraits:
     attention_scale: float | None = None
     attention_cap: float | None = None
     position_scale: PositionScale | None = None
+    output_gate: bool = False
+    attention_input_scale: float = 1.0
+    attention_output_scale: float = 1.0
+    mlp_scales: tuple[float, float] = (1.0, 1.0)
+    plain_mlp: str | None = None
+    renames: tuple[tuple[str, str], ...] = ()
+
+    def mixer(self, layer_id: int) -> Mixer:
+        return self.mixers[layer_id] if self.mixers else Mixer.ATTENTION
+
+    def has_attention(self, layer_id: int) -> bool:
+        return self.mixer(layer_id) in (Mixer.ATTENTION, Mixer.BOTH)
 
     @property
     def needs_torch(self) -> bool:
@@ -214,6 +301,9 @@ class DecoderTraits:
             or self.latent is not None
             or self.embedding_multiplier != 1
             or self.residual_multiplier != 1
+            or self.recurrent is not None
+            or self.output_gate
+            or self.plain_mlp is not None
         )
 
 

@@ -18,7 +18,8 @@ import msgspec
 
 from ...scheduler.sampling_params import SamplingParams
 from ..model_config import ACTIVATIONS, DecoderTraits, HeadKind, LabelActivation, ModelConfig
-from ..models.registry import ARCHITECTURES, decoder_of
+from ..models.registry import ARCHITECTURES, CONFIGS, decoder_of
+from ..models.traits import UnsupportedVariant
 from .model_files import ModelLoadError, UnsupportedModelError
 from .pooling_files import read_embedding_config
 from .rope_config import layer_ropes
@@ -59,6 +60,7 @@ def parse_model_config(
         return raw[key]
 
     architecture, decoder, head = _supported_architecture(raw, source)
+    raw = _usual_keys(raw, decoder, source)
     num_heads, hidden_size = need("num_attention_heads"), need("hidden_size")
     limit = need("max_position_embeddings")
     if context_length < 0 or context_length > limit:
@@ -71,6 +73,8 @@ def parse_model_config(
         traits = ARCHITECTURES[decoder](raw)
     except KeyError as missing:
         raise ModelLoadError(f"{source} has no {missing}, which {architecture} needs") from None
+    except UnsupportedVariant as refused:
+        raise UnsupportedModelError(f"{source}: {refused}") from None
     except ValueError as refused:
         raise ModelLoadError(f"{source}: {refused}") from None
     _check_experts(traits, source)
@@ -141,6 +145,14 @@ def _labels(raw: Mapping[str, Any], source: str) -> tuple[str, ...]:
         return tuple(names[label] for label in range(len(names)))
     except (AttributeError, TypeError, ValueError, KeyError):
         raise ModelLoadError(f"{source}: id2label must name the classes 0 to their number minus one") from None
+
+
+def _usual_keys(raw: Mapping[str, Any], decoder: str, source: str) -> Mapping[str, Any]:
+    """The config with the keys that most architectures have. Raises ModelLoadError."""
+    try:
+        return CONFIGS[decoder](raw) if decoder in CONFIGS else raw
+    except KeyError as missing:
+        raise ModelLoadError(f"{source} has no {missing}, which {decoder} needs") from None
 
 
 _SAVED_ACTIVATIONS: dict[str, LabelActivation] = {"Sigmoid": "sigmoid", "Identity": "none"}

@@ -21,12 +21,15 @@ TEXT_PREFIXES = (
     ("model.text_model.", "model."),
     ("thinker.model.", "model."),
     ("thinker.lm_head.", "lm_head."),
+    ("backbone.embeddings.", "model.embed_tokens."),
+    ("backbone.norm_f.", "model.norm."),
+    ("backbone.", "model."),
     ("embed_tokens.", "model.embed_tokens."),
     ("layers.", "model.layers."),
     ("norm.", "model.norm."),
 )
-"""Prefix in a multimodal checkpoint, or one that was saved without a head -> prefix of the same tensor in a checkpoint
-of a language model; the first counts."""
+"""Prefix in a multimodal checkpoint, one that was saved without a head, or one of a Mamba -> prefix of the same tensor
+in a checkpoint of another language model; the first counts."""
 
 OTHER_PARTS = re.compile(
     r"(model\.|thinker\.)?"

@@ -33,6 +33,8 @@ DECODERS = {
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
 """model_type of a text part -> architecture of the same decoder alone. To add one, check that it computes the same."""

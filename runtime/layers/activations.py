@@ -1,4 +1,5 @@
-"""Gated activations: [rows, 2 * size], gate then up, contiguous -> act(gate) * up, [rows, size], contiguous."""
+"""Gated activations: [rows, 2 * size], gate then up, contiguous -> act(gate) * up, [rows, size], contiguous. Plain
+ones: [rows, size] -> [rows, size], in place."""
 
 from __future__ import annotations
 
@@ -39,3 +40,11 @@ def clamped_swiglu(alpha: float, limit: float) -> Callable[[torch.Tensor], torch
         return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
     return activation
+
+
+def _squared_relu(x: torch.Tensor) -> torch.Tensor:
+    return x.relu_().square_()
+
+
+PLAIN_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu2": _squared_relu}
+"""Of an MLP without a gate (So et al. 2021, Primer), by the names that config.json has."""

@@ -1,8 +1,9 @@
 """The decoder that all architectures of `registry.py` share; `DecoderTraits` says where they differ.
 
-    ids ─▶ embedding ─▶ [ norm ─▶ attention ─▶ + ─▶ norm ─▶ gated MLP ─▶ + ] × layers ─▶ norm ─▶ hidden states
+    ids ─▶ embedding ─▶ [ norm ─▶ mixer ─▶ + ─▶ norm ─▶ gated MLP ─▶ + ] × layers ─▶ norm ─▶ hidden states
 
-The norms stand before attention and MLP, behind them, or both (`Branch`).
+The mixer is attention, a layer with a recurrent state, or both side by side; a layer may lack its mixer or its MLP. The
+norms stand before mixer and MLP, behind them, or both (`Branch`).
 
 Tokens of all requests lie side by side, [tokens, hidden]; only attention knows which token belongs to which request.
 Layers are plain objects over tensors, not nn.Modules, as there is no training. Each object's `checkpoint_views` names
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...memory_pool.kv_pool import KVPool
 from ...memory_pool.state_pool import StateShape
-from ..layers.activations import gated_activation
+from ..layers.activations import PLAIN_ACTIVATIONS, gated_activation
 from ..layers.embedding import Embedding, LMHead, LogitsProduct
 from ..layers.experts import Experts, Router
 from ..layers.linear import Linear
@@ -27,32 +28,38 @@ from ..layers.ops import Ops
 from ..layers.product_trials import LateTrials, choose_products
 from ..layers.products import NUMBA, BlockKernel
 from ..layers.rotary import RotaryEmbedding, head_order, scaled_by_position
+from ..layers.states.ops import StateOps
+from ..layers.states.torch_states import TORCH_STATES
 from ..layers.step_inputs import StepInputs
-from ..model_config import ExpertTraits, ModelConfig
+from ..model_config import ExpertTraits, GatedDeltaTraits, Mamba2Traits, Mixer, ModelConfig, ShortConvTraits
+from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention, latent_spec
+from .mamba2 import Mamba2
+from .short_conv import ShortConv
 
 EMBEDDING = "model.embed_tokens"
 """Its name in a checkpoint."""
 
 
 def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
-    """The attention spec of each layer."""
+    """The attention spec of each layer with attention. They are numbered among themselves, as the KV pool has them."""
     traits = config.traits
+    layers = [layer_id for layer_id in range(config.num_layers) if traits.has_attention(layer_id)]
     if traits.latent is not None:
-        return [latent_spec(config, layer_id) for layer_id in range(config.num_layers)]
+        return [latent_spec(config, layer_id, number) for number, layer_id in enumerate(layers)]
     return [
         AttentionSpec(
-            layer_id=layer_id,
+            layer_id=number,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5 if traits.attention_scale is None else traits.attention_scale,
-            sliding_window=window,
+            sliding_window=traits.layer_windows[layer_id],
             logit_cap=traits.attention_cap,
             has_sinks=traits.has_sinks,
             chunk=traits.layer_chunks[layer_id] if traits.layer_chunks else None,
         )
-        for layer_id, window in enumerate(traits.layer_windows)
+        for number, layer_id in enumerate(layers)
     ]
 
 
@@ -63,16 +70,20 @@ class SelfAttention:
         self,
         config: ModelConfig,
         layer_id: int,
+        spec: AttentionSpec,
         ops: Ops,
+        state_ops: StateOps,
         rotary: RotaryEmbedding,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         traits, head_dim = config.traits, config.head_dim
-        self.spec = attention_specs(config)[layer_id]
+        self.spec = spec
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self._width = q_size + 2 * kv_size
+        self._has_gate = traits.output_gate
+        parts = {"q_proj": 2 * q_size if self._has_gate else q_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv_proj = Linear(
             config.hidden_size,
             {"qkv_proj": sum(parts.values())} if traits.has_fused_qkv else parts,
@@ -96,14 +107,16 @@ class SelfAttention:
         self._norm_offset = traits.norm_offset
         self._position_scale = config.position_scale(layer_id)
         self._rotary = rotary
-        self._ops = ops
+        self._ops, self._gate = ops, state_ops.sigmoid_gate
+        self._input_scale, self._output_scale = traits.attention_input_scale, traits.attention_output_scale
 
     def __call__(
         self, x: torch.Tensor, inputs: StepInputs, kv_pool: KVPool, attention: AttentionBackend
     ) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
         layer = self.spec.layer_id
-        qkv = self.qkv_proj(x)
+        projected = self.qkv_proj(x if self._input_scale == 1 else x * self._input_scale)
+        qkv = projected[:, : self._width] if self._has_gate else projected
         if self.row_norm is not None:
             self.row_norm(qkv)
         if inputs.arrivals is not None:  # as late as can be: all of the layer so far went beside the copy
@@ -120,7 +133,11 @@ class SelfAttention:
         )
         if self._position_scale is not None:
             q = scaled_by_position(q, inputs.positions, self._position_scale)
-        return self.o_proj(attention.run(self.spec, q, self.sinks).view(len(x), -1))
+        found = attention.run(self.spec, q, self.sinks).view(len(x), -1)
+        if self._has_gate:
+            found = self._gate(found, projected[:, self._width :])
+        out = self.o_proj(found)
+        return out if self._output_scale == 1 else out.mul_(self._output_scale)
 
     @property
     def linears(self) -> list[Linear]:
@@ -130,12 +147,17 @@ class SelfAttention:
         """Bring what has been loaded into the form in which it is computed. To be called once."""
         if self.qk_norm_weight is not None:
             self.qk_norm_weight += self._norm_offset
-        order = self._head_order
-        if order is None:
+        order, heads, head_dim = self._head_order, self.spec.num_heads, self.spec.head_dim
+        if order is None and not self._has_gate:
             return
-        heads, head_dim = self.spec.num_heads + 2 * self.spec.num_kv_heads, self.spec.head_dim
-        outputs = torch.arange(heads * head_dim).view(heads, head_dim)
-        q_and_k = outputs[: -self.spec.num_kv_heads]
+        outputs = torch.arange(self.qkv_proj.out_features).view(-1, head_dim)
+        if self._has_gate:  # the checkpoint has each head's gate behind its q
+            q, gates = outputs[: 2 * heads : 2], outputs[1 : 2 * heads : 2]
+            outputs = torch.cat((q, outputs[2 * heads :], gates))
+        if order is None:
+            self.qkv_proj.reorder_outputs(outputs.flatten())
+            return
+        q_and_k = outputs[: heads + self.spec.num_kv_heads]
         q_and_k.copy_(q_and_k[:, order])
         self.qkv_proj.reorder_outputs(outputs.flatten())
         if self.qk_norm_weight is not None:
@@ -197,16 +219,42 @@ class GatedMLP:
         self.gate_up_proj = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
         self.down_proj = Linear(size, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device)
         self._activation = gated_activation(config.activation, fast_silu)
+        self._size, (self._gate_scale, self._output_scale) = size, traits.mlp_scales
 
     @property
     def linears(self) -> list[Linear]:
         return [self.gate_up_proj, self.down_proj]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self._activation(self.gate_up_proj(x)))
+        gate_up = self.gate_up_proj(x)
+        if self._gate_scale != 1:
+            gate_up[:, : self._size].mul_(self._gate_scale)
+        out = self.down_proj(self._activation(gate_up))
+        return out if self._output_scale == 1 else out.mul_(self._output_scale)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         return self.gate_up_proj.checkpoint_views(prefix) | self.down_proj.checkpoint_views(prefix)
+
+
+class PlainMLP:
+    """down(act(up(x)))"""
+
+    def __init__(self, config: ModelConfig, activation: str, *, dtype: torch.dtype, device: torch.device) -> None:
+        """activation: one of PLAIN_ACTIVATIONS."""
+        size, hidden, bias = config.intermediate_size, config.hidden_size, config.traits.mlp_bias
+        self.up_proj = Linear(hidden, {"up_proj": size}, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Linear(size, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device)
+        self._activation = PLAIN_ACTIVATIONS[activation]
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.up_proj, self.down_proj]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self._activation(self.up_proj(x)))
+
+    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+        return self.up_proj.checkpoint_views(prefix) | self.down_proj.checkpoint_views(prefix)
 
 
 class SparseMLP:
@@ -300,34 +348,60 @@ class Branch:
         return views
 
 
+RecurrentMixer = ShortConv | GatedDeltaNet | Mamba2
+
+
+def recurrent_mixer(
+    config: ModelConfig, number: int, ops: StateOps, *, dtype: torch.dtype, device: torch.device
+) -> RecurrentMixer:
+    """A layer with a state, the ``number``-th of them."""
+    traits = config.traits.recurrent
+    if isinstance(traits, ShortConvTraits):
+        return ShortConv(config, traits, number, ops, dtype=dtype, device=device)
+    if isinstance(traits, GatedDeltaTraits):
+        return GatedDeltaNet(config, traits, number, ops, dtype=dtype, device=device)
+    assert isinstance(traits, Mamba2Traits)
+    return Mamba2(config, traits, number, ops, dtype=dtype, device=device)
+
+
 class DecoderLayer:
-    """Attention and MLP. The layer leaves its last addition to the next layer, where one operation adds and norms."""
+    """Mixer and MLP. The layer leaves its last addition to the next layer, where one operation adds and norms."""
 
     def __init__(
         self,
         config: ModelConfig,
         layer_id: int,
+        self_attn: SelfAttention | LatentAttention | None,
+        recurrent: RecurrentMixer | None,
         ops: Ops,
-        rotary: RotaryEmbedding,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        names = config.traits.norms
-        self._around_attention = Branch(
-            config, names.before_attention, names.after_attention, ops, dtype=dtype, device=device
+        """self_attn, recurrent: the mixers; two are summed; none: the layer is an MLP alone."""
+        traits, names = config.traits, config.traits.norms
+        self.self_attn, self.recurrent = self_attn, recurrent
+        self._recurrent_name = traits.recurrent_name
+        self._mixers = [mixer for mixer in (recurrent, self_attn) if mixer is not None]
+        self._around_mixer = (
+            Branch(config, names.before_attention, names.after_attention, ops, dtype=dtype, device=device)
+            if self._mixers
+            else None
         )
-        kind = SelfAttention if config.traits.latent is None else LatentAttention
-        self.self_attn = kind(config, layer_id, ops, rotary, dtype=dtype, device=device)
-        self._around_mlp = Branch(config, names.before_mlp, names.after_mlp, ops, dtype=dtype, device=device)
-        experts = config.traits.experts
+        experts = traits.experts
         is_sparse = experts is not None and experts.is_sparse[layer_id]
-        self._mlp_name = experts.names.block if experts is not None and is_sparse else config.traits.mlp_name
-        self.mlp: GatedMLP | SparseMLP = (
-            SparseMLP(config, experts, ops, dtype=dtype, device=device)
-            if experts is not None and is_sparse
-            else GatedMLP(config, ops, dtype=dtype, device=device, size=config.traits.dense_size)
-        )
+        self._mlp_name = experts.names.block if experts is not None and is_sparse else traits.mlp_name
+        self.mlp: GatedMLP | PlainMLP | SparseMLP | None = None
+        self._around_mlp: Branch | None = None
+        if traits.has_mlp and not traits.has_mlp[layer_id]:
+            return
+        self._around_mlp = Branch(config, names.before_mlp, names.after_mlp, ops, dtype=dtype, device=device)
+        if experts is not None and is_sparse:
+            self.mlp = SparseMLP(config, experts, ops, dtype=dtype, device=device)
+        elif traits.plain_mlp is not None:
+            self.mlp = PlainMLP(config, traits.plain_mlp, dtype=dtype, device=device)
+        else:
+            self.mlp = GatedMLP(config, ops, dtype=dtype, device=device, size=traits.dense_size)
 
     def __call__(
         self,
@@ -336,37 +410,58 @@ class DecoderLayer:
         inputs: StepInputs,
         kv_pool: KVPool,
         attention: AttentionBackend,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x, residual [tokens, hidden]: the stream is their sum (residual None: zero). Returns the same pair for the
         next layer. May overwrite both arguments: the caller must not use them again."""
-        x, residual = self._around_attention.enter(x, residual)
-        x = self._around_attention.leave(self.self_attn(x, inputs, kv_pool, attention))
-        x, residual = self._around_mlp.enter(x, residual)
-        return self._around_mlp.leave(self.mlp(x)), residual
+        if self._around_mixer is not None:
+            x, residual = self._around_mixer.enter(x, residual)
+            first, *others = [mixer(x, inputs, kv_pool, attention) for mixer in self._mixers]
+            for other in others:
+                first = first.add_(other)
+            x = self._around_mixer.leave(first)
+        if self._around_mlp is not None and self.mlp is not None:
+            x, residual = self._around_mlp.enter(x, residual)
+            x = self._around_mlp.leave(self.mlp(x))
+        return x, residual
 
     @property
     def linears(self) -> list[Linear]:
-        return [*self.self_attn.linears, *self.mlp.linears]
+        mixers = [linear for mixer in self._mixers for linear in mixer.linears]
+        return mixers if self.mlp is None else [*mixers, *self.mlp.linears]
 
     def finish_loading(self) -> None:
         """See Decoder.finish_loading."""
-        self._around_attention.finish_loading()
-        self.self_attn.finish_loading()
-        self._around_mlp.finish_loading()
+        for part in (self._around_mixer, *self._mixers, self._around_mlp):
+            if part is not None:
+                part.finish_loading()
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
-        return (
-            self._around_attention.checkpoint_views(prefix)
-            | self.self_attn.checkpoint_views(f"{prefix}.self_attn")
-            | self._around_mlp.checkpoint_views(prefix)
-            | self.mlp.checkpoint_views(f"{prefix}.{self._mlp_name}")
+        parts = (
+            (self._around_mixer, prefix),
+            (self.recurrent, f"{prefix}.{self._recurrent_name}"),
+            (self.self_attn, f"{prefix}.self_attn"),
+            (self._around_mlp, prefix),
+            (self.mlp, f"{prefix}.{self._mlp_name}"),
         )
+        views: dict[str, torch.Tensor] = {}
+        for part, name in parts:
+            if part is not None:
+                views |= part.checkpoint_views(name)
+        return views
 
 
 class Decoder:
     """The whole model. Weights are uninitialised until `weights.load_weights` or `weights.fill_dummy` has run."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        state_ops: StateOps = TORCH_STATES,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ops, dtype=dtype, device=device)
         self._stored_rows: torch.Tensor | None = None
         """The embedding in the checkpoint's file, as long as a tied head may still repack the one in memory."""
@@ -375,15 +470,26 @@ class Decoder:
         # Rounded first, as in transformers.
         self._embedding_multiplier = float(torch.tensor(traits.embedding_multiplier, dtype=dtype))
         self._needs_torch = traits.needs_torch or config.activation not in ("silu", "swish")
+        self._renames = traits.renames
         self._logit_multiplier, self._logit_cap = traits.logit_multiplier, traits.logit_cap
         rotaries = {
             rope: RotaryEmbedding(rope, config.head_dim, config.context_length, dtype=dtype, device=device)
-            for rope in set(config.ropes)
+            for rope in {rope for layer, rope in enumerate(config.ropes) if traits.has_attention(layer)}
         }
-        self.layers = [
-            DecoderLayer(config, i, ops, rotaries[rope], dtype=dtype, device=device)
-            for i, rope in enumerate(config.ropes)
-        ]
+        self.layers: list[DecoderLayer] = []
+        specs, num_recurrent, where = iter(attention_specs(config)), 0, {"dtype": dtype, "device": device}
+        for layer_id, rope in enumerate(config.ropes):
+            attention = recurrent = None
+            if traits.has_attention(layer_id):
+                if traits.latent is None:
+                    args = layer_id, next(specs), ops, state_ops, rotaries[rope]
+                    attention = SelfAttention(config, *args, **where)
+                else:
+                    attention = LatentAttention(config, layer_id, next(specs), ops, rotaries[rope], **where)
+            if traits.mixer(layer_id) in (Mixer.RECURRENT, Mixer.BOTH):
+                recurrent = recurrent_mixer(config, num_recurrent, state_ops, **where)
+                num_recurrent += 1
+            self.layers.append(DecoderLayer(config, layer_id, attention, recurrent, ops, **where))
         self.norm = RMSNorm(
             config.hidden_size,
             config.rms_norm_eps,
@@ -411,12 +517,12 @@ class Decoder:
     @property
     def specs(self) -> list[AttentionSpec]:
         """See ServedModel.specs."""
-        return [layer.self_attn.spec for layer in self.layers]
+        return [layer.self_attn.spec for layer in self.layers if layer.self_attn is not None]
 
     @property
     def state_shapes(self) -> list[StateShape]:
         """See ServedModel.state_shapes."""
-        return []
+        return [layer.recurrent.state_shape for layer in self.layers if layer.recurrent is not None]
 
     @property
     def weight_bytes(self) -> int:
@@ -531,4 +637,9 @@ class Decoder:
         views |= self.norm.checkpoint_views("model.norm")
         for head in (self.lm_head, self.label_head):
             views |= head.checkpoint_views() if head is not None else {}
-        return views
+        return {self._checkpoint_name(name): view for name, view in views.items()}
+
+    def _checkpoint_name(self, name: str) -> str:
+        for here, there in self._renames:
+            name = name.replace(here, there)
+        return name

@@ -35,12 +35,12 @@ NORM_EPS = 1e-6
 """Epsilon of the norms of latents. The config sets only that of the other norms."""
 
 
-def latent_spec(config: ModelConfig, layer_id: int) -> AttentionSpec:
-    """A layer's attention as backends see it."""
+def latent_spec(config: ModelConfig, layer_id: int, number: int) -> AttentionSpec:
+    """A layer's attention as backends see it. number: of the layer among those with attention."""
     latent, scale = config.traits.latent, config.traits.attention_scale
     assert latent is not None and scale is not None
     return AttentionSpec(
-        layer_id=layer_id,
+        layer_id=number,
         num_heads=config.num_heads,
         num_kv_heads=1,
         head_dim=latent.key_size,
@@ -58,6 +58,7 @@ class LatentAttention:
         self,
         config: ModelConfig,
         layer_id: int,
+        spec: AttentionSpec,
         ops: Ops,
         rotary: RotaryEmbedding,
         *,
@@ -66,7 +67,7 @@ class LatentAttention:
     ) -> None:
         traits, latent, heads, hidden = config.traits, config.traits.latent, config.num_heads, config.hidden_size
         assert isinstance(latent, LatentTraits)
-        self.spec = latent_spec(config, layer_id)
+        self.spec = spec
         self._sizes, self._rank = latent, latent.query_rank or 0
         self._query_size = latent.plain_size + latent.rotary_size
         where = {"dtype": dtype, "device": device}

@@ -15,7 +15,7 @@ from .traits import expert_count, full_attention
 
 def qwen2_moe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     experts = dataclasses.replace(
-        _experts(raw, raw["moe_intermediate_size"], _sparse_layers(raw)),
+        expert_traits(raw, raw["moe_intermediate_size"], sparse_layers(raw)),
         shared_size=raw["shared_expert_intermediate_size"],
         names=ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate"),
     )
@@ -23,7 +23,7 @@ def qwen2_moe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
 
 
 def qwen3_moe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    experts = _experts(raw, raw["moe_intermediate_size"], _sparse_layers(raw))
+    experts = expert_traits(raw, raw["moe_intermediate_size"], sparse_layers(raw))
     # Unlike Qwen3, its windows are in all layers or in none.
     window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
     windows = (window,) * raw["num_hidden_layers"]
@@ -39,16 +39,18 @@ def olmoe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
         qkv_bias=bias,
         o_bias=bias,
         qk_row_norm=True,
-        experts=_experts(raw, raw["intermediate_size"], every_layer),
+        experts=expert_traits(raw, raw["intermediate_size"], every_layer),
     )
 
 
-def _sparse_layers(raw: Mapping[str, Any]) -> tuple[bool, ...]:
+def sparse_layers(raw: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Per layer, whether it has experts: each decoder_sparse_step-th, but for mlp_only_layers."""
     dense, step = raw.get("mlp_only_layers") or (), raw.get("decoder_sparse_step", 1)
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(raw["num_hidden_layers"]))
 
 
-def _experts(raw: Mapping[str, Any], size: int, is_sparse: tuple[bool, ...]) -> ExpertTraits:
+def expert_traits(raw: Mapping[str, Any], size: int, is_sparse: tuple[bool, ...]) -> ExpertTraits:
+    """size: of each expert."""
     return ExpertTraits(
         is_sparse=is_sparse,
         num_experts=expert_count(raw),

@@ -9,9 +9,16 @@ from ..model_config import DecoderTraits
 
 TraitsReader = Callable[[Mapping[str, Any]], DecoderTraits]
 """Reads the traits from the parsed config.json. Raises KeyError for what is missing, ValueError for a variant that
-cannot be served."""
+cannot be served, UnsupportedVariant for one that transformers' code may compute."""
+
+ConfigReader = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Gives the parsed config.json the keys that other architectures have. Raises KeyError for what is missing."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class UnsupportedVariant(ValueError):
+    """Baton's own code does not compute this variant of an architecture."""
 
 
 def full_attention(raw: Mapping[str, Any]) -> tuple[None, ...]:

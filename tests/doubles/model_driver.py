@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.runtime.runner.model_runner import ForwardOutput, ModelRunner
-from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch
+from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch, StateRows
 
 
 @dataclass
 class DrivenSequence:
-    """ids: int32 [n], grows; the first ``computed`` have KV."""
+    """ids: int32 [n], grows; the first ``computed`` have KV. states: the slots of its recurrent states, by number of
+    tokens, if the model keeps some; the last is that of all computed tokens."""
 
     row: int
     ids: np.ndarray
     computed: int = 0
+    states: dict[int, int] = field(default_factory=dict)
 
 
 class ModelDriver:
@@ -31,6 +33,8 @@ class ModelDriver:
         count = runner.max_total_tokens // page_size
         pages = np.arange(1, count + 1) if seed is None else np.random.default_rng(seed).permutation(count) + 1
         self._pages = iter(pages.tolist())
+        self._states = np.random.default_rng(seed).permutation(np.arange(1, runner.max_states + 1)).tolist()
+        self._shared: set[int] = set()
         self._step = 0
 
     def open(self, ids: Sequence[int] | np.ndarray) -> DrivenSequence:
@@ -38,9 +42,20 @@ class ModelDriver:
         assert row is not None
         return DrivenSequence(row, np.asarray(ids, dtype=np.int32))
 
+    def fork(self, sequence: DrivenSequence, length: int, ids: Sequence[int] | np.ndarray = ()) -> DrivenSequence:
+        """A sequence that shares KV and state of the first ``length`` tokens and goes on with ``ids``. Pages of one."""
+        fork = self.open(np.concatenate((sequence.ids[:length], np.asarray(ids, dtype=np.int32))))
+        self.pool.write(fork.row, 0, self.pool.rows[sequence.row, :length].copy())
+        fork.computed = length
+        if self.runner.state_pool is not None:
+            fork.states[length] = sequence.states[length]
+            self._shared.add(sequence.states[length])
+        return fork
+
     def close(self, sequence: DrivenSequence) -> None:
-        """Give the row back; the slots stay lost."""
+        """Give the row and the states back; the slots of KV stay lost."""
         self.pool.free(sequence.row)
+        self._states += set(sequence.states.values()) - self._shared
 
     def step(
         self,
@@ -49,8 +64,13 @@ class ModelDriver:
         samples: list[bool] | None = None,
         logprob_starts: list[int] | None = None,
         copies: list[KVCopies] | None = None,
+        ends: list[list[int]] | None = None,
+        in_place: bool = True,
     ) -> ForwardOutput:
-        """Compute the next n tokens of each (sequence, n). By default every row samples and none wants logprobs."""
+        """Compute the next n tokens of each (sequence, n). By default every row samples and none wants logprobs.
+
+        ends: for each row, new tokens after which its state is kept, besides the last. in_place: the last state of a
+        row is written over the one that it starts from, unless a fork has that, too; else the sequence keeps both."""
         slots = [self._slots(sequence, count) for sequence, count in spans]
         for (sequence, _), own in zip(spans, slots, strict=True):
             self.pool.write(sequence.row, sequence.computed, own)
@@ -73,6 +93,7 @@ class ModelDriver:
                 logprob_targets=[],
                 row_updates=self.pool.take_updates(),
                 copies=KVCopies.join(copies or []),
+                states=self._plan_states(spans, ends or [[]] * len(spans), in_place),
             )
         )
         self._step += 1
@@ -88,6 +109,26 @@ class ModelDriver:
                 sequence.ids = np.append(sequence.ids, np.int32(token))
             if step + 1 < steps:
                 output = self.step([(sequence, 1) for sequence in sequences])
+
+    def _plan_states(
+        self, spans: list[tuple[DrivenSequence, int]], ends: list[list[int]], in_place: bool
+    ) -> StateRows | None:
+        if self.runner.state_pool is None:
+            return None
+        sources, written = [], []
+        for row, ((sequence, count), inner) in enumerate(zip(spans, ends, strict=True)):
+            source = sequence.states.get(sequence.computed, 0)
+            assert (source == 0) == (sequence.computed == 0), "no state of these tokens was kept"
+            sources.append(source)
+            takes_over = in_place and source and source not in self._shared
+            for end in (*inner, count):
+                slot = source if takes_over and end == count else self._states.pop()
+                written.append((row, end, slot))
+                sequence.states[sequence.computed + end] = slot
+            if takes_over:
+                del sequence.states[sequence.computed]
+        arrays = np.array(written, dtype=np.int32).T
+        return StateRows(np.array(sources, dtype=np.int32), *arrays)
 
     def _slots(self, sequence: DrivenSequence, count: int) -> np.ndarray:
         start, size = sequence.computed, self.page_size

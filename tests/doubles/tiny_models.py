@@ -54,6 +54,16 @@ GROUPED_EXPERTS = EXPERTS | {
     "first_k_dense_replace": 1,
 }
 SHARP_YARN = YARN | {"factor": 8.0, "mscale": 0.9, "mscale_all_dim": 0.7}
+# Where layers are sharper, the reference's own logits differ by more than the tolerance from chunk size to chunk size.
+DELTA_NET = {
+    "initializer_range": 0.12,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 12,
+}
+MAMBA = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_chunk_size": 16}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, tied, odd head_dim": ("Llama", {"tie_word_embeddings": True, "head_dim": 14}),
@@ -237,6 +247,93 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": YARN | {"truncate": False},
         },
     ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}),
+    "lfm2, biases": ("Lfm2", {"full_attn_idxs": [0], "conv_bias": True, "conv_L_cache": 4}),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        EXPERTS | {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 6},
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        EXPERTS
+        | DELTA_NET
+        | {"head_dim": 16, "num_experts": 6, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+    ),
+    "qwen3_5": ("Qwen3_5Text", DELTA_NET | {"head_dim": 16, "attention_bias": True}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeText",
+        EXPERTS | DELTA_NET | {"head_dim": 16, "num_experts": 8, "shared_expert_intermediate_size": 40},
+    ),
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        MAMBA
+        | {
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+            "residual_multiplier": 0.4,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "granite_hybrid, experts, rope": (
+        "GraniteMoeHybrid",
+        MAMBA
+        | {
+            "layer_types": ["attention", "mamba", "mamba"],
+            "position_embedding_type": "rope",
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 40,
+        },
+    ),
+    "bamba": ("Bamba", MAMBA | {"attn_layer_indices": [1], "mamba_proj_bias": True}),
+    "falcon_h1": (
+        "FalconH1",
+        MAMBA
+        | {
+            "mamba_d_ssm": 96,
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.7,
+            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 1.5],
+            "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.6,
+            "key_multiplier": 0.5,
+            "mlp_multipliers": [0.8, 1.4],
+            "embedding_multiplier": 2.0,
+            "lm_head_multiplier": 0.5,
+        },
+    ),
+    "falcon_h1, norm, biases": (
+        "FalconH1",
+        MAMBA
+        | {
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_rms_norm": True,
+            "projectors_bias": True,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "falcon_h1, gate first": (
+        "FalconH1",
+        MAMBA | {"mamba_d_ssm": 96, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            "num_hidden_layers": 5,
+            "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"],
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 24,
+            "head_dim": 10,
+        },
+    ),
+    "mamba2": ("Mamba2", {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 24, "chunk_size": 16}),
     "qwen3, bias, tied": ("Qwen3", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
@@ -253,7 +350,7 @@ def make_reference(name: str, changes: dict[str, Any], *, architecture: str = ""
     model = getattr(transformers, architecture or f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for key, value in (*model.named_parameters(), *model.named_buffers()):
-            if key.endswith("e_score_correction_bias"):  # zeros, too
+            if key.endswith(("e_score_correction_bias", "expert_bias")):  # zeros, too
                 value.copy_(torch.randn_like(value) * 0.2)
         for key, value in model.named_parameters():
             if value.dim() == 1:  # ones and zeros by default: they would hide a norm or a bias that is not read
