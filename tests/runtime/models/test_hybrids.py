@@ -1,5 +1,5 @@
-"""Models with recurrent states against transformers: chunks of all sizes, states in and out of place, inside of a chunk,
-and shared by forks."""
+"""Models with recurrent states against transformers: chunks of all sizes, states in and out of place, inside of a
+chunk, and shared by forks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_draft_keeps_a_state_at_each_of_its_tokens(model):
 def test_states_take_what_the_sizes_say(model):
     reference, folder = model
     runner = make_runner(folder)
-    kinds = [kind for kind in getattr(reference.config, "layer_types", None) or reference.config.layers_block_type]
+    kinds = getattr(reference.config, "layer_types", None) or reference.config.layers_block_type
     with_states = sum(kind not in ("full_attention", "mlp") for kind in kinds)
     with_kv = sum(kind in ("full_attention", "hybrid") for kind in kinds)
     assert runner.state_pool is not None
