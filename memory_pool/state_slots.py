@@ -80,8 +80,8 @@ class StateSlots:
         return self._allocator.release_quarantine()
 
     def rebuild(self, names: Mapping[int, int], fences: Sequence[int]) -> int:
-        """Count holders anew: ``names`` says how many name each slot. Slots that were nowhere wait for ``fences``, which
-        may still write them. Returns how many these were.
+        """Count holders anew: ``names`` says how many name each slot. Slots that were nowhere wait for ``fences``, of
+        steps that may still write them. Returns how many these were.
 
         Used after an exception, when a holder may have been lost.
         """

@@ -21,7 +21,8 @@ from ..memory_pool.req_to_token import ReqToTokenPool
 from .eviction.order import EvictionOrder, Lanes, OneLane
 from .eviction.ranks import lru
 from .kv_sequence import NUM_ENDS, KVSequence, SequenceEnd
-from .node import ID_BYTES, NO_SLOTS, TreeNode
+from .node import ID_BYTES, NO_SLOTS, StateKind, TreeNode
+from .node_states import TURNS_KEPT, NodeStates
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
 from .watchers import Watchers
@@ -49,11 +50,13 @@ class MatchResult(NamedTuple):
     """Opaque: for `lock`, `unlock` and `open_sequence`. Where the tokens on the device end."""
     host_handle: TreeNode | None = None
     """Opaque: where the tokens on the host end."""
+    unused: int = 0
+    """Further tokens with KV that is of no use: no recurrent state lies behind them."""
 
 
 class RadixCache:
     """Owns the tree and its locks. ``disabled``: nothing is matched or inserted, all else is the same. lanes: the order
-    in which leaves are evicted; lru if None."""
+    in which leaves are evicted; lru if None. states: the recurrent states in the tree; None for models without."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class RadixCache:
         page_size: int,
         disabled: bool = False,
         lanes: Lanes | None = None,
+        states: NodeStates | None = None,
     ) -> None:
         if page_size != allocator.page_size:
             raise ValueError(f"page_size {page_size} differs from the allocator's {allocator.page_size}")
@@ -76,6 +80,7 @@ class RadixCache:
         """Tokens evicted since start."""
         self.req_to_token = req_to_token
         self.allocator = allocator
+        self.states = states
         self.tree = RadixTree(page_size)
         lanes = lanes or OneLane(lru)
         self.order = EvictionOrder(lanes, max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
@@ -100,18 +105,26 @@ class RadixCache:
 
         The caller leaves off the tokens it must compute: at least the last one, and all for which it needs logprobs.
         after: a node that the ids match whole, from `find_prefix`; the look-up starts there if the node is still valid.
+
+        Where the model has recurrent states, the prefix ends at the last node with one; no node is split.
         """
         if self.disabled:
             return MatchResult(0, 0, self.tree.root)
-        top = self.tree.root if after is None else self.tree.reachable(after)
-        node = self.tree.match(top, namespace, _needed_bytes(self.tree, top, namespace, token_ids))
+        unused = 0
+        if self.states is not None:
+            whole, cached, _ = self.find_prefix(namespace, token_ids, after)
+            node = self.states.deepest(whole)
+            unused = cached - node.prefix_len
+        else:
+            top = self.tree.root if after is None else self.tree.reachable(after)
+            node = self.tree.match(top, namespace, _needed_bytes(self.tree, top, namespace, token_ids))
         self.touch(node)
         self.residency.node_accessed(node)
         if node.on_device:
-            return MatchResult(node.prefix_len, 0, node)
+            return MatchResult(node.prefix_len, 0, node, unused=unused)
         lowest = self.tree.last_on_device(node)
         lowest.last_access = self.tick
-        return MatchResult(lowest.prefix_len, node.prefix_len - lowest.prefix_len, lowest, node)
+        return MatchResult(lowest.prefix_len, node.prefix_len - lowest.prefix_len, lowest, node, unused)
 
     def touch(self, node: TreeNode) -> None:
         """Count an access to a node."""
@@ -129,7 +142,8 @@ class RadixCache:
 
     def match_len(self, namespace: str, token_ids: np.ndarray) -> int:
         """The tokens that `match_prefix` would find, on any tier; this splits no node and is no access."""
-        return self.find_prefix(namespace, token_ids)[1]
+        whole, cached, _ = self.find_prefix(namespace, token_ids)
+        return cached if self.states is None else self.states.deepest(whole).prefix_len
 
     def lock(self, handle: TreeNode) -> None:
         """Protect a node and its ancestors from eviction. Walks up only while lock counts go from 0 to 1."""
@@ -185,7 +199,9 @@ class RadixCache:
         if match.device_len:
             slots = np.concatenate(self.tree.path_values(node, self.tree.root))
             self.req_to_token.write(row, 0, slots)
-        return KVSequence(namespace, row, node, match.device_len, match.device_len, node.turn + 1, priority, client)
+        seq = KVSequence(namespace, row, node, match.device_len, match.device_len, node.turn + 1, priority, client)
+        self.begin_states(seq)
+        return seq
 
     def cache_unfinished_req(self, seq: KVSequence, token_ids: np.ndarray) -> None:
         """Put a running sequence's committed tokens into the tree, for others to share; the sequence stays open.
@@ -213,12 +229,20 @@ class RadixCache:
         seq.tree_len = end
         self._report_tail(seq, last, token_ids, end)
 
-    def cache_finished_req(self, seq: KVSequence, token_ids: np.ndarray, *, fence: int | None = None) -> None:
+    def cache_finished_req(
+        self,
+        seq: KVSequence,
+        token_ids: np.ndarray,
+        *,
+        fence: int | None = None,
+        kind: StateKind = StateKind.PASSING,
+    ) -> None:
         """End a sequence: its committed whole pages go to the tree, all else is freed, the row too.
 
         token_ids: int32 [committed], the committed ids from position 0.
         fence: that of a step in flight which still writes slots beyond the committed ones; the pages of those come back
         when it is closed, see `Allocator.quarantine`.
+        kind: of the recurrent state that it leaves in the tree.
         """
         node = seq.open_node(len(token_ids))
         row = self.req_to_token.rows[seq.row]
@@ -230,11 +254,13 @@ class RadixCache:
             tree_end = whole
         if not self.disabled:
             self._report_tail(seq, last, token_ids, tree_end)
+            self.leave_state(seq, last, kind)
         self.mark_end(last, SequenceEnd.FINISHED)
         in_flight = fence is not None and seq.length > len(token_ids)
         split = max(whole, tree_end) if in_flight else seq.length
         freed = (row[seq.tree_len : existing], row[tree_end:split])
-        self._close(seq, node, freed, row[split : seq.length], fence)
+        self._close(seq, node, freed, row[split : seq.length], fence, len(token_ids))
+        self.mark_useless(last)
 
     def release(self, seq: KVSequence, *, fence: int | None = None, how: SequenceEnd = SequenceEnd.FINISHED) -> None:
         """End a sequence and keep none of its KV. With a ``fence`` all its private pages are quarantined."""
@@ -243,11 +269,19 @@ class RadixCache:
         private = self.req_to_token.rows[seq.row, seq.tree_len : seq.length]
         split = len(private) if fence is None else 0
         self._close(seq, node, (private[:split],), private[split:], fence)
+        self.mark_useless(node)
 
     def _close(
-        self, seq: KVSequence, node: TreeNode, freed: tuple[np.ndarray, ...], in_flight: np.ndarray, fence: int | None
+        self,
+        seq: KVSequence,
+        node: TreeNode,
+        freed: tuple[np.ndarray, ...],
+        in_flight: np.ndarray,
+        fence: int | None,
+        committed: int = 0,
     ) -> None:
-        """Give back the row, then the slots (a row must not name a freed slot), then the lock."""
+        """Give back the row, then the slots (a row must not name a freed slot), then the lock. committed: tokens that
+        no step in flight writes."""
         self.req_to_token.free(seq.row)
         for slots in freed:
             if len(slots):
@@ -255,6 +289,8 @@ class RadixCache:
         if len(in_flight):
             assert fence is not None
             self.allocator.quarantine(in_flight, [fence])
+        if self.states is not None:
+            seq.states.release(self.states.slots, committed, fence)
         self.unlock(node)
         seq.node, seq.row, seq.tree_len, seq.length = None, -1, 0, 0
 
@@ -307,6 +343,80 @@ class RadixCache:
             self.order.push_leaf(last)
         return last, existing
 
+    # -- recurrent states --------------------------------------------------------------------------------------------
+
+    def begin_states(self, seq: KVSequence) -> None:
+        """Have a sequence start from the state of its node, in place of those that it names."""
+        if self.states is None:
+            return
+        node = seq.open_node()
+        if node.state:
+            seq.states.begin(self.states.slots, node.state, node.prefix_len)
+            self.states.note_use(node)
+        else:
+            seq.states.release(self.states.slots)
+
+    def leave_state(
+        self,
+        seq: KVSequence,
+        last: TreeNode,
+        kind: StateKind,
+        length: int | None = None,
+        turns_kept: int = TURNS_KEPT,
+    ) -> None:
+        """Have the tree carry a state that a sequence names: that of ``length`` tokens, or of the most that fit. last:
+        the last node of what the sequence has in the tree. Does nothing if there is no such state, or if no match would
+        find it."""
+        if self.states is None:
+            return
+        within = last.prefix_len if length is None else min(length, last.prefix_len)
+        state = seq.states.longest_within(within, self.page_size)
+        if state is None or not state.length or (length is not None and state.length != length):
+            return
+        node = self.tree.cut_path(last, state.length)
+        if self.tree.reachable(node) is node and node.on_device:
+            self.states.put(node, state.slot, kind, turns_kept)
+            self.touch(node)  # its KV is of use again
+
+    def usable_length(self, seq: KVSequence, length: int) -> int:
+        """How many of the first ``length`` tokens a sequence can be cut to: all, or where the last state is."""
+        if self.states is None:
+            return length
+        page, own = self.page_size, 0
+        for state in seq.states.held:
+            if state.length <= length and (state.length >= seq.tree_len or not state.length % page):
+                own = state.length
+        node = self.tree.node_at(seq.open_node(), length)
+        if node.prefix_len > length and node.parent is not None:
+            node = node.parent
+        return max(own, self.states.deepest(node).prefix_len)
+
+    def evict_states(self, count: int, *, kept_too: bool) -> int:
+        """Take up to ``count`` states from nodes, see `NodeStates.evict`. Returns how many slots are free for it."""
+        if self.states is None:
+            return 0
+        victims = self.states.evict(count, kept_too=kept_too)
+        for node in victims:
+            self.mark_useless(node)
+        return len(victims)
+
+    def remove_state(self, node: TreeNode) -> None:
+        """A node carries its state no more."""
+        if self.states is not None and node.state:
+            self.states.remove(node)
+            self.mark_useless(node)
+
+    def mark_useless(self, node: TreeNode) -> None:
+        """Have KV that no state lies behind evicted before all else: that of a node and those above it, up to one that
+        has a state, or below which there is one. A later access to it counts again."""
+        if self.states is None:
+            return
+        while node.parent is not None and not (node.has_states or node.lock_ref):
+            node.last_access = 0
+            if node.on_device and (not node.device_children or node.entry is not None):
+                self.order.push_leaf(node)
+            node = node.parent
+
     # -- eviction ----------------------------------------------------------------------------------------------------
 
     def evict(self, num_tokens: int, latest: int | None = None) -> int:
@@ -334,6 +444,8 @@ class RadixCache:
         tokens freed."""
         if not victims:
             return 0
+        for node in victims:
+            self.remove_state(node)
         dropped = self.residency.select_dropped(victims)
         freed = self.free_nodes(victims)
         self.tree.remove_leaves(dropped)
@@ -365,6 +477,8 @@ class RadixCache:
         for node in list(self.tree.nodes()):
             self.allocator.quarantine(node.value, [node.storing, node.loading, fence])
             node.parent = None  # old handles must fail, not lock a node that is not there
+        if self.states is not None:
+            self.states.slots.reset([fence])
         self.residency.detach_copies()
         self._start_afresh()
         return True
@@ -373,6 +487,8 @@ class RadixCache:
         """Forget everything, locked or not, and start afresh with a free pool. Open sequences become void. Used only
         when a page turns out to have two owners."""
         self.allocator.reset(self.residency.detach_copies())
+        if self.states is not None:
+            self.states.slots.reset()
         self._start_afresh()
         self.req_to_token.reset()
 
@@ -380,6 +496,8 @@ class RadixCache:
         """Put a new tree in the old one's place, so that handles to the old root are dead too."""
         self.tree = RadixTree(self.page_size)
         self.order.clear()
+        if self.states is not None:
+            self.states.clear()
         self.watchers.cache_cleared()
         self.evictable_tokens = self.protected_tokens = 0
 

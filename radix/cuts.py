@@ -12,10 +12,12 @@ def truncate(cache: RadixCache, seq: KVSequence, length: int, *, fence: int | No
     """Keep only the first ``length`` tokens of a sequence, so that other tokens can follow them.
 
     A page of the tree cannot be kept in part: a cut inside one goes back to its start, and ``seq.length`` says where
-    that is. ``fence`` as for `RadixCache.cache_finished_req`.
+    that is. Where there are recurrent states, it goes back to the last one before. ``fence`` as for
+    `RadixCache.cache_finished_req`.
     """
     node, page = seq.open_node(), cache.page_size
     old_tree_len, old_length = seq.tree_len, seq.length
+    length = cache.usable_length(seq, length)
     if length < seq.tree_len:
         length -= length % page
         shorter = cache.tree.cut_path(node, length)
@@ -29,6 +31,10 @@ def truncate(cache: RadixCache, seq: KVSequence, length: int, *, fence: int | No
         cache.allocator.free(gone)
     else:
         cache.allocator.quarantine(gone, [fence])
+    if cache.states is not None:
+        seq.states.cut(cache.states.slots, length, fence)
+        if seq.states.of(length) is None:
+            cache.begin_states(seq)
 
 
 def fork_sequence(
@@ -36,12 +42,15 @@ def fork_sequence(
 ) -> tuple[KVSequence, np.ndarray, np.ndarray] | None:
     """Open a second sequence in ``row`` on the first ``length`` tokens of ``seq``, at least those in the tree.
 
-    It shares the locked path and gets its own slots for the private tokens.
+    It shares the locked path and names the recurrent state, and gets its own slots for the private tokens.
 
     Returns (sequence, source slots, target slots), both int32 [n]: K and V of the private tokens must be copied from
-    source to target before a later step writes to either. None, and nothing changed, if too few are free.
+    source to target before a later step writes to either. None, and nothing changed, if too few are free, or if the
+    sequence has no state of exactly ``length`` tokens.
     """
     node, rows = seq.open_node(), cache.req_to_token.rows
+    if cache.states is not None and length and seq.states.of(length) is None:
+        return None
     source = rows[seq.row, seq.tree_len : length].copy()
     old, new = np.array([seq.tree_len], dtype=np.int32), np.array([length], dtype=np.int32)
     target = cache.allocator.alloc_extend(old, new, old)  # tree_len is whole pages, so no last slot is needed
@@ -51,6 +60,8 @@ def fork_sequence(
     cache.req_to_token.write(row, 0, rows[seq.row, : seq.tree_len])
     cache.req_to_token.write(row, seq.tree_len, target)
     fork = KVSequence(seq.namespace, row, node, seq.tree_len, length, seq.turn, seq.priority, seq.client)
+    if cache.states is not None and (states := seq.states.fork(cache.states.slots, length)) is not None:
+        fork.states = states
     return fork, source, target
 
 
@@ -81,3 +92,4 @@ def advance(cache: RadixCache, seq: KVSequence, token_ids: np.ndarray, *, fence:
     cache.req_to_token.write(seq.row, seq.tree_len, np.concatenate(cache.tree.path_values(match.handle, node)))
     cache.allocator.quarantine(private, [] if fence is None else [fence])
     seq.node, seq.tree_len, seq.length = match.handle, match.device_len, match.device_len
+    cache.begin_states(seq)

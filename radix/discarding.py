@@ -58,6 +58,7 @@ def drop_path(cache: RadixCache, node: TreeNode, kept: int = 0) -> int:
     for hidden in nodes:  # children before parents
         if hidden.parent is not None and hidden.last_end > hidden.parent.last_end:
             hidden.parent.last_end = hidden.last_end
+        cache.remove_state(hidden)
     cache.watchers.nodes_hidden(nodes)
     cache.residency.drop_copies(nodes)
     unlocked = [found for found in nodes if not found.lock_ref]

@@ -2,8 +2,9 @@
 
     device   free + quarantined + evictable + protected + request_private + beam_private == total
     host     free + quarantined + tokens of nodes with a copy + being read from a store  == total
+    states   free + quarantined + slots that some holder names                           == total
 
-All in tokens, padding excluded. Everything here reads and nothing repairs.
+The first two in tokens, padding excluded. Everything here reads and nothing repairs.
 """
 
 from __future__ import annotations
@@ -164,6 +165,39 @@ def conservation(
         quarantined=allocator.quarantined_tokens,
         total=allocator.total_tokens,
     )
+
+
+def check_states(
+    cache: RadixCache, sequences: Iterable[KVSequence], others: Iterable[int] = (), nodes: Iterable[TreeNode] = ()
+) -> None:
+    """Check that every slot of the recurrent states is free, in quarantine, or named as often as is counted: by nodes,
+    by ``sequences`` (all that are open) and by ``others``, one slot each. nodes: all of the tree, where they have been
+    listed. Raises InvariantError."""
+    states = cache.states
+    if states is None:
+        return
+    nodes = list(nodes) or list(cache.tree.nodes())
+    for node in (*nodes, cache.tree.root):
+        below = sum(child.has_states for child in node.children.values())
+        if node.states_below != below:
+            raise _broken(cache, node, f"has states below {below} children, not {node.states_below}")
+        if node.state and (not node.on_device or node is cache.tree.root or not states.carries(node.state)):
+            raise _broken(cache, node, f"carries the state {node.state}, which it cannot")
+    sequences, slots = list(sequences), states.slots
+    for seq in sequences:
+        lengths = [state.length for state in seq.states.held]
+        if lengths != sorted(set(lengths)) or (lengths[-1] if lengths else 0) != seq.length:
+            raise InvariantError(f"{seq} has states of {lengths} tokens")
+    own = [slot for seq in sequences for slot in seq.states.names()]
+    names = Counter([*(node.state for node in nodes if node.state), *own, *others])
+    if len(states) != sum(1 for node in nodes if node.state):
+        raise InvariantError(f"{len(states)} nodes with a state are listed: {dump(cache)}")
+    gone = Counter([*slots.free_slots().tolist(), *slots.quarantined_slots().tolist()])
+    for slot in range(1, slots.total + 1):
+        if names[slot] != slots.refs[slot]:
+            raise InvariantError(f"{names[slot]} holders name state {slot}, {slots.refs[slot]} are counted: {names}")
+        if gone[slot] != (0 if names[slot] else 1):
+            raise InvariantError(f"state {slot} is free {gone[slot]} times, and {names[slot]} holders name it")
 
 
 def dump(cache: RadixCache, max_nodes: int = 200) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from .node import TreeNode
+from .sequence_states import SequenceStates
 
 
 class SequenceEnd(IntEnum):
@@ -42,6 +43,9 @@ class KVSequence:
     """The priority of its request; nodes that it inserts into the tree get at least this."""
     client: str = field(default="", compare=False)
     """The client of its request; "" if it is unknown."""
+    states: SequenceStates = field(default_factory=SequenceStates, compare=False)
+    """The recurrent states that it names; none for models without. One that will compute has a state of ``length``
+    tokens, or no tokens."""
 
     def open_node(self, num_committed: int | None = None) -> TreeNode:
         """The node. Raises ValueError if the sequence is closed, or so many tokens cannot be committed."""

@@ -2,10 +2,12 @@
 
 tree.py changes its place and contents, cache.py lock_ref, last_access, last_end, used, uses, turn, priority and client,
 lease.py lease_ref, eviction/order.py entry and, when it chooses a victim, on_device and what its parent inherits,
-host_tier.py what a node has on the host, history.py past.
+host_tier.py what a node has on the host, history.py past, node_states.py its recurrent state.
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 import numpy as np
 
@@ -16,6 +18,17 @@ ID_BYTES = 4
 
 NO_SLOTS = np.empty(0, dtype=np.int32)
 """The value of a node that is not on the device."""
+
+
+class StateKind(IntEnum):
+    """What the recurrent state of a node is good for; see node_states.py."""
+
+    PASSING = 0
+    """A retracted or aborted request left it, or a turn that newer ones have followed."""
+    TURN_END = 1
+    """The newest turn of a conversation ends here."""
+    BRANCH = 2
+    """Several continue from here, or are expected to."""
 
 
 class TreeNode:
@@ -52,6 +65,10 @@ class TreeNode:
         "priority",
         "retired_end",
         "serial",
+        "state",
+        "state_kind",
+        "state_rank",
+        "states_below",
         "storing",
         "turn",
         "used",
@@ -123,6 +140,18 @@ class TreeNode:
         """Its tokens in the history, where the path down to it is part of one; None if it does not count there."""
         self.entry: tuple[int, int, TreeNode] | None = None
         """The one in the eviction order that counts: (rank, serial, this node); None while there is none."""
+        self.state = 0
+        """Slot of the recurrent states after its last token; 0 for none. See node_states.py for these four."""
+        self.state_kind = StateKind.PASSING
+        self.state_rank = 0.0
+        """Tokens that computing the state anew would take, plus the rank of what was evicted when it was used last."""
+        self.states_below = 0
+        """Children with a state, or with one below them."""
+
+    @property
+    def has_states(self) -> bool:
+        """True if the node has a recurrent state, or one below it has."""
+        return self.state > 0 or self.states_below > 0
 
     def __len__(self) -> int:
         """Tokens on this node."""

@@ -60,6 +60,8 @@ def restore_tree(cache: RadixCache, sequences: Iterable[KVSequence]) -> None:
             cache.protected_tokens += len(node.value)
         else:
             cache.evictable_tokens += len(node.value)
+    if cache.states is not None:
+        cache.states.restore([root, *nodes])
     for node in nodes:
         if node.on_device and not node.device_children and not node.lock_ref:
             cache.order.push_leaf(node)
@@ -71,6 +73,7 @@ def _drop_homeless(cache: RadixCache) -> None:
     for node in reversed(list(cache.tree.nodes())):
         if node.on_device:
             continue
+        node.state = 0
         if len(node.value):
             cache.watchers.nodes_removed([node])
             node.value = NO_SLOTS

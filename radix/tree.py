@@ -112,6 +112,7 @@ class RadixTree:
         node.child_key = node.key[: self.page_bytes]
         upper.children[node.child_key] = node
         upper.device_children = 1 if node.on_device else 0
+        upper.states_below = 1 if node.has_states else 0
         self.total_nodes += 1
         return upper
 

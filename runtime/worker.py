@@ -18,10 +18,12 @@ import msgspec
 
 from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
+from ..memory_pool.state_slots import StateSlots
 from ..memory_pool.stores.host_pool import HostPool
 from ..memory_pool.stores.remote_store import RemoteStore
 from ..radix.cache import RadixCache
 from ..radix.eviction.registry import ORDERS
+from ..radix.node_states import NodeStates
 from ..radix.tiers.block_tier import BlockNames, BlockTier
 from ..radix.tiers.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
@@ -30,7 +32,7 @@ from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.token_buffer import pack_ids
 from .channels import Endpoints, Receiver, Sender, Waker
-from .checkpoint.model_files import resolve_model_folder
+from .checkpoint.model_files import ModelLoadError, resolve_model_folder
 from .config import WorkerConfig
 from .constraints.grammars import Grammars
 from .constraints.item_tries import ItemTries, load_item_trie
@@ -80,12 +82,14 @@ def build_scheduler(
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
+    slots = StateSlots(config.max_states, fences=allocator.fences) if config.max_states else None
     cache = RadixCache(
         req_to_token,
         allocator,
         page_size=config.page_size,
         disabled=config.disable_radix_cache,
         lanes=ORDERS[config.radix_eviction_policy](config.max_total_tokens),
+        states=NodeStates(slots, config.page_size) if slots is not None else None,
     )
     tier = None
     if host_tokens:
@@ -145,6 +149,8 @@ def build_worker(
         enable_mixed_chunk=asked.enable_mixed_chunk or runner.chunked_prefill_size < asked.step_tokens,
     )
     eos_token_ids = runner.config.eos_token_ids
+    if runner.max_states and (config.tiers.host_cache_gb or config.tiers.host_cache_ratio):
+        raise ModelLoadError("recurrent states cannot leave the device: leave out --host-cache-gb and its like")
     host_pool = make_host_pool(config.tiers, runner.kv_pool, runner.transfer_kv)
     host_tokens = host_pool.num_tokens if host_pool is not None else 0
     stores = None

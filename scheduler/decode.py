@@ -113,11 +113,16 @@ class DecodeScheduler:
         every, every_length = _joined(rows), _joined(lengths)
         ids, new_lens = ids_or_placeholders(requests, previous), lengths[0] + np.int32(1)
         slots = draft_lens = None
+        if not self._memory.reserve_states(requests, now):
+            return None
+        if drafts is not None:
+            drafts = self._memory.reserve_drafts(requests, drafts)
         if drafts is not None:
             draft_lens = np.array([len(draft) for draft in drafts], dtype=np.int32)
             more = np.pad(draft_lens, (0, len(every) - len(requests)))
             slots = extend_with_drafts(self._memory, every, every_length, more)
         if slots is None or drafts is None or draft_lens is None:
+            self._memory.reserve_drafts(requests, [])
             draft_lens, slots = None, self._memory.extend_rows(every, every_length, now)
         else:
             ids = np.concatenate([part for pair in zip(np.split(ids, len(ids)), drafts) for part in pair])

@@ -26,11 +26,13 @@ from ..radix.invariants import InvariantError, check_host
 from ..radix.kv_sequence import KVSequence
 from ..radix.repair import is_sound, restore_tree, slots_of_tree
 from .batch_builder import PlannedStep
+from .beam.rows import NO_STATES
 from .continuation.continuations import Continuations
 from .continuation.refusals import failed_parent
 from .decode import DecodeScheduler
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
+from .memory.self_check import named_states
 from .offload import OffloadScheduler
 from .outcome import FinishReason, RequestRefused
 from .pins import PinManager
@@ -89,7 +91,13 @@ class Recovery:
         """
         self._end_families(at_fault, refusal, closed, events)
         flying = {request for request in self._live if _rewind(request, steps)}
-        self._place(flying)
+        if self._memory.states is not None:
+            stateless = [request for request in self._live if request.kv is not None and not _has_state(request)]
+            self._end_families([request for request in stateless if request in flying], refusal, closed, events)
+            for request in stateless:
+                if request.finish is None:
+                    request.requeue()
+        self._place(flying.intersection(self._live))
         try:
             self._recount([step for step, _ in steps], now)
         except Exception:
@@ -239,6 +247,13 @@ class Recovery:
         self._recount_host()
         fences = {step.fence for step in in_flight}
         memory.allocator.fences.keep_only(fences | self._offload.open_fences)
+        if cache.states is not None:
+            names = named_states(sequences, holders)
+            names += [node.state for node in cache.states.nodes()]
+            lost = cache.states.slots.rebuild(Counter(names), list(fences))
+            cache.states.slots.release_quarantine()
+            if lost:
+                logger.warning("%d recurrent states had lost their owner and are free again", lost)
         self._recount_pages(sequences, [self._beams.pages(r) for r in holders if r.beam_kv is not None], list(fences))
 
     def _recount_host(self) -> None:
@@ -293,6 +308,18 @@ def _rewind(request: Request, steps: Sequence[tuple[PlannedStep, set[Request]]])
                 break
     request.rewind(scheduled, placeholders, num_drafted)
     return is_flying
+
+
+def _has_state(request: Request) -> bool:
+    """True if a request has the recurrent state that its next step starts from; then it names no later one."""
+    if request.beam_kv is not None:
+        beams = request.beam_kv
+        beams.targets = NO_STATES
+        return len(beams.states) == len(beams.rows)
+    states = request.held_kv.states
+    states.targets = []
+    states.held = [state for state in states.held if state.length <= request.scheduled_len]
+    return (states.newest.length if states.newest is not None else 0) == request.scheduled_len
 
 
 def _is_computed(request: Request) -> bool:

@@ -160,6 +160,7 @@ class Request:
         "seed",
         "serial",
         "spec",
+        "state_points",
         "status",
         "token_ids",
     )
@@ -221,6 +222,8 @@ class Request:
         self.drafts = NO_DRAFTS
         self.prefix_node: TreeNode | None = None
         """A node that its tokens match whole, found while it waits; the next look-up starts there."""
+        self.state_points: set[int] = set()
+        """Numbers of tokens after which the recurrent state is left for others; see state_memory.py."""
         self.found = FoundTokens()
         """Cached tokens that the first admission found, by tier."""
         self.cache_report: CacheReport | None = None

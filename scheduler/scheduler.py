@@ -447,6 +447,8 @@ class Scheduler:
             return None
         if not step.is_preparation:
             self._preparations.note_step()
+        if self._memory.states is not None:
+            step.batch.states = self._memory.states.plan_rows(step)
         step.formed, step.fence = now, self._memory.allocator.fences.open_fence()
         self._memory.copies.confirm_taken()
         # From here on nothing can fail.
@@ -560,8 +562,10 @@ class Scheduler:
                         self._end(event, now, ending.kept_tokens)
                 elif self._stopping_criteria.ends_with_prompt(request):
                     self._end(RequestEvent(request, row, finish=FinishReason(type="length")), now)
-                if row < step.num_prompts and request.kv is not None:
-                    self._memory.publish(request)
+                if request.kv is not None:
+                    if row < step.num_prompts:
+                        self._memory.publish(request)
+                    self._memory.settle_states(request)
             except Exception as error:
                 self._drop_news(request)
                 self._recover(error, [request], now)

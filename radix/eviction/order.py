@@ -92,7 +92,7 @@ class EvictionOrder:
                 self.push_leaf(victim)
                 break
             rest = len(victim.value) - num_tokens
-            if rest >= self._least_rest:
+            if rest >= self._least_rest and not victim.state:  # without its last token the state would be of no use
                 tree.split(victim, rest // tree.page_size * tree.page_size)  # the object stays the lower part
             num_tokens -= len(victim.value)
             if keeps(victim):

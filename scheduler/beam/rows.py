@@ -19,8 +19,11 @@ import numpy as np
 
 from ...memory_pool.allocator import Allocator
 from ...memory_pool.req_to_token import ReqToTokenPool
+from ...memory_pool.state_slots import StateSlots
 from ...radix.kv_sequence import KVSequence
 from ..batch import KVCopies
+
+NO_STATES = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,26 +45,46 @@ class BeamKV:
     """Rows of beams that have ended, for reuse."""
     kept: list[np.ndarray] = field(default_factory=list)
     """int32 [n] each: slots after ``start`` of finished sequences with KV that will be leased."""
+    states: np.ndarray = field(default_factory=lambda: NO_STATES)
+    """int32 [live]: slot of each beam's recurrent state after ``length`` tokens, named once for each beam; of fewer
+    tokens while the step that computes the last is being formed. Empty for models without states."""
+    targets: np.ndarray = field(default_factory=lambda: NO_STATES)
+    """int32 [live]: where the step that is being formed writes each beam's next state; empty outside of that."""
+    kept_states: list[int] = field(default_factory=list)
+    """Slots of the states of finished sequences that will be leased; each is one name."""
 
     @property
     def is_forked(self) -> bool:
         """Each beam of the next step has its row, and the rows are in the order of the beams."""
         return len(self.parents) == len(self.rows) and bool((self.parents == np.arange(len(self.rows))).all())
 
+    def state_names(self) -> list[int]:
+        """Every slot of recurrent states, as often as the group names it."""
+        fresh = self.targets[self.targets != self.states] if len(self.targets) else NO_STATES
+        return [*self.states.tolist(), *fresh.tolist(), *self.kept_states]
+
 
 class BeamRows:
     """The operations on `BeamKV`. Owns nothing."""
 
-    def __init__(self, req_to_token: ReqToTokenPool, allocator: Allocator) -> None:
+    def __init__(self, req_to_token: ReqToTokenPool, allocator: Allocator, slots: StateSlots | None = None) -> None:
+        """slots: of recurrent states; None for models without."""
         self._req_to_token = req_to_token
         self._allocator = allocator
+        self._slots = slots
 
     def adopt(self, trunk: KVSequence, num_beams: int) -> BeamKV:
         """Begin a search on a computed prompt. The trunk keeps its whole pages; its partial page goes to the group."""
         length = trunk.length
         trunk.length = start = length - length % self._allocator.page_size
         parents = np.zeros(num_beams, dtype=np.int32)
-        return BeamKV(np.array([trunk.row], dtype=np.int32), start, length, parents, committed=length)
+        kv = BeamKV(np.array([trunk.row], dtype=np.int32), start, length, parents, committed=length)
+        newest = trunk.states.newest
+        if self._slots is not None and newest is not None:
+            self._slots.share(newest.slot)
+            kv.states = np.array([newest.slot], dtype=np.int32)
+            trunk.states.cut(self._slots, start)
+        return kv
 
     def pages(self, kv: BeamKV) -> np.ndarray:
         """int32 [n]: the pages that the group owns, each once."""
@@ -93,6 +116,10 @@ class BeamRows:
             named = np.concatenate([named, table[survivors[0]]])
         kv.spare += kv.rows[gone].tolist()
         kv.rows = kv.rows[survivors]
+        if self._slots is not None:
+            for slot in kv.states[gone].tolist():
+                self._slots.drop(slot)
+            kv.states = kv.states[survivors]
         kv.kept = kept
         self._allocator.free(np.unique(given_up[~np.isin(given_up, named)]))
 
@@ -132,6 +159,10 @@ class BeamRows:
         rows[first] = kv.rows
         rows[extra] = extra_rows
         kv.rows = rows
+        if self._slots is not None:
+            kv.states = kv.states[kv.parents]
+            for slot in kv.states[extra].tolist():
+                self._slots.share(slot)
         kv.parents = beams
         return KVCopies(sources, targets)
 
@@ -140,12 +171,26 @@ class BeamRows:
         assert row is not None, "admission counts the rows of a search"
         return row
 
+    def keep_states(self, kv: BeamKV, slots: list[int]) -> None:
+        """Name the states of these finished sequences, in place of those that were named."""
+        if self._slots is None:
+            return
+        for slot in slots:
+            self._slots.share(slot)
+        for slot in kv.kept_states:
+            self._slots.drop(slot)
+        kv.kept_states = slots
+
     def close(self, kv: BeamKV, trunk: KVSequence, fence: int | None) -> None:
         """Free everything that the group owns; the trunk and its row stay.
 
         fence: of a step in flight, which still writes; the pages are freed after it.
         """
         slots = self.pages(kv) * self._allocator.page_size
+        if self._slots is not None:
+            for slot in kv.state_names():
+                self._slots.drop(slot, fence)
+            kv.states, kv.targets, kv.kept_states = NO_STATES, NO_STATES, []
         for row in (*kv.rows.tolist(), *kv.spare):
             if row != trunk.row:
                 self._req_to_token.free(row)

@@ -46,6 +46,8 @@ class Hypothesis:
     """Text between the inherited tokens and a matched stop string, which the client sees."""
     slots: np.ndarray | None = None
     """int32: the slots of its tokens behind the whole pages of the prompt, if its KV is kept for a lease."""
+    state: int = 0
+    """Slot of the recurrent state after those tokens, which `BeamKV.kept_states` names; 0 for none."""
     top_ids: np.ndarray | None = None
     """int32 [generated tokens, top_k], if the request asked for them; likewise below."""
     top_logprobs: np.ndarray | None = None

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...radix.kv_sequence import KVSequence
 from ...radix.lease import Lease, LeaseTerms
+from ...radix.sequence_states import HeldState, SequenceStates
 from ..batch import BeamCandidates
 from ..beam.rows import BeamRows
 from ..beam.search import Hypothesis
@@ -20,7 +21,8 @@ class BeamMemory:
 
     def __init__(self, memory: KVMemory) -> None:
         self._memory = memory
-        self._rows = BeamRows(memory.req_to_token, memory.allocator)
+        states = memory.cache.states
+        self._rows = BeamRows(memory.req_to_token, memory.allocator, states.slots if states is not None else None)
 
     def _start(self, search: Request) -> None:
         """Start on a computed prompt: from now on the beams hold everything after its whole pages."""
@@ -33,7 +35,11 @@ class BeamMemory:
         return self._rows.pages(search.held_beams)
 
     def fork_search(self, search: Request, now: float) -> bool:
-        """Give each beam of the next step its row; False, and nothing changed, if there is no memory."""
+        """Give each beam of the next step its row, and a slot for its next state. False if there is no memory; a row
+        that was given stays."""
+        return self._fork_rows(search, now) and self._memory.reserve_beam_states(search.held_beams, now)
+
+    def _fork_rows(self, search: Request, now: float) -> bool:
         kv = search.held_beams
         if kv.is_forked:
             return True
@@ -63,6 +69,7 @@ class BeamMemory:
             return None
         selection = group.select(candidates, end_ids)
         self._keep_finished(search, selection.finished)
+        self._rows.keep_states(search.held_beams, self._wanted_states(search))
         if not group.done:
             self._choose(search, selection.parents)
             return None
@@ -74,7 +81,14 @@ class BeamMemory:
         """Note which slots hold the KV of sequences that have just finished; each comes with the beam it continued."""
         kv = search.held_beams
         for hypothesis, parent in finished:
+            hypothesis.state = int(kv.states[parent]) if len(kv.states) else 0
             hypothesis.slots = self._memory.req_to_token.rows[kv.rows[parent], kv.start : kv.length].copy()
+
+    def _wanted_states(self, search: Request) -> list[int]:
+        """The states of finished sequences that a lease may want."""
+        assert search.beams is not None
+        best = search.beams.finished[: search.num_retained]
+        return [hypothesis.state for hypothesis in best if hypothesis.state]
 
     def _choose(self, search: Request, parents: np.ndarray) -> None:
         """Continue the search from these beams (int32 [n]). The KV of finished sequences is kept only for a lease."""
@@ -82,7 +96,7 @@ class BeamMemory:
         kept: list[np.ndarray] = []
         for rank, hypothesis in enumerate(search.beams.finished):
             if rank >= search.num_retained:
-                hypothesis.slots = None  # a rank only ever gets worse
+                hypothesis.slots, hypothesis.state = None, 0  # a rank only ever gets worse
             elif hypothesis.slots is not None:
                 kept.append(hypothesis.slots)
         self._rows.choose(search.held_beams, parents, kept)
@@ -103,6 +117,9 @@ class BeamMemory:
             pool.write(row, trunk.length, slots)
             length = min(trunk.length + len(slots), search.prompt_len + hypothesis.kept_tokens)
             view = KVSequence(trunk.namespace, row, trunk.node, trunk.tree_len, length)
+            view.states = SequenceStates(list(trunk.states.held))
+            if hypothesis.state:
+                view.states.held.append(HeldState(hypothesis.state, trunk.length + len(slots)))
             forked = self._memory.fork_into(view, length, row)
             lease = table.grant(forked, terms) if forked is not None else None
             if forked is None:
@@ -125,4 +142,4 @@ class BeamMemory:
         self._memory.copies.drop_copies(search.held_kv)
         assert search.beams is not None
         for hypothesis in search.beams.finished:
-            hypothesis.slots = None
+            hypothesis.slots, hypothesis.state = None, 0

@@ -13,7 +13,7 @@ prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -25,11 +25,14 @@ from ...radix.discarding import retire
 from ...radix.history import CacheHistory
 from ...radix.kv_sequence import KVSequence, SequenceEnd
 from ...radix.lease import Lease, LeaseTable, LeaseTerms
+from ...radix.node import StateKind
 from ...radix.past_node import Pressure
 from ...radix.tiers.host_tier import HostTier, TierCopy
+from ..beam.rows import BeamKV
 from ..jobs.kept_turn import KeptTurn, Worth
 from ..request import Request
 from .pending_copies import PendingCopies
+from .state_memory import StateMemory
 from .transfer_rates import TransferRates
 
 MAX_SLACK = 512
@@ -66,6 +69,8 @@ class KVMemory:
         self.leases = leases
         self.tier = tier
         self.copies = PendingCopies(req_to_token)
+        self.states = StateMemory(cache, cache.states) if cache.states is not None else None
+        """Slots of recurrent states; None for models without."""
         self._host_rates = host_rates
         self._history = history or CacheHistory(cache, 0)
         self._loads: list[TierCopy] = []
@@ -128,7 +133,8 @@ class KVMemory:
             needed = self.round_up(len(request.token_ids)) - match.device_len
             if needed > self.allocator.free_tokens:
                 cache.evict(needed - self.allocator.free_tokens, idle_tick)
-            row = self.req_to_token.alloc() if needed <= self.allocator.free_tokens else None
+            has_room = needed <= self.allocator.free_tokens and (self.states is None or self.states.has_free)
+            row = self.req_to_token.alloc() if has_room else None
             if row is None:
                 return False
             on_device = MatchResult(match.device_len, 0, match.handle)
@@ -146,12 +152,15 @@ class KVMemory:
         request.prefix_node = None
         self.cache.lock(match.handle)  # what is locked no longer counts as evictable
         needed = self.round_up(len(request.token_ids)) - match.device_len + reserve
-        row = self.req_to_token.alloc() if needed <= self.available_tokens else None
+        has_room = needed <= self.available_tokens and self._can_begin(match)
+        row = self.req_to_token.alloc() if has_room else None
         if row is None:
             self.cache.unlock(match.handle)
             return None, 0
         try:
             whole = self._bring_back(match)
+            if match.unused:
+                request.state_points.add(match.device_len + match.host_len + match.unused)
             opened = self.cache.open_sequence(request.namespace, whole, row, spec.priority, spec.client)
             return opened, whole.device_len - match.device_len
         except NotYet:
@@ -159,6 +168,10 @@ class KVMemory:
             raise
         finally:
             self.cache.unlock(match.handle)
+
+    def _can_begin(self, match: MatchResult) -> bool:
+        """True if a sequence on this match can have a slot for the state after it."""
+        return self.states is None or match.device_len > 0 or self.states.available > 0
 
     def _bring_back(self, match: MatchResult) -> MatchResult:
         """Order what a match has on the host to the device, where it is from now on. Returns the match as it is then:
@@ -189,9 +202,12 @@ class KVMemory:
         lease, kept = inheritance.lease, inheritance.lease.kv
         kept_length = kept.length
         length = min(kept_length, request.prefix_limit, inheritance.inherited_tokens)
+        length = self.cache.usable_length(kept, length)
         whole = min(kept.tree_len, length - length % self.page_size)
         held = whole if inheritance.keep_parent or length < kept.tree_len else self.round_up(length)
         if self.round_up(len(request.token_ids)) - held + reserve > self.available_tokens:
+            return None
+        if self.states is not None and not self.states.can_continue(kept, length, inheritance.keep_parent):
             return None
         if not inheritance.keep_parent:
             kv = self.leases.hand_off(lease)
@@ -215,7 +231,8 @@ class KVMemory:
         stays is copied, so that nothing is computed again. fence: of a step that may still write to what is cut off."""
         if kv.length <= length:
             return
-        in_tree = length < kv.tree_len
+        length = self.cache.usable_length(kv, length)
+        in_tree = length < kv.tree_len and self.states is None  # a state is of whole pages, there or nowhere
         tail = self.req_to_token.rows[kv.row, length - length % self.page_size : length].copy()
         truncate(self.cache, kv, length, fence=fence)
         if not in_tree or not len(tail):
@@ -261,6 +278,8 @@ class KVMemory:
         old_lens, new_lens = np.array([old_len], dtype=np.int32), np.array([new_len], dtype=np.int32)
         last = max(old_len - 1, 0)
         last_slots = self.req_to_token.rows[kv.row, last : last + 1]
+        if not self.reserve_states([request], now):
+            return None
         self._history.pressure = Pressure(request.spec.client, request.rid)
         try:
             self.reclaim(self.allocator.tokens_needed(old_lens, new_lens), now)
@@ -271,6 +290,39 @@ class KVMemory:
             self.req_to_token.write(kv.row, old_len, slots)
             kv.length = new_len
         return slots
+
+    def reserve_states(self, requests: Iterable[Request], now: float) -> bool:
+        """Have a slot for the state that the next step of each request leaves behind; evict and break leases if need
+        be. False if there is none: some have one then, and keep it."""
+        states = self.states
+        if states is None:
+            return True
+        for request in requests:
+            held, may_end = request.held_kv.states, request.num_output_placeholders > 0
+            while not states.reserve(held, request.committed_len, may_end=may_end):
+                lease = self.leases.least_valuable(now)
+                if lease is None:
+                    return False
+                self.break_lease(lease)
+        return True
+
+    def reserve_beam_states(self, beams: BeamKV, now: float) -> bool:
+        """Likewise for each beam of a search, which has its row. False, and nothing reserved, if there are too few."""
+        while self.states is not None and not self.states.reserve_beams(beams):
+            lease = self.leases.least_valuable(now)
+            if lease is None:
+                return False
+            self.break_lease(lease)
+        return True
+
+    def reserve_drafts(self, requests: Sequence[Request], drafts: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+        """Have slots for the states before each guess, for requests with `reserve_states`: drafts are int32 [k] for
+        each, and none are none. Returns the drafts, shorter where slots are lacking; None if none are left."""
+        if self.states is None:
+            return list(drafts) or None
+        wanted = [len(draft) for draft in drafts] or [0] * len(requests)
+        room = [self.states.reserve_drafts(r.held_kv.states, count) for r, count in zip(requests, wanted, strict=True)]
+        return [draft[:count] for draft, count in zip(drafts, room)] if any(room) else None
 
     def extend_rows(self, rows: np.ndarray, lengths: np.ndarray, now: float) -> np.ndarray | None:
         """Allocate one more slot for each row (int32 [n], each once) after its first ``lengths`` (int32 [n]); otherwise
@@ -345,8 +397,13 @@ class KVMemory:
     # -- publish, retain, close ---------------------------------------------------------------------------------------
 
     def publish(self, request: Request) -> None:
-        """Share the KV that a request has computed so far; the request keeps running."""
-        self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
+        """Share the KV that a request has computed so far, and the states where others are expected to continue; the
+        request keeps running."""
+        kv, page = request.held_kv, self.page_size
+        self.cache.cache_unfinished_req(kv, request.token_ids.view(0, request.committed_len))
+        for point in [point for point in request.state_points if point <= request.committed_len]:
+            request.state_points.remove(point)
+            self.cache.leave_state(kv, kv.open_node(), StateKind.BRANCH, point - point % page)
 
     def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> tuple[Lease | None, int]:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
@@ -358,6 +415,7 @@ class KVMemory:
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
         truncate(self.cache, kv, length, fence=in_flight)
+        self.cache.leave_state(kv, kv.open_node(), StateKind.TURN_END)
         lease, demoted = self.leases.grant(kv, terms, written_by=in_flight), 0
         if lease is None:
             demoted = self.demote(kv)
@@ -373,6 +431,7 @@ class KVMemory:
         if kv.length > request.committed_len or self.copies.has_copies(kv):
             return False
         self.publish(request)
+        self.cache.leave_state(kv, kv.open_node(), StateKind.TURN_END)
         if not self.leases.exchange(lease, kv):
             return False
         if old is not None and kept:
@@ -423,7 +482,9 @@ class KVMemory:
         committed = request.committed_len
         if self.copies.has_copies(kv):
             committed = kv.tree_len  # its KV behind the tree still had to be copied, and never will be
-        self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), fence=in_flight)
+        ended = request.finish is not None and request.finish.type != "abort" and request.spec.pooling is None
+        kind = StateKind.TURN_END if ended else StateKind.PASSING
+        self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), fence=in_flight, kind=kind)
         self._forget(request)
 
     def discard_all_kv(self) -> None:
@@ -436,6 +497,18 @@ class KVMemory:
         """Close the fence of a step that has ended, and free the pages that only waited for it."""
         self.allocator.fences.close_fence(fence)
         self.allocator.release_quarantine()
+        if self.cache.states is not None:
+            self.cache.states.slots.release_quarantine()
+
+    def settle_states(self, request: Request) -> None:
+        """After a step of a request: give up the states that nothing can use any more."""
+        if self.states is not None:
+            self.states.settle(request)
+
+    def drop_states(self, request: Request) -> None:
+        """A request that is about to end names no state any more, but for those that a step in flight may write."""
+        if self.cache.states is not None:
+            request.held_kv.states.forget(self.cache.states.slots, request.committed_len)
 
     def _forget(self, request: Request) -> None:
         request.kv = None

@@ -6,7 +6,7 @@ tokens before it are sound. Where neither K nor V shows a fault, all of the requ
 overflow only in a later layer.
 
     withhold_kv   before the requests end: what they hold behind the tree counts as never committed, so that closing
-                  them publishes nothing
+                  them publishes nothing, and they give up their recurrent states
     drop_kv       afterwards: the prefixes that they used leave the tree from the spoiled token on, with everything
                   below (`drop_path`), and leases on those break. Running requests that share them keep running, and
                   fail in their own step if their logits are spoiled too.
@@ -66,6 +66,7 @@ class NonFiniteGuard:
             tokens = sound[request.rid]
             if request.kv is not None and request.kv.node is not None:
                 spoiled.paths.append((request.kv.node, tokens - tokens % page))
+                self._memory.drop_states(request)
                 request.committed_len = min(request.committed_len, request.kv.tree_len)
             inheritance = request.inheritance
             if inheritance is not None and inheritance.copied is not None and tokens < inheritance.inherited_tokens:

@@ -1,10 +1,12 @@
-"""Checks, once a second in a running server, that every page of the pool has exactly one owner.
+"""Checks, once a second in a running server, that every page of the pool has one owner and every state its holders.
 
 The sums are compared first, which costs microseconds. Only if they disagree are the owners of every page looked up and
 the state dumped to the log. Pages without an owner go back to the free list. A page with two owners means that
 the KV of some request is wrong, and through the tree that may be any request: then every request that holds KV fails
 and the pool starts afresh; requests that still wait are not touched. Where the host's pool does not add up, its copies
-are given up, and no request fails. The server keeps running in all these cases.
+are given up, and no request fails. Recurrent states, which may have several holders, are counted: what is held more
+rarely than was counted is freed, and a state that might be given away while it is held is as bad as a page with two
+owners. The server keeps running in all these cases.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...radix.cache import RadixCache
-from ...radix.invariants import InvariantError, check_host, check_leases, check_tree, conservation, dump
+from ...radix.invariants import (
+    InvariantError,
+    check_host,
+    check_leases,
+    check_states,
+    check_tree,
+    conservation,
+    dump,
+)
 from ...radix.kv_sequence import KVSequence
 from ..request import Request
 from .beam_memory import BeamMemory
@@ -79,6 +89,10 @@ def check_invariants(memory: KVMemory, beams: BeamMemory, live: Sequence[Request
     sequences += [lease.kv for lease in leases.live() if lease.kv is not None]
     beam_pages = [beams.pages(request) for request in live if request.beam_kv is not None]
     conservation(cache, cache.allocator, sequences, beam_pages, nodes).check()
+    searches = [request for request in live if request.beam_kv is not None]
+    trunks = {id(search.kv) for search in searches}
+    others = named_states([search.held_kv for search in searches], searches)
+    check_states(cache, [seq for seq in sequences if id(seq) not in trunks], others, nodes)
     if lost := unaccounted_tokens(cache, sequences, beam_pages):
         raise InvariantError(f"{lost} tokens of the pool are not accounted for")
     for request in live:
@@ -89,10 +103,12 @@ def check_invariants(memory: KVMemory, beams: BeamMemory, live: Sequence[Request
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """The result of a check. leaked_tokens: in pages without an owner, which are free again. was_reset: pages had two
-    owners, so the pool has been reset and no request holds KV any more."""
+    """The result of a check. leaked_tokens, leaked_states: in pages without an owner, and states without a holder: they
+    are free again. was_reset: pages or states had two owners, so the pools have been reset and no request holds KV any
+    more."""
 
     leaked_tokens: int = 0
+    leaked_states: int = 0
     was_reset: bool = False
 
 
@@ -105,14 +121,47 @@ def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Req
     sequences = [request.held_kv for request in holders]
     sequences += [lease.kv for lease in leases.live() if lease.kv is not None]
     beam_pages = [beams.pages(request) for request in holders if request.beam_kv is not None]
+    leaked_states, states_are_sound = free_lost_states(cache, named_states(sequences, holders))
     if unaccounted_tokens(cache, sequences, beam_pages) == 0:
-        return Found()
-    audit = audit_pages(cache, sequences, beam_pages)
-    leaked = len(audit.missing) * cache.page_size
-    if len(audit.doubled) == 0:
-        cache.allocator.free(audit.missing * cache.page_size)
-        return Found(leaked)
+        leaked, pages_are_sound = 0, True
+    else:
+        audit = audit_pages(cache, sequences, beam_pages)
+        leaked, pages_are_sound = len(audit.missing) * cache.page_size, len(audit.doubled) == 0
+        if pages_are_sound:
+            cache.allocator.free(audit.missing * cache.page_size)
+    if pages_are_sound and states_are_sound:
+        return Found(leaked, leaked_states)
     for request in holders:
         request.kv = request.beam_kv = None
     memory.discard_all_kv()
-    return Found(leaked, was_reset=True)
+    return Found(leaked, leaked_states, was_reset=True)
+
+
+def named_states(sequences: Sequence[KVSequence], holders: Sequence[Request]) -> list[int]:
+    """Slots of recurrent states, as often as sequences and beams name each."""
+    names = [slot for sequence in sequences for slot in sequence.states.names()]
+    return names + [slot for request in holders if request.beam_kv for slot in request.beam_kv.state_names()]
+
+
+def free_lost_states(cache: RadixCache, names: Sequence[int]) -> tuple[int, bool]:
+    """Compare the counted holders of each state with the holders, and free those that none holds. names: as
+    `named_states`. Returns how many were freed, and False if a state that is held may be given away."""
+    if cache.states is None:
+        return 0, True
+    slots = cache.states.slots
+    named = np.array([*names, *(node.state for node in cache.states.nodes())], dtype=np.int64)
+    counts = np.bincount(named, minlength=slots.total + 1)
+    unaccounted = slots.total - slots.free - slots.quarantined - slots.held
+    if not unaccounted and np.array_equal(counts, slots.refs):
+        return 0, True
+    gone = np.concatenate([slots.free_slots(), slots.quarantined_slots()])
+    logger.error(
+        "the recurrent states do not add up: %d are nowhere; slots with another number of holders than was counted: %s",
+        unaccounted,
+        np.flatnonzero(counts != slots.refs)[:16].tolist(),
+    )
+    if counts[gone].any() or (counts > slots.refs).any() or unaccounted < 0:
+        return 0, False
+    free = slots.free
+    slots.rebuild({slot: int(counts[slot]) for slot in np.flatnonzero(counts).tolist()}, [])
+    return slots.free - free, True

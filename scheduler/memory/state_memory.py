@@ -1,0 +1,211 @@
+"""Slots of recurrent states for what the coming step writes.
+
+Every row starts from its sequence's newest state and writes the state after its last new token. Where no other holder
+names the newest and it is not needed any more, the row writes over it. Else it takes a slot:
+
+    the newest is shared with a node or another sequence          it must not change
+    the newest may turn out to be the last                        a step in flight may end the request there
+    the newest lies where the tree can take it, and pages are longer than a token
+
+The first is a must; the others give way when no slot is free. A row may also leave states behind on its way, where
+others are expected to continue; these are written only while there are slots to spare.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...radix.cache import RadixCache
+from ...radix.invariants import InvariantError
+from ...radix.kv_sequence import KVSequence
+from ...radix.node_states import NodeStates
+from ...radix.sequence_states import HeldState, SequenceStates
+from ..batch import StateRows
+from ..batch_builder import PlannedStep
+from ..beam.rows import NO_STATES, BeamKV
+from ..request import Request, RequestFault
+
+
+class StateMemory:
+    """Gives sequences the slots that their next steps write, and says which states a step reads and writes."""
+
+    def __init__(self, cache: RadixCache, states: NodeStates) -> None:
+        self._cache = cache
+        self._states = states
+        self._slots = states.slots
+
+    @property
+    def available(self) -> int:
+        """Slots that are free, or that only a node of the tree names."""
+        return self._slots.free + self._states.evictable
+
+    @property
+    def returning(self) -> int:
+        """Slots that will be free once the steps in flight have ended."""
+        return self._slots.quarantined
+
+    @property
+    def has_free(self) -> bool:
+        """True if a slot is free, so that nothing has to give way."""
+        return self._slots.free > 0
+
+    def can_continue(self, kv: KVSequence, length: int, keep_parent: bool) -> bool:
+        """True if the sequence that takes over the first ``length`` tokens of a lease, or copies them, can have a slot
+        for the state after them, without breaking a lease."""
+        exact = None if keep_parent else kv.states.of(length)
+        if keep_parent or not length:
+            return self.available > 0
+        return exact is None or self.can_reserve(kv.states)
+
+    def can_reserve(self, states: SequenceStates) -> bool:
+        """True if `reserve` would find a slot for a sequence that names these, without breaking a lease."""
+        newest = states.newest
+        if newest is not None and (not self._slots.is_shared(newest.slot) or self._is_unsharable(newest.slot)):
+            return True
+        return self.available > 0
+
+    def reserve(self, states: SequenceStates, committed: int, *, may_end: bool) -> bool:
+        """Make sure that the next step of a sequence has a slot to write its last state to. committed: its tokens that
+        no step in flight computes. may_end: a step in flight may end it, so that its newest state is the last. False,
+        and nothing changed, if no slot can be had."""
+        if states.targets and states.of_slot(states.targets[0]) is None:
+            return True
+        target = self._find_target(states, committed, may_end)
+        if target is None:
+            return False
+        states.targets[:1] = [target]
+        return True
+
+    def reserve_drafts(self, states: SequenceStates, wanted: int) -> int:
+        """Take slots for the states before each of ``wanted`` guesses, after `reserve`. Returns how many there are room
+        for."""
+        while len(states.targets) <= wanted and (slot := self._take_spare()) is not None:
+            states.targets.append(slot)
+        while len(states.targets) > wanted + 1:
+            self._slots.drop(states.targets.pop())
+        return len(states.targets) - 1
+
+    def reserve_beams(self, beams: BeamKV) -> bool:
+        """Make sure that each beam of a search has a slot for its next state: its own, or a new one where several name
+        it. False, and nothing reserved, if there are too few."""
+        self._release_targets(beams)
+        targets: list[int] = []
+        for slot in beams.states.tolist():
+            target = self.take(kept_too=True) if self._slots.is_shared(slot) else slot
+            if target is None:
+                break
+            targets.append(target)
+        beams.targets = np.array(targets, dtype=np.int32)
+        if len(targets) < len(beams.states):
+            beams.targets = np.concatenate([beams.targets, beams.states[len(targets) :]])
+            self._release_targets(beams)
+            return False
+        return True
+
+    def _release_targets(self, beams: BeamKV) -> None:
+        for slot, target in zip(beams.states.tolist(), beams.targets.tolist()):
+            if target != slot:
+                self._slots.drop(target)
+        beams.targets = NO_STATES
+
+    def take(self, *, kept_too: bool) -> int | None:
+        """A slot, from a node if none is free. kept_too: also from nodes that go after all others."""
+        slot = self._slots.take()
+        if slot is None and self._cache.evict_states(1, kept_too=kept_too):
+            slot = self._slots.take()
+        return slot
+
+    def _take_spare(self) -> int | None:
+        return self.take(kept_too=False)
+
+    def _find_target(self, states: SequenceStates, committed: int, may_end: bool) -> int | None:
+        newest = states.newest
+        if newest is None:
+            return self.take(kept_too=True)
+        is_own = not self._slots.is_shared(newest.slot)
+        align = self._states.align
+        if is_own and not may_end and (align == 1 or newest.length % align):
+            return newest.slot
+        kept = states.longest_within(newest.length, align) if align > 1 else newest
+        for state in states.held[:-1]:  # the step that reads it is in flight, and ends before this one begins
+            if state.length <= committed and state is not kept and not self._slots.is_shared(state.slot):
+                states.held.remove(state)
+                return state.slot
+        slot = self._take_spare()
+        if slot is not None:
+            return slot
+        if is_own:
+            return newest.slot
+        if self._is_unsharable(newest.slot):
+            self._cache.remove_state(self._states.node_of(newest.slot))
+            return newest.slot
+        return self.take(kept_too=True)
+
+    def _is_unsharable(self, slot: int) -> bool:
+        """True if only one sequence and a node name a slot: the node can do without."""
+        return self._states.carries(slot) and self._slots.refs[slot] == 2
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def plan_rows(self, step: PlannedStep) -> StateRows:
+        """What each row of a step reads and writes; its sequences have targets. They name what it writes from now
+        on."""
+        batch = step.batch
+        olds, news = batch.prefix_lens.tolist(), batch.seq_lens.tolist()
+        sources: list[int] = []
+        rows: list[int] = []
+        ends: list[int] = []
+        slots: list[int] = []
+        written: list[tuple[SequenceStates, list[HeldState]]] = []
+        beams = {beam.start: search for beam, search in zip(batch.beams, step.searches) if search.beam_kv is not None}
+        num_single = min(beams, default=len(batch))
+        for row, (request, old, new) in enumerate(zip(step.requests[:num_single], olds, news)):
+            states = request.held_kv.states
+            newest = states.newest
+            if (newest.length if newest is not None else 0) != old or not states.targets:
+                raise RequestFault(request) from InvariantError(f"a row after {old} tokens, but {states}")
+            sources.append(newest.slot if newest is not None else 0)
+            last = new - len(states.targets) + 1
+            outs = [HeldState(slot, length) for length, slot in enumerate(states.targets, last)]
+            if row < step.num_prompts:
+                outs = self._inner_states(request, old, last) + outs
+            for out in outs:
+                rows.append(row)
+                ends.append(out.length - old)
+                slots.append(out.slot)
+            written.append((states, outs))
+        for start, search in beams.items():
+            group = search.held_beams
+            if len(group.targets) != len(group.rows) or len(group.states) != len(group.rows):
+                raise RequestFault(search) from InvariantError(f"beams without states or targets: {group}")
+            sources += group.states.tolist()
+            rows += range(start, start + len(group.rows))
+            ends += [1] * len(group.rows)
+            slots += group.targets.tolist()
+        for states, outs in written:
+            states.write(outs)
+        for search in beams.values():
+            self._write_beams(search.held_beams)
+        return StateRows(*(np.array(values, dtype=np.int32) for values in (sources, rows, ends, slots)))
+
+    def _write_beams(self, beams: BeamKV) -> None:
+        """A step is formed that writes the targets of these beams."""
+        for slot, target in zip(beams.states.tolist(), beams.targets.tolist()):
+            if target != slot:
+                self._slots.drop(slot)
+        beams.states, beams.targets = beams.targets, NO_STATES
+
+    def _inner_states(self, request: Request, old: int, last: int) -> list[HeldState]:
+        """States to leave behind between ``old`` and ``last``, as far as there are slots."""
+        align = self._states.align
+        wanted = {point - point % self._cache.page_size for point in request.state_points}
+        wanted.add(last - last % align)
+        found = []
+        for length in sorted(wanted):
+            if old < length < last and (slot := self._take_spare()) is not None:
+                found.append(HeldState(slot, length))
+        return found
+
+    def settle(self, request: Request) -> None:
+        """After a step of a request: name no state any more that nothing can use."""
+        request.held_kv.states.prune(self._slots, request.committed_len, self._states.align)
