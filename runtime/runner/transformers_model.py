@@ -5,12 +5,12 @@
 transformers lets a caller register an attention function (its `AttentionInterface`), and most of its models send their
 attention through it. The function registered here finds K and V of earlier tokens in the pool, so that pages, chunks,
 continuations, forks, beams and tiers work as with a native model. A step is one row of tokens of all sequences, with
-their positions, as in native models.
+their positions, as in native models. Layers that keep recurrent states are in `transformers_states`.
 
 What the layers attend to is found out by a *trace*: one token runs through the model, and each call of the attention
 function is noted, with the mask that transformers would have used. A mask that is neither causal nor a sliding window
-is refused, as are models that keep states or do not use the interface. The idea of running transformers' modelling on
-a server's KV cache is vLLM's and SGLang's "transformers backend".
+is refused, as are models that do not use the interface, or that keep anything else than K, V and states. The idea of
+running transformers' modelling on a server's KV cache is vLLM's and SGLang's "transformers backend".
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from ...attention.backend import AttentionBackend, AttentionBatch, AttentionSpec
 from ...attention.error_text import describe_error
 from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import KVPool, MHAKVPool
-from ...memory_pool.state_pool import StateShape
+from ...memory_pool.state_pool import StatePool, StateShape
+from ...scheduler.batch import StateRows
 from ..checkpoint.hf_config import label_activation, load_generation_config
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError
 from ..checkpoint.pooling_files import read_embedding_config
@@ -39,6 +40,7 @@ from ..layers.linear import Linear
 from ..layers.low_rank import Target, module_targets
 from ..layers.product_trials import LateTrials, UnusableFormError, choose_products
 from ..layers.products import TORCH, BlockKernel
+from ..layers.states.state_batch import StateBatch, plan_states
 from ..layers.step_inputs import StepInputs
 from ..model_config import ServedConfig
 from .module_standins import (
@@ -50,6 +52,7 @@ from .module_standins import (
     gated_mlp_standin,
     norm_standin,
 )
+from .transformers_states import StateLayer, find_mixers, trace_states
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +65,10 @@ LARGEST_MASK = 1 << 20
 """Positions up to which a mask is compared with its rule."""
 
 
-CHECKED_TOKENS = 12
-"""Length of the sequence that is computed in both ways at start."""
+CHECKED_CHUNKS = (6, 6, 1)
+CHECKED_TOKENS = sum(CHECKED_CHUNKS)
+"""Length of the sequence that is computed in both ways at start: whole, and in these chunks. Code that keeps states has
+a way of its own for one token."""
 MEAN_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.2}
 """Largest mean difference of its logits, as a share of their mean size. Experts may be chosen differently after
 rounding."""
@@ -117,15 +122,19 @@ class TransformersModel:
         self._model = model.eval()
         for module in model.modules():
             module.baton_attention = self._attention
+        self._state_layers: list[StateLayer] = []
         name, kind = self._trace()
         ids = torch.arange(CHECKED_TOKENS, device=model.device) * 7 % config.vocab_size
         expected = self._reference_logits(ids, name)
         model.set_attn_implementation(SERVING)
         # The model's forward computes the logits of what its base returns: the base is taken out, and hidden states
         # that a step has computed are put in.
-        self._base, self._given = model.get_submodule(name), _Given(kind)
+        self._base = model.get_submodule(name)
+        self._given = _Given(kind, self._base)
         self._base_name = name
         model.set_submodule(name, self._given)
+        for layer in self._state_layers:
+            layer.take_over(self._states_of_step)
         self._check(ids, expected)
         self._linears: dict[str, Linear] = {}
         """By name in the whole model, without the name of a part."""
@@ -143,7 +152,7 @@ class TransformersModel:
     @property
     def state_shapes(self) -> list[StateShape]:
         """See ServedModel.state_shapes."""
-        return []
+        return [layer.shape for layer in self._state_layers]
 
     @property
     def weight_bytes(self) -> int:
@@ -259,15 +268,22 @@ class TransformersModel:
         linears = self._replace_linears()
         rows = {name: set[int]() for names in linears.values() for name in names}
         hooks = [standin.register_forward_pre_hook(_notes_rows(rows[names[0]])) for standin, names in linears.items()]
-        try:
-            self._check(ids, expected)
-        except Exception as error:  # some modelling reads the weights of its linear layers itself
-            logger.info("matrix products are torch's: %s", describe_error(error))
-            self._restore_linears(linears)
-            linears = {}
+        mixers = tuple(f"{self._base_name}.{name}." for name in find_mixers(self._base))
+        in_mixers = {standin: names for standin, names in linears.items() if names[0].startswith(mixers)}
+        for doubtful in filter(None, (in_mixers, dict(linears))):
+            try:
+                self._check(ids, expected)
+                break
+            except Exception as error:  # some modelling reads the weights of its linear layers itself
+                logger.info("matrix products are torch's: %s", describe_error(error))
+                self._restore_linears(doubtful)
+                linears = {standin: names for standin, names in linears.items() if standin not in doubtful}
         for hook in hooks:
             hook.remove()
-        self._of_all_tokens = {name for name, seen in rows.items() if seen == {CHECKED_TOKENS // 2}}
+        # The tokens of a mixer are in another order than those of the step.
+        self._of_all_tokens = {
+            name for name, seen in rows.items() if seen == set(CHECKED_CHUNKS) and not name.startswith(mixers)
+        }
         for standin in linears:
             standin.originals.clear()
         self._linears = {names[0]: standin.linear for standin, names in linears.items()}
@@ -346,14 +362,16 @@ class TransformersModel:
         return self._model(input_ids=ids[None], use_cache=False).logits[0].float()
 
     def _check(self, ids: torch.Tensor, expected: torch.Tensor) -> None:
-        """Compute the same sequence in two chunks on a small pool. Raises UnsupportedModelError if other logits come
-        out: the model keeps something between its tokens that is no K or V."""
+        """Compute the same sequence in chunks on small pools. Raises UnsupportedModelError if other logits come out:
+        the model keeps something between its tokens that is no K or V, and no state."""
         device, tokens, found = ids.device, len(ids), []
+        states = StatePool(2, self.state_shapes, device) if self._state_layers else None
         pool = MHAKVPool(num_tokens=tokens, page_size=1, shapes=kv_shapes(self.specs), dtype=self.dtype, device=device)
         backend = TorchNativeBackend(pool)
         compute = self.compute_labels if self.config.head == "labels" else self.compute_logits
         slots = torch.arange(1, tokens + 1, device=device)
-        for start, stop in ((0, CHECKED_TOKENS // 2), (CHECKED_TOKENS // 2, tokens)):
+        for number, (stop, new) in enumerate(zip(np.cumsum(CHECKED_CHUNKS).tolist(), CHECKED_CHUNKS, strict=True)):
+            start = stop - new
             backend.plan(
                 AttentionBatch(
                     req_to_token=torch.stack((slots, torch.zeros_like(slots))).int(),
@@ -364,6 +382,9 @@ class TransformersModel:
                 )
             )
             inputs = StepInputs(ids[start:stop], torch.arange(start, stop, device=device), slots[start:stop])
+            if states is not None:
+                rows = StateRows(*(np.full(1, value, dtype=np.int32) for value in (number, 0, new, min(number + 1, 2))))
+                inputs.states = plan_states(states, rows, rows.ends)
             found.append(compute(self(inputs, pool, backend)))
         difference = (torch.cat(found) - expected).abs().mean() / expected.abs().mean().clamp(min=1e-6)
         allowed = MEAN_DIFFERENCE[self.dtype]
@@ -372,6 +393,11 @@ class TransformersModel:
                 f"{self.config.architecture}: on Baton's KV cache its logits differ from transformers' by "
                 f"{float(difference):.2g} of their size on average ({allowed} is allowed): it keeps more than K and V"
             )
+
+    def _states_of_step(self) -> StateBatch:
+        inputs = self._attention.inputs
+        assert inputs is not None and inputs.states is not None, "a step without states"
+        return inputs.states
 
     def _trace(self) -> tuple[str, type[Any]]:
         """Run one token. Returns the name of the base, which turns ids into hidden states, and the type of what it
@@ -387,7 +413,9 @@ class TransformersModel:
         hooks = [module.register_forward_hook(note(name)) for name, module in self._model.named_modules() if name]
         architecture = self.config.architecture
         try:
-            self._model(input_ids=ids, position_ids=ids, use_cache=False)
+            self._state_layers = trace_states(
+                self._model, lambda: self._model(input_ids=ids, position_ids=ids, use_cache=False)
+            )
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{architecture}: {error}") from error
         except Exception as error:
@@ -399,7 +427,12 @@ class TransformersModel:
             self._attention.seen.clear()
             for hook in hooks:
                 hook.remove()
-        if not self._attention.layers or not found:
+        text: Any = self._model.config.get_text_config(decoder=True)
+        keeping = [kind for kind in getattr(text, "layer_types", None) or () if kind in STATE_LAYERS]
+        least = len(keeping) or int(getattr(self._model, "_is_stateful", False))
+        if len(self._state_layers) < least:
+            raise UnsupportedModelError(f"{architecture} keeps recurrent states outside of transformers' cache")
+        if not found or not (self._attention.layers or self._state_layers):
             raise UnsupportedModelError(f"{architecture}: transformers' code for it has attention of its own")
         return found[-1]  # the outermost, as it ends last
 
@@ -430,17 +463,25 @@ class _Tied:
 
 
 class _Given(torch.nn.Module):
-    """Stands for a model's base: returns the hidden states that it is given."""
+    """Stands for a model's base: returns the hidden states that it is given. Heads may read numbers of the base."""
 
     hidden: torch.Tensor | None = None
     """[1, rows, hidden]"""
 
-    def __init__(self, kind: type[Any]) -> None:
+    def __init__(self, kind: type[Any], base: torch.nn.Module) -> None:
         super().__init__()
-        self._kind = kind
+        self._kind, self._numbers = kind, {name: value for name, value in vars(base).items() if _is_number(value)}
+
+    def __getattr__(self, name: str) -> Any:
+        numbers = vars(self).get("_numbers", {})
+        return numbers[name] if name in numbers else super().__getattr__(name)
 
     def forward(self, *_: Any, **__: Any) -> Any:
         return self._kind(last_hidden_state=self.hidden)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def attend(
@@ -588,9 +629,6 @@ def load_transformers_model(
             f"{config.architecture} has sparse attention ({', '.join(sparse)}): its layers choose the tokens that they "
             "attend to, and keep more than K and V for that, which is not served yet"
         )
-    is_stateful = getattr(kind, "_is_stateful", False) and not layer_types
-    if is_stateful or not layer_types <= ATTENTION_LAYERS:
-        raise UnsupportedModelError(f"{config.architecture} keeps recurrent states, which are not served yet")
     if getattr(raw, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{config.architecture} has an encoder; decoder-only models are served")
     chosen = dtype(config)
@@ -626,8 +664,8 @@ def load_transformers_model(
     return TransformersModel(model, config, chosen)
 
 
-ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
-"""Types of layers that keep no states."""
+STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+"""Types of layers that keep states."""
 
 SPARSE_LAYERS = {
     "indexed_attention",

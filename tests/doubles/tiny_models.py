@@ -338,6 +338,140 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+LINEAR_OR_FULL = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+CONV_OR_FULL = {"layer_types": ["conv", "full_attention", "conv"]}
+GATED_DELTA = LINEAR_OR_FULL | {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "head_dim": 8,
+}
+MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 12,
+    "mamba_d_state": 10,
+    "mamba_n_groups": 2,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+FEW_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+STATEFUL: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3_next": ("Qwen3Next", "", GATED_DELTA | FEW_EXPERTS | {"shared_expert_intermediate_size": 24}),
+    "qwen3_5": ("Qwen3_5Text", "Qwen3_5ForCausalLM", GATED_DELTA),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeText",
+        "Qwen3_5MoeForCausalLM",
+        GATED_DELTA | FEW_EXPERTS | {"shared_expert_intermediate_size": 24},
+    ),
+    "olmo_hybrid": ("OlmoHybrid", "", GATED_DELTA | {"linear_num_key_heads": 4}),
+    "kimi_linear": (
+        "KimiLinear",
+        "",
+        LINEAR_OR_FULL
+        | FEW_EXPERTS
+        | {
+            "linear_attn_config": {
+                "num_heads": 4,
+                "head_dim": 8,
+                "short_conv_kernel_size": 4,
+                "kda_layers": [1, 3],
+                "full_attn_layers": [2],
+            },
+            "kv_lora_rank": 16,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+            "num_key_value_heads": 6,
+        },
+    ),
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        "",
+        MAMBA2
+        | {
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 40,
+            "embedding_multiplier": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "bamba": ("Bamba", "", MAMBA2 | {"attn_layer_indices": [1]}),
+    "nemotron_h": (
+        "NemotronH",
+        "",
+        {
+            "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"],
+            "num_hidden_layers": 5,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "ssm_state_size": 10,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 24,
+            "head_dim": 8,
+        },
+    ),
+    "falcon_h1": ("FalconH1", "", MAMBA2 | {"mamba_d_ssm": 96}),
+    "zamba2": (
+        "Zamba2",
+        "",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
+            "mamba_d_state": 10,
+            "mamba_ngroups": 2,
+            "n_mamba_heads": 8,
+            "mamba_headdim": 12,
+            "chunk_size": 8,
+            "num_mem_blocks": 1,
+            "num_key_value_heads": 6,
+            "attention_head_dim": 16,
+            "adapter_rank": 4,
+        },
+    ),
+    "mamba2": ("Mamba2", "", {"num_heads": 8, "head_dim": 12, "state_size": 10, "n_groups": 2, "chunk_size": 8}),
+    "lfm2": ("Lfm2", "", CONV_OR_FULL | {"block_multiple_of": 8}),
+    "lfm2_moe": ("Lfm2Moe", "", CONV_OR_FULL | FEW_EXPERTS | {"num_dense_layers": 1}),
+    "jamba": (
+        "Jamba",
+        "",
+        {
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+    ),
+    "mamba": ("Mamba", "", {"state_size": 8}),
+    "falcon_mamba": ("FalconMamba", "", {"state_size": 8}),
+    "zamba": (
+        "Zamba",
+        "",
+        {
+            "num_hidden_layers": 5,
+            "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid"],
+            "mamba_d_state": 8,
+            "n_mamba_heads": 2,
+            "mamba_dt_rank": 4,
+            "num_key_value_heads": 6,
+        },
+    ),
+}
+"""Models whose layers keep recurrent states: the names of configuration and class (empty: the same), and changes."""
+
+
 def make_reference(name: str, changes: dict[str, Any], *, architecture: str = "", **init: Any):
     """A transformers model with random weights, norms and biases included. architecture: its class; empty: that of
     the name."""

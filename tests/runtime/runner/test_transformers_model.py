@@ -137,7 +137,6 @@ def test_auto_takes_transformers_for_unknown_architectures_only(tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("Mamba", {}, "MambaForCausalLM keeps recurrent states, which are not served yet"),
         (
             "DeepseekV32",
             {"qk_rope_head_dim": 4, "num_key_value_heads": 6, "n_routed_experts": 8},
