@@ -301,11 +301,20 @@ class ModelRunner:
 
     def sound_tokens(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, int]:
         """For these rows of a step that has been computed: how many first tokens come before the first with K or V that
-        is not finite; 0 if all are finite. Waits for the device."""
+        is not finite; 0 if all are finite, or if the row started from a state that is not. Waits for the device."""
         lengths = batch.seq_lens
         slots = {row: self._mirror[int(batch.req_pool_indices[row]), : int(lengths[row])] for row in rows}
         found = {row: self.kv_pool.first_not_finite(of_row) for row, of_row in slots.items()}
-        return {row: position or 0 for row, position in found.items()}
+        return {row: 0 if self._started_spoiled(batch, row) else position or 0 for row, position in found.items()}
+
+    def _started_spoiled(self, batch: ScheduleBatch, row: int) -> bool:
+        """True if the row started from a state that is not finite, and that the step has not written over."""
+        if self.state_pool is None or batch.states is None:
+            return False
+        source = batch.states.sources[row : row + 1]
+        if source[0] == 0 or source[0] in batch.states.slots:
+            return False
+        return bool(self.state_pool.find_not_finite(torch.from_numpy(source).to(self.device).long())[0])
 
     def _forward(
         self,

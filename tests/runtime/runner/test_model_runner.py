@@ -162,7 +162,7 @@ def test_sound_tokens_end_before_first_non_finite_kv(folder):
     sequences = [driver.open(range(start, start + 20)) for start in (0, 10, 20)]
     driver.step([(sequence, 20) for sequence in sequences])
     rows = np.array([sequence.row for sequence in sequences], dtype=np.int32)
-    batch: Any = SimpleNamespace(req_pool_indices=rows, seq_lens=np.array([20, 20, 12], dtype=np.int32))
+    batch: Any = SimpleNamespace(req_pool_indices=rows, seq_lens=np.array([20, 20, 12], dtype=np.int32), states=None)
     assert runner.sound_tokens(batch, [0, 2]) == {0: 0, 2: 0}, "nothing shows which token it was"
     for sequence, position in zip(sequences, (7, 0, 12)):
         runner.kv_pool.v[-1][driver.pool.rows[sequence.row, position], 0, 0] = torch.nan

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from baton.runtime.checkpoint.model_files import ModelLoadError
-from baton.runtime.config import ModelArgs
+from baton.runtime.config import ModelArgs, TierConfig
+from baton.runtime.runner import model_runner
 from baton.runtime.runner.model_runner import ModelRunner
 from baton.runtime.runner.transformers_model import TransformersModel
 from baton.runtime.runner.transformers_states import find_mixers
+from baton.runtime.tier_setup import make_host_pool
 from tests.doubles.model_driver import DrivenSequence, ModelDriver
 from tests.doubles.tiny_models import STATEFUL, TINY, make_reference
 
@@ -180,3 +182,53 @@ def test_states_outside_of_the_cache_are_refused_by_name(tmp_path, name, changes
         ModelLoadError, match=f"{name}ForCausalLM keeps recurrent states outside of transformers' cache"
     ):
         make_runner(tmp_path)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("spoiled", "in_place", "sound"), [("state", False, 0), ("state", True, 20), ("kv", False, 7)])
+def test_nothing_is_sound_behind_a_spoiled_state(tmp_path, spoiled, in_place, sound):
+    """K and V of the tokens before are finite: without a look at the state they would count as sound, and whatever
+    starts there would fail again. A state that was written over is gone."""
+    kind, _, changes = STATEFUL["olmo_hybrid"]
+    make_reference(kind, changes).save_pretrained(tmp_path)
+    runner = make_runner(tmp_path)
+    driver = ModelDriver(runner, seed=15)
+    a, b = (driver.open(random_ids(21, seed=seed)) for seed in (16, 17))
+    driver.step([(a, 20), (b, 20)])
+    assert runner.state_pool is not None
+    if spoiled == "state":
+        runner.state_pool.layers[0]["recurrent"][b.states[20], 0, 0, 0] = torch.nan
+    else:
+        runner.kv_pool.k[0][driver.pool.rows[b.row, 7], 0, 0] = torch.nan
+    batches = []
+    forward = runner.forward
+    runner.forward = lambda batch: batches.append(batch) or forward(batch)  # type: ignore[method-assign]
+    output = driver.step([(a, 1), (b, 1)], in_place=in_place)
+    assert output.logits.isfinite().all(1).tolist() == [True, False]
+    assert runner.sound_tokens(batches[0], [1]) == {1: sound}
+
+
+def test_trial_of_step_sizes_starts_from_nothing(tmp_path, monkeypatch):
+    kind, _, changes = STATEFUL["mamba2"]
+    make_reference(kind, changes).save_pretrained(tmp_path)
+    monkeypatch.setattr(model_runner, "SMALL_MODEL_BYTES", 0)
+    runner = make_runner(tmp_path, chunked_prefill_size=0)
+    assert runner.chunked_prefill_size in (256, 512)
+
+
+def test_heavy_channels_do_not_depend_on_chunks(tmp_path):
+    kind, _, changes = STATEFUL["granite_hybrid"]
+    make_reference(kind, changes).save_pretrained(tmp_path)
+    ids = random_ids(40, seed=18).tolist()
+    whole, pieces = (make_runner(tmp_path, chunked_prefill_size=size).find_heavy_channels(ids) for size in (40, 9))
+    assert whole == pieces and len(whole) == 3, "of the only layer with attention"
+
+
+def test_models_without_attention_keep_no_kv(tmp_path):
+    """Their tokens have slots, so that the tree can name them, but no memory; one context fits for each row."""
+    kind, _, changes = STATEFUL["mamba2"]
+    make_reference(kind, changes).save_pretrained(tmp_path)
+    runner = make_runner(tmp_path, max_total_tokens=0, page_size=16)
+    assert runner.kv_pool.bytes_per_token == 0 and runner.max_total_tokens == 8 * 512
+    tiers = TierConfig(host_cache_ratio=2.0)
+    assert make_host_pool(tiers, runner.kv_pool, runner.transfer_kv) is None
