@@ -181,8 +181,10 @@ def check_states(
         below = sum(child.has_states for child in node.children.values())
         if node.states_below != below:
             raise _broken(cache, node, f"has states below {below} children, not {node.states_below}")
-        if node.state and (not node.on_device or node is cache.tree.root or not states.carries(node.state)):
+        if node.state and (not node.on_device or node is cache.tree.root or not states.lists(node)):
             raise _broken(cache, node, f"carries the state {node.state}, which it cannot")
+    if unranked := states.unranked():
+        raise InvariantError(f"the states {unranked} of nodes would never be evicted")
     sequences, slots = list(sequences), states.slots
     for seq in sequences:
         lengths = [state.length for state in seq.states.held]

@@ -67,6 +67,14 @@ class NodeStates:
         """The node that carries the state in this slot."""
         return self._nodes[slot]
 
+    def lists(self, node: TreeNode) -> bool:
+        """True if a node is known to carry its state; for invariants."""
+        return self.carries(node.state) and self._nodes.get(node.state) is node
+
+    def unranked(self) -> set[int]:
+        """Slots of nodes that have no entry in the order of eviction; for invariants."""
+        return self._nodes.keys() - self._order.serials()
+
     def deepest(self, node: TreeNode) -> TreeNode:
         """The last node with a state on the path down to this one; the root, which needs none, if there is no other."""
         while not node.state and node.parent is not None:

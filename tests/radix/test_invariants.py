@@ -9,9 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baton.radix.invariants import Account, InvariantError, check_tree, conservation, dump
-from baton.radix.node import ID_BYTES
+from baton.radix.invariants import Account, InvariantError, check_states, check_tree, conservation, dump
+from baton.radix.node import ID_BYTES, StateKind, TreeNode
+from baton.radix.sequence_states import HeldState
 from tests.doubles.cache_rig import CacheRig, Running
+from tests.doubles.state_rig import StateRig
 
 
 def tokens(count: int, first: int = 0) -> np.ndarray:
@@ -359,3 +361,152 @@ def test_leak_of_the_whole_pool_is_counted() -> None:
     rig = CacheRig(num_tokens=16, page_size=4)
     assert rig.allocator.alloc_extend(tokens(1), tokens(17)[-1:], tokens(1)) is not None
     assert conservation(rig.cache, rig.allocator, []).leaked == 16
+
+
+def stateful() -> tuple[StateRig, Running, TreeNode]:
+    """Pages of 4; a stem of 8 tokens with a state and two branches with one each, and a sequence on one of them with
+    states of 12 and 15 tokens. Returns the node of the stem, too."""
+    rig = StateRig(num_tokens=256, page_size=4, rows=4, context=64, states=12)
+    for ids in (tokens(8), tokens(12), np.concatenate([tokens(8), tokens(4, 100)])):
+        running = rig.start(ids)
+        assert rig.compute(running)
+        rig.finish_turn(running, StateKind.TURN_END)
+    running = rig.start(tokens(40))
+    assert rig.compute(running, 15)
+    rig.verify()
+    stem = running.kv.open_node().parent
+    assert stem is not None and [held.length for held in running.kv.states.held] == [12, 15]
+    return rig, running, stem
+
+
+def lose_name_of_node(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    rig.slots.refs[stem.state] = 0
+
+
+def name_twice(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    rig.slots.refs[stem.state] += 1
+
+
+def drop_what_sequence_names(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    rig.slots.drop(running.kv.states.held[-1].slot)
+
+
+def leak(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    assert rig.slots.take() is not None
+
+
+def lose_free_slot(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    slot = rig.slots.take()
+    rig.slots.refs[slot] = 0
+
+
+def free_what_node_names(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    slot = stem.state
+    rig.slots.drop(slot)
+    rig.slots.refs[slot] = 1
+
+
+def two_nodes_with_one_slot(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    running.kv.open_node().state = stem.state
+
+
+def state_of_root(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    rig.cache.tree.root.state = stem.state
+
+
+def state_without_kv(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    stem.on_device = False
+
+
+def unlisted_node(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    del rig.nodes._nodes[stem.state]
+
+
+def unlisted_slot(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    rig.nodes._named[stem.state] = False
+
+
+def listed_under_other_node(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    rig.nodes._nodes[stem.state] = running.kv.open_node()
+
+
+def forgotten_node(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    stem.state = 0
+
+
+def never_evicted(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    stem.state_rank += 1
+
+
+def too_many_states_below(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    stem.states_below += 1
+
+
+def no_states_below_root(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    rig.cache.tree.root.states_below = 0
+
+
+def states_out_of_order(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    running.kv.states.held.reverse()
+
+
+def state_of_fewer_tokens(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    held = running.kv.states.held
+    held[-1] = HeldState(held[-1].slot, 14)
+
+
+def state_of_no_sequence(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    running.kv.states.held.clear()
+
+
+def target_that_is_free(rig: StateRig, running: Running, stem: TreeNode) -> None:
+    running.kv.states.targets = [int(rig.slots.free_slots()[0])]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lose_name_of_node, r"1 holders name state \d+, 0 are counted"),
+        (name_twice, r"1 holders name state \d+, 2 are counted"),
+        (drop_what_sequence_names, r"1 holders name state \d+, 0 are counted"),
+        (leak, r"0 holders name state \d+, 1 are counted"),
+        (lose_free_slot, r"state \d+ is free 0 times, and 0 holders name it"),
+        (free_what_node_names, r"state \d+ is free 1 times, and 1 holders name it"),
+        (two_nodes_with_one_slot, r"carries the state \d+, which it cannot"),
+        (state_of_root, r"^node #0 .*carries the state \d+, which it cannot"),
+        (state_without_kv, r"carries the state \d+, which it cannot"),
+        (unlisted_node, r"carries the state \d+, which it cannot"),
+        (unlisted_slot, r"carries the state \d+, which it cannot"),
+        (listed_under_other_node, r"carries the state \d+, which it cannot"),
+        (forgotten_node, "nodes with a state are listed"),
+        (never_evicted, "would never be evicted"),
+        (too_many_states_below, "has states below 2 children, not 3"),
+        (no_states_below_root, "^node #0 .*has states below 1 children, not 0"),
+        (states_out_of_order, r"has states of \[15, 12\] tokens"),
+        (state_of_fewer_tokens, r"has states of \[12, 14\] tokens"),
+        (state_of_no_sequence, r"has states of \[\] tokens"),
+        (target_that_is_free, r"1 holders name state \d+, 0 are counted"),
+    ],
+)
+def test_state_damage_is_detected(damage: Callable[[StateRig, Running, TreeNode], None], message: str) -> None:
+    rig, running, stem = stateful()
+    damage(rig, running, stem)
+    with pytest.raises(InvariantError, match=message):
+        check_states(rig.cache, [running.kv])
+
+
+def test_states_of_other_holders_are_counted() -> None:
+    rig, running, stem = stateful()
+    rig.slots.share(stem.state)
+    check_states(rig.cache, [running.kv], [stem.state])
+    with pytest.raises(InvariantError, match="2 are counted"):
+        check_states(rig.cache, [running.kv])
+
+
+def test_slot_in_quarantine_is_counted() -> None:
+    rig, running, _ = stateful()
+    assert rig.extend(running, 16)
+    fence = rig.allocator.fences.open_fence()
+    rig.release(running, fence)
+    assert rig.slots.quarantined == 2
+    check_states(rig.cache, [])
