@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.fences import Fences
 from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.memory_pool.state_slots import StateSlots
 from baton.radix.cache import RadixCache
+from baton.radix.node_states import NodeStates
 from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.batch import ScheduleBatch, StepResult
 from baton.scheduler.beam.rows import BeamRows
@@ -53,6 +56,19 @@ class FailingAllocator(Allocator):
         return super().alloc_extend(old_lens, new_lens, last_slots)
 
 
+class FailingStateSlots(StateSlots):
+    """Has no free slot at the calls that ``should_fail`` picks (given the number of the call, from 0)."""
+
+    def __init__(self, num_states: int, fences: Fences) -> None:
+        super().__init__(num_states, fences=fences, check=True)
+        self.calls = 0
+        self.should_fail: Callable[[int], bool] = lambda call: False
+
+    def take(self) -> int | None:
+        self.calls += 1
+        return None if self.should_fail(self.calls - 1) else super().take()
+
+
 @dataclass
 class Outcome:
     tokens: list[int] = field(default_factory=list)
@@ -88,13 +104,16 @@ class Harness:
         block_tokens: int = 0,
         blocks: tuple[FakeBlocks, FakeBlocks] | None = None,
         tiers_rng: random.Random | None = None,
+        states: int = 0,
         **more: Any,
     ) -> None:
         """host_tokens: of a host tier; 0 for none. block_tokens: of a disk tier behind it, which has ``blocks``.
-        tiers_rng: decides when what they order ends. more: other fields of SchedulerConfig."""
+        tiers_rng: decides when what they order ends. states: recurrent states of the model; 0 for one without them.
+        more: other fields of SchedulerConfig."""
         self.config = SchedulerConfig(
             context_length=context,
             max_total_tokens=num_tokens,
+            max_states=states,
             max_running_requests=rows,
             max_leased_requests=leases,
             max_leased_ratio=leased_ratio,
@@ -108,8 +127,15 @@ class Harness:
         )
         self.pool = ReqToTokenPool(rows + leases, context)
         self.allocator = FailingAllocator(num_tokens, page_size)
-        self.cache = RadixCache(self.pool, self.allocator, page_size=page_size, disabled=disable_radix_cache)
-        self.model = KVEchoModel(num_tokens + page_size, rows + leases, context, frozenset(eos))
+        self.slots = FailingStateSlots(states, self.allocator.fences) if states else None
+        self.cache = RadixCache(
+            self.pool,
+            self.allocator,
+            page_size=page_size,
+            disabled=disable_radix_cache,
+            states=None if self.slots is None else NodeStates(self.slots, page_size),
+        )
+        self.model = KVEchoModel(num_tokens + page_size, rows + leases, context, frozenset(eos), states)
         self.tiers: FakeTiers | None = None
         if host_tokens:
             self.tiers = FakeTiers(
@@ -294,11 +320,16 @@ class Harness:
     def run(self, max_steps: int = 20_000) -> None:
         """Until nothing is live. A scheduler that stops making progress is an error, unless the allocator lies."""
         for _ in range(max_steps):
-            calls = self.allocator.calls
-            if not self.step() and (self.scheduler.is_idle or self.allocator.calls == calls):
+            calls = self.calls
+            if not self.step() and (self.scheduler.is_idle or self.calls == calls):
                 break
         assert self.scheduler.is_idle, f"stuck with {self.scheduler.live_requests}"
         self.verify()
+
+    @property
+    def calls(self) -> int:
+        """Allocations so far, of KV and of states: each may have been refused."""
+        return self.allocator.calls + (0 if self.slots is None else self.slots.calls)
 
     def verify(self) -> None:
         self._checks_due += 1

@@ -68,6 +68,7 @@ class Simulation:
         grammars: bool = True,
         adapters: bool = False,
         pooled: float = 0.0,
+        states: int = 0,
         check_every: int = 1,
         **options,
     ) -> None:
@@ -78,8 +79,9 @@ class Simulation:
         that say from where their KV is of no further use. clients: the requests come from two, or from one that is not
         known. next_turns: share of whole prompts that go on from what an earlier request said; half of them do not name
         it. prepares: next turns are prepared, with lulls for it. grammars: some requests have one. adapters: half of
-        the requests have one of two. pooled: share of the whole prompts that are pooled. check_every: of the checks of
-        all invariants, two or three a turn, one in so many is made; more than 1 for tests of something else."""
+        the requests have one of two. pooled: share of the whole prompts that are pooled. states: slots of
+        the model's recurrent states; 0 for a model without them. check_every: of the checks of all invariants, two or
+        three a turn, one in so many is made; more than 1 for tests of something else."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
@@ -120,11 +122,14 @@ class Simulation:
             max_finished_requests=rng.choice([4, 1000]),
             context=256,
             eos=self.eos,
+            states=states,
             **options,
         )
         self.harness.check_every = check_every
         self.failure_rate = rng.choice([0.0, 0.0, 0.1])
         self.harness.allocator.should_fail = lambda call: rng.random() < self.failure_rate
+        if self.harness.slots is not None:
+            self.harness.slots.should_fail = lambda call: rng.random() < self.failure_rate
         self.fault_rate = rng.choice([0.03, 0.1]) if faults else 0.0
         self.harness.fault = self.fault
         if guesses:
@@ -247,8 +252,8 @@ class Simulation:
 
     def step(self) -> None:
         """One turn. If it did nothing, nothing can change any more but the clock: then no request may be waiting."""
-        calls = self.harness.allocator.calls
-        if not self.harness.step() and (self.failure_rate == 0.0 or self.harness.allocator.calls == calls):
+        calls = self.harness.calls
+        if not self.harness.step() and (self.failure_rate == 0.0 or self.harness.calls == calls):
             live = self.harness.scheduler.live_requests
             if self.grammars.num_compiling:
                 live = [request for request in live if request.status is RequestStatus.RUNNING]
@@ -414,7 +419,9 @@ class Simulation:
             if sent.search is not None:
                 own = None if sent.grammar is None else self.grammars.constraint(sent.grammar, True)
                 ends, adapter = frozenset(self.eos), self.adapter_of[rid]
-                found = expected_beams(self.prompt_of(rid, index), sent.search, sent.trie, ends, own, adapter)
+                found = expected_beams(
+                    self.prompt_of(rid, index), sent.search, sent.trie, ends, own, adapter, self.is_stateful
+                )
                 assert [(r.ids.tolist(), r.score) for r in outcome.results] == [
                     (r.ids.tolist(), r.score) for r in found
                 ]
@@ -425,7 +432,9 @@ class Simulation:
             end_ids = frozenset() if sent.ignore_eos else frozenset(self.eos)
             twin = None if sent.grammar is None else self.grammars.twin(sent.grammar)
             prompt = self.prompt_of(rid, index)
-            expected = expected_output(prompt, sent.new, end_ids, sent.trie, twin, self.adapter_of[rid])
+            expected = expected_output(
+                prompt, sent.new, end_ids, sent.trie, twin, self.adapter_of[rid], self.is_stateful
+            )
             self.under_grammar += twin is not None
             request = outcome.request
             if outcome.finish.type == "length" and request is not None and request.spec.pooling is not None:
@@ -438,6 +447,19 @@ class Simulation:
         assert stats.free_tokens + stats.evictable_tokens == stats.total_tokens
         assert stats.protected_tokens == stats.private_tokens == stats.leased_tokens == 0
         assert self.harness.pool.num_free == self.harness.pool.num_rows
+        self.check_states()
+
+    def check_states(self) -> None:
+        """Only the tree holds states, and gives them all back."""
+        slots = self.harness.slots
+        if slots is not None:
+            flush = self.harness.scheduler.flush_cache
+            assert flush() or flush(), "a fault that is injected into the first prevents no second"
+            assert (slots.free, slots.held, slots.quarantined) == (slots.total, 0, 0)
+
+    @property
+    def is_stateful(self) -> bool:
+        return self.harness.slots is not None
 
     def check_jobs(self) -> None:
         """Every pin has ended in one way, and nothing open is left of any job."""

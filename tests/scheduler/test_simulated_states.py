@@ -1,0 +1,69 @@
+"""The whole scheduler on a model with recurrent states, driven from one seed (see doubles/simulation.py).
+
+The KV-echo model checks which states each step reads and writes, and one that is lost, stale or updated twice changes
+the output. In the end every slot is free again.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from baton.scheduler.policies.registry import POLICIES
+from tests.doubles.drafting import draft_by_echo
+from tests.doubles.simulation import SEED, Simulation, simulate
+
+CASES = pytest.mark.parametrize(
+    ("page_size", "depth", "states"), [(1, 1, 6), (1, 2, 64), (16, 1, 64), (16, 2, 6), (64, 1, 8), (64, 2, 8)]
+)
+"""A search of three beams, the widest of a simulation, needs six states."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "mixed": {"enable_mixed_chunk": True},
+    "jobs": {"jobs": True, "policy": "continuum", "clients": True},
+    "preparations": {"jobs": True, "prepares": True, "policy": "handoff", "next_turns": 0.8},
+    "adapters": {"adapters": True, "policy": "lpm"},
+    "pooled": {"pooled": 0.4},
+    "unwanted": {"unwanted": 0.4, "faults": True},
+    "no cache": {"disable_radix_cache": True},
+}
+
+
+@CASES
+def test_simulation(page_size: int, depth: int, states: int) -> None:
+    offset = page_size + depth + states
+    policy = sorted(POLICIES)[offset % len(POLICIES)]
+    simulate(SEED + 1500 + offset, steps=150, page_size=page_size, depth=depth, states=states, policy=policy)
+
+
+@CASES
+def test_simulation_of_failing_steps(page_size: int, depth: int, states: int) -> None:
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth, "states": states}
+    assert simulate(SEED + 1540, steps=120, faults=True, **options).harness.failed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("page_size", "depth", "states"), [(1, 1, 6), (16, 2, 64)])
+def test_simulation_of_each_kind(kind: str, page_size: int, depth: int, states: int) -> None:
+    simulate(SEED + 1580, steps=120, page_size=page_size, depth=depth, states=states, **KINDS[kind])
+
+
+@CASES
+def test_simulation_of_drafts(page_size: int, depth: int, states: int) -> None:
+    print(f"BATON_SIM_SEED={SEED}")
+    options: dict[str, Any] = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 7, "states": states}
+    simulation = Simulation(SEED + 1620, page_size=page_size, depth=depth, **options)
+    draft_by_echo(simulation.harness.scheduler._speculation, random.Random(SEED + 9), 0.6, stateful=True)
+    simulation.run(120)
+    assert sum(simulation.harness.model.verified) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", range(100))
+def test_soak(offset: int) -> None:
+    rng = random.Random(SEED + offset)
+    options: dict[str, Any] = KINDS[rng.choice(list(KINDS))] | {"faults": rng.random() < 0.5}
+    options |= {"page_size": rng.choice([1, 2, 16, 64]), "depth": rng.choice([1, 2]), "states": rng.choice([6, 8, 64])}
+    simulate(SEED + 1700 + offset, steps=600, **options)
