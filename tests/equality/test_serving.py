@@ -41,21 +41,24 @@ class Reference:
 
 @torch.inference_mode()
 def reference_of(model: Any, prompt: list[int], num_tokens: int, end_ids: frozenset[int]) -> Reference:
+    """Models with recurrent states compute every token anew: transformers' steps of one token do not all agree with its
+    own whole prompts (Bamba's do not)."""
     result = Reference(prompt, [], [], [], [])
     ids, past = torch.tensor([prompt]), None
     for _ in range(num_tokens):
-        output = model(ids, past_key_values=past, use_cache=True)
+        output = model(ids, use_cache=False) if model._is_stateful else model(ids, past_key_values=past, use_cache=True)
         logprobs = output.logits[0].float().log_softmax(-1)
-        if past is None:
+        if not result.tokens:
             result.prompt_logprobs = logprobs[:-1].gather(1, ids[0, 1:, None]).view(-1).tolist()
-        past = output.past_key_values
+        past = None if model._is_stateful else output.past_key_values
         best = logprobs[-1].topk(2)
         result.tokens.append(int(best.indices[0]))
         result.gaps.append(float(best.values[0] - best.values[1]))
         result.logprobs.append(float(best.values[0]))
         if result.tokens[-1] in end_ids:
             break
-        ids = best.indices[:1][None]
+        next_id = best.indices[:1][None]
+        ids = torch.cat((ids, next_id), 1) if model._is_stateful else next_id
     return result
 
 
