@@ -33,6 +33,8 @@ OP_NAMES = tuple(field.name for field in fields(Ops))
 TRIAL_TOKENS = 5
 POSITIONS = 512
 LAYERS = 3
+BEHIND_QKV = 64
+"""Numbers that a projection has behind q, k and v, as a gate is in some models."""
 SPARE_SLOTS = 7
 """Slots of a trial to which no token is written; they must not change."""
 
@@ -195,7 +197,8 @@ class Trial:
             heads = shape.num_heads + shape.num_kv_heads
             positions = torch.randint(POSITIONS, (tokens,), generator=generator).to(device)
             table = RotaryEmbedding(RopeConfig(theta=1e4), shape.head_dim, POSITIONS, dtype=self.dtype, device=CPU)
-            qkv = numbers(tokens, (heads + shape.num_kv_heads) * shape.head_dim)
+            width = (heads + shape.num_kv_heads) * shape.head_dim
+            qkv = numbers(tokens, width + BEHIND_QKV)[:, :width]
             k_pool, v_pool = numbers(*item), numbers(*item)
             weight = weights(heads, shape.head_dim) if shape.qk_norm else None
             # Up to two padding tokens, as in a CUDA graph. The padding slot may hold anything, so it is not compared.

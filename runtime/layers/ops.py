@@ -65,7 +65,8 @@ class RotateAndStoreOp(Protocol):
     ) -> torch.Tensor:
         """Norm q and k if the model does so, rotate them by their positions, write k and v to the pool, return q.
 
-        qkv: [tokens, (heads + 2 * kv_heads) * head_dim], contiguous: q, k, v of each token. May be overwritten.
+        qkv: [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v of each token, contiguous; rows possibly strided. May
+        be overwritten.
         positions, slots: int64 [tokens]; no slot occurs twice, except the padding slot 0, which may hold anything.
         rotary_table: [max_positions, head_dim], see RotaryEmbedding.
         k_pool, v_pool: one layer of the pool, [slots, kv_heads, head_dim], contiguous; only `slots` are written.

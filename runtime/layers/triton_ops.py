@@ -170,6 +170,7 @@ def rotate_and_store(
     eps: float,
 ) -> torch.Tensor:
     """See ops.RotateAndStoreOp. The q returned is contiguous."""
+    qkv = qkv.contiguous()
     tokens, (_, kv_heads, head_dim) = len(qkv), k_pool.shape
     all_heads = qkv.shape[1] // head_dim
     heads = all_heads - 2 * kv_heads

@@ -29,7 +29,10 @@ from ..layers.embedding import LogitsProduct, widened_product
 from ..layers.op_libraries import select_ops
 from ..layers.ops import TORCH_OPS, Ops, OpShape
 from ..layers.products import NUMBA, BlockKernel
-from ..model_config import ModelConfig
+from ..layers.states.ops import StateOps
+from ..layers.states.selection import select_states
+from ..layers.states.torch_states import TORCH_STATES
+from ..model_config import GatedDeltaTraits, Mamba2Traits, ModelConfig, ShortConvTraits
 from .cuda_graph import CudaRecorder, Recorder
 from .module_standins import SizedOps
 
@@ -56,6 +59,8 @@ class DeviceBackends:
     """None: every decode is attended in full."""
     score_labels: ScoreLabels | None = None
     """For sparse decodes; None: torch."""
+    states: StateOps = TORCH_STATES
+    """Of layers with recurrent states."""
 
     def open_attention(self, pool: KVPool, specs: Sequence[AttentionSpec]) -> AttentionBackend:
         """The attention of a model over a pool."""
@@ -121,19 +126,21 @@ def _on_a_cpu(
     device: torch.device,
 ) -> DeviceBackends:
     wanted = args.attention_backend
-    is_small = max(map(_width, specs), default=0) < SMALL_WIDTH
+    is_small = max([*map(_width, specs), _state_width(config)]) < SMALL_WIDTH
     without = TORCH_BACKENDS
     if config is not None:
         without = replace(without, logits=_logits(config, dtype, is_small))
     if args.linear_backend == NUMBA:
         without = replace(without, products=_products(dtype, is_wanted=True))
-    if wanted == "torch_native" or not specs or (wanted == "auto" and is_small):
+    if wanted == "torch_native" or (config is None and not specs) or (wanted == "auto" and is_small):
         return without
     from ...attention.numba_paged.library import NumbaUnavailable, load_attention
 
     try:
         team = Team()
-        attention = load_attention(specs, team=team, page_size=page_size, dtype=dtype, device=device)
+        attention = without.attention
+        if specs:
+            attention = load_attention(specs, team=team, page_size=page_size, dtype=dtype, device=device)
     except (NumbaUnavailable, NoTeamError) as error:
         if wanted == "numba":
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
@@ -146,12 +153,13 @@ def _on_a_cpu(
     if config is None:
         return replace(without, attention=attention, products=products, sized_ops=_sized_ops(team, dtype))
     ops = select_ops(device, dtype, OpShape.of(config), team)
-    recorder = None
-    if args.linear_backend in ("auto", NUMBA) and not args.disable_cuda_graph:
+    states, recorder = select_states(config, dtype, team), None
+    if specs and args.linear_backend in ("auto", NUMBA) and not args.disable_cuda_graph:
         from ...attention.numba_paged.recording import TeamRecorder
 
         recorder = partial(TeamRecorder, team)
-    return replace(without, ops=ops, attention=attention, products=products, recorder=recorder, any_tokens=True)
+    found = replace(without, ops=ops, attention=attention, products=products, states=states)
+    return replace(found, recorder=recorder, any_tokens=True)
 
 
 def _sized_ops(team: Team, dtype: torch.dtype) -> SizedOps | None:
@@ -216,3 +224,13 @@ def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool =
 
 def _width(spec: AttentionSpec) -> int:
     return spec.num_heads * spec.head_dim
+
+
+def _state_width(config: ModelConfig | None) -> int:
+    """Numbers of a token that a layer with states mixes; 0 if there are none."""
+    traits = None if config is None else config.traits.recurrent
+    if isinstance(traits, GatedDeltaTraits):
+        return traits.value_heads * traits.value_size
+    if isinstance(traits, Mamba2Traits):
+        return traits.heads * traits.head_size
+    return config.hidden_size if config is not None and isinstance(traits, ShortConvTraits) else 0

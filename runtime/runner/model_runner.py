@@ -381,7 +381,7 @@ class ModelRunner:
     ) -> tuple[Decoder, dict[str, Target]]:
         """The model, and the layers that adapters may update."""
         try:
-            model = Decoder(config, backends.ops, dtype=self.dtype, device=self.device)
+            model = Decoder(config, backends.ops, backends.states, dtype=self.dtype, device=self.device)
             if args.load_format == "dummy":
                 fill_dummy(model.checkpoint_views())
             else:

@@ -1,6 +1,7 @@
 """The kernels: rows by rows of a step's tokens, by all threads of the team, through rows.py.
 
-Arguments are an array of int64: NEXT (the row that is taken next), COUNT (of rows), then addresses, and EPS, a float32.
+Arguments are an array of int64: NEXT (the row that is taken next), COUNT (of rows), then addresses, a step, and EPS, a
+float32.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from ....attention.numba_paged.operations import KINDS, copy_row, fetch_add, pee
 from . import rows
 from .rows import gate_row, norm_row, sum_row, turn_head
 
-NEXT, COUNT, EPS, X, OUT, RESIDUAL, WEIGHT, POSITIONS, ANGLES, SLOTS, KEYS, VALUES = range(12)
-ARGUMENTS = 12
+NEXT, COUNT, EPS, X, X_STEP, OUT, RESIDUAL, WEIGHT, POSITIONS, ANGLES, SLOTS, KEYS, VALUES = range(13)
+ARGUMENTS = 13
 
 AT_ONCE = 8
 """Rows that a thread takes."""
@@ -71,7 +72,8 @@ def gate_kernel(size: int, kind: str) -> Any:
 
 @cache
 def rotate_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, *, norms: bool) -> Any:
-    """Norm and turn the heads of q and k in X, q where it lies, k on its way to KEYS; v goes to VALUES."""
+    """Norm and turn the heads of q and k in X, q where it lies, k on its way to KEYS; v goes to VALUES. X_STEP: bytes
+    from one row of X to the next."""
     sources, number, normed = _sources(), KINDS.index(kind), int(norms)
     head, values = head_dim * _bytes(kind), head_dim * kv_heads
 
@@ -86,7 +88,7 @@ def rotate_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, *, norms:
             for row in range(first, min(first + AT_ONCE, peek(a + 8 * COUNT))):
                 angles = peek(a + 8 * ANGLES) + peek(peek(a + 8 * POSITIONS) + 8 * row) * head
                 slot = peek(peek(a + 8 * SLOTS) + 8 * row) * kv_heads * head
-                at, target = peek(a + 8 * X) + row * (heads + 2 * kv_heads) * head, peek(a + 8 * KEYS) + slot
+                at, target = peek(a + 8 * X) + row * peek(a + 8 * X_STEP), peek(a + 8 * KEYS) + slot
                 eps = peek_float(a + 8 * EPS)
                 for i in range(heads):
                     q = at + i * head

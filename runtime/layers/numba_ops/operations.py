@@ -27,6 +27,7 @@ from .kernels import (
     SLOTS,
     VALUES,
     WEIGHT,
+    X_STEP,
     X,
     gate_kernel,
     norm_kernel,
@@ -193,6 +194,7 @@ class RotateAndStore:
         kernel = self._kernel(norms=norm_weight is not None)
         a = kernel.arguments
         a[X], a[POSITIONS], a[SLOTS] = qkv.data_ptr(), positions.data_ptr(), slots.data_ptr()
+        a[X_STEP] = qkv.stride(0) * qkv.element_size()
         a[ANGLES], a[KEYS], a[VALUES] = rotary_table.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr()
         a[WEIGHT] = 0 if norm_weight is None else norm_weight.data_ptr()
         kernel.run(len(qkv), qkv.numel(), eps)

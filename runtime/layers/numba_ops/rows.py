@@ -20,7 +20,7 @@ intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that
 VOID, INT, FLOAT = types.void, types.int64, types.float32
 
 
-def _parts(v: Vectors, size: int, item: int, do: Callable[[Any, int], None]) -> None:
+def parts(v: Vectors, size: int, item: int, do: Callable[[Any, int], None]) -> None:
     """Call ``do`` with the offset in bytes and the width of each vector of a row: a loop, then what is left over."""
     whole = size // LANES
     if whole:
@@ -38,6 +38,14 @@ def _inverse_rms(v: Vectors, total: Any, size: int, eps: Any) -> Any:
     """1 / √(total / size + eps): a float."""
     one, count = (v.first(v.constant(float(number), 1)) for number in (1, size))
     return v.b.fdiv(one, v.root(v.b.fadd(v.b.fdiv(total, count), eps)))
+
+
+def sigmoid(v: Vectors, x: Any) -> Any:
+    """1 / (1 + e^−x), lane by lane; 0 below LOWEST_EXP. NaN stays NaN."""
+    zero, one = v.constant(0.0, x.type.count), v.constant(1.0, x.type.count)
+    small = v.exp(v.b.fsub(zero, v.absolute(x)))  # exp(−|x|) cannot be too large
+    share = v.b.fdiv(v.b.select(v.b.fcmp_ordered("<", x, zero), small, one), v.b.fadd(one, small))
+    return v.b.select(v.b.fcmp_ordered("<", x, v.constant(LOWEST_EXP, x.type.count)), zero, share)
 
 
 @intrinsic(prefer_literal=True)
@@ -70,9 +78,9 @@ def norm_row(
             weights = v.load(v.b.add(weight, offset), width, name)
             v.store(v.b.fmul(numbers, weights), v.b.add(target, offset), name)
 
-        _parts(v, length, item, measure)
+        parts(v, length, item, measure)
         factor = _inverse_rms(v, v.b.fadd(v.sum_of(v.b.load(squares)), v.b.load(rest)), length, eps)
-        _parts(v, length, item, scale)
+        parts(v, length, item, scale)
 
     return VOID(size, kind, adds, INT, INT, INT, FLOAT, INT), without_result(generate)
 
@@ -87,13 +95,9 @@ def gate_row(_context: Any, size: Any, kind: Any, _gate: Any, _up: Any, _target:
 
         def gated(offset: Any, width: int) -> None:
             x, y = (v.load(v.b.add(address, offset), width, name) for address in (gate, up))
-            zero, one = v.constant(0.0, width), v.constant(1.0, width)
-            small = v.exp(v.b.fsub(zero, v.absolute(x)))  # exp(−|x|) cannot be too large
-            share = v.b.fdiv(v.b.select(v.b.fcmp_ordered("<", x, zero), small, one), v.b.fadd(one, small))
-            share = v.b.select(v.b.fcmp_ordered("<", x, v.constant(LOWEST_EXP, width)), zero, share)
-            v.store(v.b.fmul(v.b.fmul(x, share), y), v.b.add(target, offset), name)
+            v.store(v.b.fmul(v.b.fmul(x, sigmoid(v, x)), y), v.b.add(target, offset), name)
 
-        _parts(v, length, _item(name), gated)
+        parts(v, length, _item(name), gated)
 
     return VOID(size, kind, INT, INT, INT), without_result(generate)
 
@@ -149,6 +153,6 @@ def sum_row(_context: Any, size: Any, kind: Any, _x: Any, _y: Any, _target: Any)
             one, other = (v.load(v.b.add(address, offset), width, name) for address in (x, y))
             v.store(v.b.fadd(one, other), v.b.add(target, offset), name)
 
-        _parts(v, length, _item(name), added)
+        parts(v, length, _item(name), added)
 
     return VOID(size, kind, INT, INT, INT), without_result(generate)

@@ -24,7 +24,7 @@ from ....scheduler.batch import StateRows
 
 @dataclass(slots=True, frozen=True)
 class RowSegments:
-    """The segments of all rows, row after row, on the host; int32 arrays."""
+    """The segments of all rows, row after row, on the host; int32 arrays, contiguous."""
 
     token_ends: np.ndarray
     """[bs]: where each row's tokens end among those of the step; a row begins where the one before it ends."""
@@ -59,6 +59,23 @@ class Wave:
         return bool((self.stops - self.starts == 1).all())
 
 
+class RowTable:
+    """A step's `RowSegments` for compiled code: the number of rows, then the addresses of token_ends, sources,
+    segment_ends, ends and targets; int64 [6]. The table may be pointed at the rows of another step."""
+
+    __slots__ = ("_entries", "_rows", "address")
+
+    def __init__(self, rows: RowSegments) -> None:
+        self._entries = np.empty(6, dtype=np.int64)
+        self.address = self._entries.ctypes.data
+        self.point_at(rows)
+
+    def point_at(self, rows: RowSegments) -> None:
+        self._rows = rows  # keeps the arrays
+        arrays = rows.token_ends, rows.sources, rows.segment_ends, rows.ends, rows.targets
+        self._entries[:] = len(rows.sources), *(array.ctypes.data for array in arrays)
+
+
 @dataclass(slots=True, frozen=True)
 class StateBatch:
     """The states of a step. Layer i with states (counted among those) uses ``pool.layers[i]``."""
@@ -66,6 +83,7 @@ class StateBatch:
     pool: StatePool
     rows: RowSegments
     waves: list[Wave]
+    table: RowTable
 
 
 def row_segments(states: StateRows, extend_lens: np.ndarray) -> RowSegments:
@@ -75,10 +93,10 @@ def row_segments(states: StateRows, extend_lens: np.ndarray) -> RowSegments:
     counts = np.bincount(states.rows, minlength=len(extend_lens))
     return RowSegments(
         token_ends=token_ends,
-        sources=states.sources,
+        sources=np.ascontiguousarray(states.sources),
         segment_ends=np.cumsum(counts, dtype=np.int32),
         ends=starts[states.rows] + states.ends,
-        targets=states.slots,
+        targets=np.ascontiguousarray(states.slots),
     )
 
 
@@ -87,7 +105,7 @@ def plan_states(pool: StatePool, states: StateRows, extend_lens: np.ndarray) -> 
     rows = row_segments(states, extend_lens)
     if len(rows.ends) == len(extend_lens):  # one segment each: every plain decode, and most prompts
         starts = (rows.token_ends - extend_lens).astype(np.int64)
-        return StateBatch(pool, rows, [_wave(pool, starts, rows.ends, rows.sources, rows.targets)])
+        return _batch(pool, rows, [_wave(pool, starts, rows.ends, rows.sources, rows.targets)])
     first = np.ones(len(rows.ends), dtype=bool)
     first[1:] = states.rows[1:] != states.rows[:-1]
     before = np.roll(rows.ends, 1)
@@ -98,7 +116,7 @@ def plan_states(pool: StatePool, states: StateRows, extend_lens: np.ndarray) -> 
     for wave in range(int(number.max()) + 1):
         picked = number == wave
         waves.append(_wave(pool, starts[picked], rows.ends[picked], sources[picked], rows.targets[picked]))
-    return StateBatch(pool, rows, waves)
+    return _batch(pool, rows, waves)
 
 
 def start_states(pool: StatePool, extend_lens: Sequence[int]) -> StateBatch:
@@ -107,6 +125,10 @@ def start_states(pool: StatePool, extend_lens: Sequence[int]) -> StateBatch:
     rows = np.arange(len(lens), dtype=np.int32)
     trash = np.full(len(lens), pool.trash, dtype=np.int32)
     return plan_states(pool, StateRows(np.zeros(len(lens), dtype=np.int32), rows, lens, trash), lens)
+
+
+def _batch(pool: StatePool, rows: RowSegments, waves: list[Wave]) -> StateBatch:
+    return StateBatch(pool, rows, waves, RowTable(rows))
 
 
 def _wave(pool: StatePool, starts: np.ndarray, stops: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> Wave:

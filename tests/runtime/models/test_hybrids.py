@@ -3,13 +3,16 @@ chunk, and shared by forks."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from baton.memory_pool.state_pool import state_bytes
+from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
 from baton.runtime.runner.model_runner import ModelRunner
 from tests.doubles.forced_options import FORCED
@@ -28,8 +31,8 @@ def model(request, tmp_path_factory) -> tuple[Any, Path]:
     return save_reference(request.param, folder), folder
 
 
-def make_runner(folder: Path) -> ModelRunner:
-    args = ModelArgs(model_path=str(folder), device="cpu", model_impl="baton", **FORCED)
+def make_runner(folder: Path, **changes: Any) -> ModelRunner:
+    args = ModelArgs(model_path=str(folder), device="cpu", model_impl="baton", **(FORCED | changes))
     return ModelRunner(args, context_length=0, num_rows=12, page_size=1, max_total_tokens=2048, max_states=64)
 
 
@@ -52,6 +55,42 @@ def test_chunks_of_two_interleaved_prompts(model, chunk, in_place):
         found = runner.compute_logits(output.logprob_hidden).split([count for _, count in spans])
         for (row, count), start, logits in zip(spans, starts, found, strict=True):
             check(logits, reference_logits(reference, row.ids[: start + count])[start:])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunks_by_the_kernels_for_cpus(model, chunk, caplog):
+    """Prompts and a decode by Numba, as wide models are computed."""
+    pytest.importorskip("numba")
+    reference, folder = model
+    with caplog.at_level("INFO"):
+        runner = make_runner(folder, attention_backend="numba")
+    assert "layers with states: numba" in caplog.text
+    driver = ModelDriver(runner)
+    rows = [driver.open(prompt(length)) for length in (61, 62)]
+    for start in range(0, 60, chunk):
+        driver.step([(row, min(chunk, 60 - start)) for row in rows])
+    found = driver.step([(row, 1) for row in rows]).logits
+    for row, logits in zip(rows, found, strict=True):
+        check(logits, reference_logits(reference, row.ids[:61])[-1])
+
+
+@pytest.mark.parametrize("backend", ["torch_native", "numba"])
+def test_half_precision_is_as_close_to_float32_as_the_reference(model, backend):
+    """Our error against float32 may be at most twice transformers' own."""
+    reference, folder = model
+    ids = prompt(90)
+    exact = reference_logits(reference, ids)
+    theirs = reference_logits(copy.deepcopy(reference).to(torch.bfloat16), ids).float()
+    try:
+        runner = make_runner(folder, attention_backend=backend, dtype="bfloat16")
+    except ModelLoadError as error:
+        if FORCED["linear_backend"] == "auto":
+            raise
+        pytest.skip(str(error))  # the whole run is forced to a form that needs a newer processor for this
+    output = (driver := ModelDriver(runner)).step([(driver.open(ids), 90)], logprob_starts=[0])
+    assert output.logprob_hidden is not None
+    ours = runner.compute_logits(output.logprob_hidden)
+    assert (ours - exact).abs().mean() <= 2 * (theirs - exact).abs().mean()
 
 
 def test_forks_continue_states_within_a_chunk(model):

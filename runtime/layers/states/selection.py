@@ -1,0 +1,179 @@
+"""Chooses the implementation of `StateOps`: tries the device's kernels with a small step of the model's sizes.
+
+As in `op_libraries.py`, kernels that fail or compute other numbers than torch are replaced by torch, with one warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ....attention.error_text import describe_error
+from ....attention.numba_paged.team import Team
+from ....memory_pool.state_pool import StatePool, StateTensor
+from ....scheduler.batch import StateRows
+from ...model_config import DecoderTraits, GatedDeltaTraits, Mamba2Traits, ModelConfig, ShortConvTraits
+from .ops import DeltaHeads, SsdHeads, StateOps
+from .state_batch import StateBatch, plan_states
+from .torch_states import TORCH_STATES
+
+logger = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+ROUNDINGS = 16
+"""A result may be off by so many times what rounding a number around one costs."""
+
+TRIAL_ROWS = StateRows(
+    sources=np.array([1, 0], dtype=np.int32),
+    rows=np.array([0, 0, 1], dtype=np.int32),
+    ends=np.array([1, 3, 1], dtype=np.int32),
+    slots=np.array([2, 1, 3], dtype=np.int32),
+)
+"""Three tokens, whose state is kept after the first and then written over the one that they start from; and a token
+that begins."""
+TRIAL_LENS = np.array([3, 1], dtype=np.int32)
+TRIAL_TOKENS = 4
+
+
+def uses_states(traits: DecoderTraits) -> bool:
+    """True if the model calls operations of `StateOps`."""
+    return traits.recurrent is not None or traits.output_gate
+
+
+def select_states(config: ModelConfig, dtype: torch.dtype, team: Team) -> StateOps:
+    """For a CPU: Numba's kernels if the model needs any and they work, else torch's operations."""
+    if not uses_states(config.traits):
+        return TORCH_STATES
+    try:
+        from .numba_states import load  # here: Numba is optional
+
+        ops = load(dtype, team)
+        if (trouble := find_trouble(ops, config, dtype)) is None:
+            logger.info("layers with states: numba")
+            return ops
+    except Exception as error:  # compiled code may raise anything
+        trouble = describe_error(error)
+    logger.warning("torch computes layers with states, which takes several times as long: %s", trouble)
+    return TORCH_STATES
+
+
+def find_trouble(ops: StateOps, config: ModelConfig, dtype: torch.dtype) -> str | None:
+    """What is wrong with these operations for a model; None if they compute what torch does. Raises whatever they
+    raise."""
+    allowed = ROUNDINGS * max(torch.finfo(dtype).eps, 2**-20)
+    for name, trial in _trials(config, dtype).items():
+        found, expected = (trial(each, kind) for each, kind in ((ops, dtype), (TORCH_STATES, torch.float32)))
+        for part, wanted in zip(found, expected, strict=True):
+            if not torch.allclose(part.float(), wanted.float(), atol=allowed, rtol=allowed):
+                return f"{name} gives wrong numbers"
+    return None
+
+
+Trial = Callable[[StateOps, torch.dtype], list[torch.Tensor]]
+"""Calls an operation with numbers in a dtype: its result, and the states that it writes."""
+
+
+def _trials(config: ModelConfig, dtype: torch.dtype) -> dict[str, Trial]:
+    """The operations that a model needs, with its sizes."""
+    traits, recurrent = config.traits, config.traits.recurrent
+    trials: dict[str, Trial] = {}
+    if traits.output_gate:
+        width = config.num_heads * config.head_dim
+        trials["sigmoid_gate"] = lambda ops, kind: [ops.sigmoid_gate(*_Numbers(dtype, kind).some(2, width))]
+    if isinstance(recurrent, ShortConvTraits):
+        trials["short_conv"] = _conv_trial(
+            dtype, config.hidden_size, recurrent.kernel, silu=False, bias=recurrent.bias, is_gated=True
+        )
+    if isinstance(recurrent, GatedDeltaTraits):
+        heads = DeltaHeads(recurrent.key_heads, recurrent.value_heads, recurrent.key_size, recurrent.value_size)
+        trials["short_conv"] = _conv_trial(dtype, heads.channels, recurrent.kernel, silu=True, bias=False)
+        trials["gated_delta"] = _delta_trial(dtype, heads)
+        width = heads.value_heads * heads.value_size
+        trials["gated_norm"] = _norm_trial(dtype, width, heads.value_size, norms_first=True)
+    if isinstance(recurrent, Mamba2Traits):
+        heads = SsdHeads(recurrent.heads, recurrent.head_size, recurrent.groups, recurrent.state_size, recurrent.limits)
+        trials["short_conv"] = _conv_trial(dtype, heads.channels, recurrent.kernel, silu=True, bias=recurrent.conv_bias)
+        trials["ssd"] = _ssd_trial(dtype, heads)
+        if recurrent.norm_groups:
+            size = heads.width // recurrent.norm_groups
+            trials["gated_norm"] = _norm_trial(dtype, heads.width, size, norms_first=recurrent.norms_first)
+        else:
+            trials["silu_gate"] = lambda ops, kind: [ops.silu_gate(*_Numbers(dtype, kind).some(2, heads.width))]
+    return trials
+
+
+class _Numbers:
+    """Random numbers that a dtype holds exactly, so that all implementations get the same."""
+
+    def __init__(self, dtype: torch.dtype, kind: torch.dtype) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+        self._dtype, self._kind = dtype, kind
+
+    def some(self, count: int, width: int) -> list[torch.Tensor]:
+        """So many of [TRIAL_TOKENS, width], parts of one projection."""
+        wide = torch.randn(TRIAL_TOKENS, count * width, generator=self._generator)
+        return list(wide.to(self._dtype).to(self._kind).split(width, dim=1))
+
+    def weights(self, *size: int) -> torch.Tensor:
+        return torch.rand(*size, generator=self._generator).to(self._dtype).to(self._kind)
+
+    def exact(self, *size: int) -> torch.Tensor:
+        """float32"""
+        return torch.rand(*size, generator=self._generator) + 0.1
+
+    def step(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[StateBatch, torch.Tensor]:
+        """A step of TRIAL_ROWS, and its only layer's only states."""
+        pool = StatePool(3, [{"state": StateTensor(shape, dtype)}], CPU)
+        state = pool.layers[0]["state"]
+        state[1].copy_(torch.randn(*shape, generator=self._generator).to(self._dtype))
+        return plan_states(pool, TRIAL_ROWS, TRIAL_LENS), state
+
+
+def _conv_trial(
+    dtype: torch.dtype, channels: int, kernel: int, *, silu: bool, bias: bool, is_gated: bool = False
+) -> Trial:
+    def trial(ops: StateOps, kind: torch.dtype) -> list[torch.Tensor]:
+        numbers = _Numbers(dtype, kind)
+        states, conv = numbers.step((kernel - 1, channels), kind)
+        x, before, after = numbers.some(3, channels)
+        weight, biases = numbers.weights(kernel, channels), numbers.weights(channels) if bias else None
+        gates = {"before": before, "after": after} if is_gated else {}
+        return [ops.short_conv(x, weight, biases, conv, states, silu=silu, **gates), conv[1:4]]
+
+    return trial
+
+
+def _delta_trial(dtype: torch.dtype, heads: DeltaHeads) -> Trial:
+    def trial(ops: StateOps, kind: torch.dtype) -> list[torch.Tensor]:
+        numbers, count = _Numbers(dtype, kind), heads.value_heads
+        states, recurrent = numbers.step((count, heads.key_size, heads.value_size), torch.float32)
+        (qkv,), (a, b) = numbers.some(1, heads.channels), numbers.some(2, count)
+        args = qkv, a, b, numbers.exact(count), numbers.exact(count)
+        return [ops.gated_delta(*args, heads, recurrent, states), recurrent[1:4]]
+
+    return trial
+
+
+def _ssd_trial(dtype: torch.dtype, heads: SsdHeads) -> Trial:
+    def trial(ops: StateOps, kind: torch.dtype) -> list[torch.Tensor]:
+        numbers = _Numbers(dtype, kind)
+        states, recurrent = numbers.step((heads.heads, heads.head_size, heads.state_size), torch.float32)
+        (xbc,), (dt,) = numbers.some(1, heads.channels), numbers.some(1, heads.heads)
+        rate, dt_bias, skip = (numbers.exact(heads.heads) for _ in range(3))
+        # Sums of products of all channels are of the order of one.
+        found = ops.ssd(xbc, dt, rate, dt_bias, skip, heads, recurrent, states)
+        return [found / heads.state_size**0.5, recurrent[1:4]]
+
+    return trial
+
+
+def _norm_trial(dtype: torch.dtype, width: int, size: int, *, norms_first: bool) -> Trial:
+    def trial(ops: StateOps, kind: torch.dtype) -> list[torch.Tensor]:
+        numbers = _Numbers(dtype, kind)
+        y, z = numbers.some(2, width)
+        return [ops.gated_norm(y, z, numbers.weights(width), 1e-6, size, norms_first=norms_first)]
+
+    return trial
