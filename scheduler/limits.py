@@ -134,15 +134,19 @@ def check_allowed_ids(request: Request, end_ids: Collection[int]) -> None:
         )
 
 
-def check_beam_limits(sampling: SamplingParams, *, max_beam_width: int, rows: int) -> None:
-    """Raises RequestRefused for a width that can never be served."""
+def check_beam_limits(sampling: SamplingParams, *, max_beam_width: int, rows: int, states: int = 0) -> None:
+    """Raises RequestRefused for a width that can never be served. states: recurrent states; 0 for a model without."""
     width = sampling.beam_width
     if width is None:
         return
-    for limit, fix in (
+    bounds = [
         (max_beam_width, "the server's limit; raise --max-beam-width"),
         (rows, "the rows of the server; raise --max-running-requests"),
-    ):
+    ]
+    if states:
+        # A step writes a state for each beam. It reads others where several beams continue one: half as many at most.
+        bounds.append(((2 * states + 1) // 3, "what the recurrent states of the server allow; raise --max-states"))
+    for limit, fix in bounds:
         if width > limit:
             raise RequestRefused(f"beam_width is {width}, over {limit}, {fix}, or use less", param="beam_width")
 

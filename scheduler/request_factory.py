@@ -46,7 +46,12 @@ class RequestFactory:
         config = self._config
         check_pooling(spec)
         check_logprob_limit(spec.logprobs, config.max_logprobs)
-        check_beam_limits(spec.sampling, max_beam_width=config.max_beam_width, rows=config.max_running_requests)
+        check_beam_limits(
+            spec.sampling,
+            max_beam_width=config.max_beam_width,
+            rows=config.max_running_requests,
+            states=config.max_states,
+        )
         seed, count = spec.sampling.seed, spec.sampling.num_requests
         if seed is None:
             seed = int(self._seeds.integers(2**62))

@@ -37,7 +37,25 @@ class BeamMemory:
     def fork_search(self, search: Request, now: float) -> bool:
         """Give each beam of the next step its row, and a slot for its next state. False if there is no memory; a row
         that was given stays."""
-        return self._fork_rows(search, now) and self._memory.reserve_beam_states(search.held_beams, now)
+        if not self._fork_rows(search, now):
+            return False
+        beams = search.held_beams
+        return self._memory.reserve_beam_states(beams, now) or (
+            self._give_up_states(search) and self._memory.reserve_beam_states(beams, now)
+        )
+
+    def _give_up_states(self, search: Request) -> bool:
+        """Give up the states that a search keeps for others alone: those of its prompt and of finished sequences. False
+        if it keeps none."""
+        beams, trunk, states = search.held_beams, search.held_kv.states, self._memory.cache.states
+        assert search.beams is not None
+        if states is None or not (beams.kept_states or trunk.held):
+            return False
+        for hypothesis in search.beams.finished:
+            hypothesis.state = 0
+        self._rows.keep_states(beams, [])
+        trunk.release(states.slots)
+        return True
 
     def _fork_rows(self, search: Request, now: float) -> bool:
         kv = search.held_beams

@@ -41,7 +41,7 @@ def _given(params: SamplingParams) -> tuple[int, dict[str, Any]]:
 
 
 def check(harness: Harness, rid: str, prompt: list[int], params: SamplingParams, trie: ItemTrie | None = None) -> None:
-    expected = expected_beams(prompt, params, trie, frozenset(harness.eos))
+    expected = expected_beams(prompt, params, trie, frozenset(harness.eos), stateful=harness.slots is not None)
     assert said(harness.outcomes[rid, 0].results) == said(expected)
 
 

@@ -344,7 +344,8 @@ class Simulation:
                     rid, prompt, new, namespace=namespace, adapter=adapter, predecessor=predecessor, **common
                 )
             except RequestRefused as refusal:
-                is_large = params is not None and refusal.code == "kv_pool_exceeded"
+                is_wide = self.is_stateful and refusal.param == "beam_width"
+                is_large = params is not None and (is_wide or refusal.code == "kv_pool_exceeded")
                 assert is_large or refusal.code in ("request_failed", "invalid_grammar"), refusal
                 return
             self.sent[rid] = Sent(prompt, new, ignore, None, params, trie, number)

@@ -136,6 +136,14 @@ def test_beam_width_is_limited_by_config_and_rows(widest: int, rows: int) -> Non
     assert (status_of(refusal.value), refusal.value.param) == (400, "beam_width")
 
 
+@pytest.mark.parametrize(("states", "widest"), [(2, 1), (3, 2), (4, 3), (5, 3), (6, 4), (60, 40)])
+def test_beam_width_is_limited_by_recurrent_states(states: int, widest: int) -> None:
+    limits.check_beam_limits(SamplingParams(beam_width=widest), max_beam_width=100, rows=100, states=states)
+    with pytest.raises(RequestRefused, match=f"beam_width is {widest + 1}, over {widest}, .*--max-states") as refusal:
+        limits.check_beam_limits(SamplingParams(beam_width=widest + 1), max_beam_width=100, rows=100, states=states)
+    assert (status_of(refusal.value), refusal.value.param) == (400, "beam_width")
+
+
 def spec(n: int = 1, **parent: Any) -> RequestSpec:
     return make_spec("r", [1], SamplingParams(n=n), **parent)
 

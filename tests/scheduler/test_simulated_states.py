@@ -16,9 +16,8 @@ from tests.doubles.drafting import draft_by_echo
 from tests.doubles.simulation import SEED, Simulation, simulate
 
 CASES = pytest.mark.parametrize(
-    ("page_size", "depth", "states"), [(1, 1, 6), (1, 2, 64), (16, 1, 64), (16, 2, 6), (64, 1, 8), (64, 2, 8)]
+    ("page_size", "depth", "states"), [(1, 1, 4), (1, 2, 64), (16, 1, 64), (16, 2, 2), (64, 1, 3), (64, 2, 8)]
 )
-"""A search of three beams, the widest of a simulation, needs six states."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "mixed": {"enable_mixed_chunk": True},
@@ -45,7 +44,7 @@ def test_simulation_of_failing_steps(page_size: int, depth: int, states: int) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("page_size", "depth", "states"), [(1, 1, 6), (16, 2, 64)])
+@pytest.mark.parametrize(("page_size", "depth", "states"), [(1, 1, 5), (16, 2, 64)])
 def test_simulation_of_each_kind(kind: str, page_size: int, depth: int, states: int) -> None:
     simulate(SEED + 1580, steps=120, page_size=page_size, depth=depth, states=states, **KINDS[kind])
 
@@ -57,7 +56,7 @@ def test_simulation_of_drafts(page_size: int, depth: int, states: int) -> None:
     simulation = Simulation(SEED + 1620, page_size=page_size, depth=depth, **options)
     draft_by_echo(simulation.harness.scheduler._speculation, random.Random(SEED + 9), 0.6, stateful=True)
     simulation.run(120)
-    assert sum(simulation.harness.model.verified) > 3
+    assert sum(simulation.harness.model.verified) > 3 or states < 4
 
 
 @pytest.mark.slow
@@ -65,5 +64,9 @@ def test_simulation_of_drafts(page_size: int, depth: int, states: int) -> None:
 def test_soak(offset: int) -> None:
     rng = random.Random(SEED + offset)
     options: dict[str, Any] = KINDS[rng.choice(list(KINDS))] | {"faults": rng.random() < 0.5}
-    options |= {"page_size": rng.choice([1, 2, 16, 64]), "depth": rng.choice([1, 2]), "states": rng.choice([6, 8, 64])}
+    options |= {
+        "page_size": rng.choice([1, 2, 16, 64]),
+        "depth": rng.choice([1, 2]),
+        "states": rng.choice([2, 3, 5, 8, 64]),
+    }
     simulate(SEED + 1700 + offset, steps=600, **options)
