@@ -145,7 +145,11 @@ def test_greedy_outputs_are_those_of_generate(model):
     for ids, sequence in zip(prompts, sequences, strict=True):
         with torch.no_grad():
             whole = reference.generate(
-                torch.from_numpy(ids)[None], max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None
+                torch.from_numpy(ids)[None],
+                attention_mask=torch.ones(1, len(ids), dtype=torch.int64),  # token 0 is a token like others
+                max_new_tokens=12,
+                do_sample=False,
+                pad_token_id=0,
             )
         assert sequence.ids.tolist() == whole[0].tolist(), name
 
