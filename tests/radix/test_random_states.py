@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from baton.radix.node import StateKind
+from baton.radix.repair import restore_tree
 from tests.doubles.cache_rig import Running
 from tests.doubles.state_rig import StateRig, path_of
 
@@ -139,7 +141,7 @@ class Episode:
     def run(self, steps: int) -> None:
         weights: dict[Callable[[], None], float] = {self.start: 5, self.compute: 8, self.leave: 3, self.finish: 4}
         weights |= {self.overrun: 1, self.release: 1, self.cut: 2, self.fork: 1}
-        weights |= {self.evict: 2, self.evict_state: 2, self.look: 2, self.flush: 0.1}
+        weights |= {self.evict: 2, self.evict_state: 2, self.look: 2, self.recover: 0.2, self.flush: 0.1}
         operations, odds = list(weights), list(weights.values())
         for self.step in range(steps):
             operation = self.rng.choices(operations, odds)[0]
@@ -303,6 +305,18 @@ class Episode:
         if self.model.forget_removed():
             left = [node for node in useless if node.parent is not None]
             assert not left, f"KV with a state was evicted before KV that is of no use: {left}"
+
+    def recover(self) -> None:
+        """All that follows from the structure of the tree and from the holders is lost, and counted anew."""
+        rig = self.rig
+        for node in (*rig.cache.tree.nodes(), rig.cache.tree.root):
+            node.states_below = self.rng.randrange(3)
+        rig.slots.refs[:] = self.rng.randrange(3)
+        rig.nodes.clear()
+        restore_tree(rig.cache, [running.kv for running in rig.running])
+        names = [slot for running in rig.running for slot in running.kv.states.names()]
+        names += [node.state for node in rig.nodes.nodes()]
+        rig.slots.rebuild(Counter(names), [fence for _, fence in self.fences])
 
     def flush(self) -> None:
         assert self.rig.cache.reset() == (not self.rig.running)

@@ -27,6 +27,8 @@ KINDS: list[dict[str, Any]] = [
     {"page_size": 1, "enable_mixed_chunk": True, "policy": "lpm", "unwanted": 0.5},
     {"page_size": 16, "depth": 2, "speculative_algorithm": "NGRAM"},
     {"page_size": 16, "depth": 2, "jobs": True, "prepares": True, "policy": "handoff"},
+    {"page_size": 1, "depth": 2, "states": 5},
+    {"page_size": 16, "states": 64, "jobs": True, "policy": "handoff", "speculative_algorithm": "NGRAM"},
 ]
 STEPS = 40
 
