@@ -292,8 +292,14 @@ class DecoderTraits:
         return self.mixer(layer_id) in (Mixer.ATTENTION, Mixer.BOTH)
 
     @property
+    def uses_states(self) -> bool:
+        """True if layers call operations of `StateOps`."""
+        return self.recurrent is not None or self.output_gate
+
+    @property
     def needs_torch(self) -> bool:
-        """True if a layer calls torch beside `Ops` and its products, so that its steps cannot be recorded."""
+        """True if a layer calls torch beside `Ops`, `StateOps` and its products, so that its steps cannot be
+        recorded."""
         return (
             self.qk_row_norm
             or self.position_scale is not None
@@ -301,9 +307,8 @@ class DecoderTraits:
             or self.latent is not None
             or self.embedding_multiplier != 1
             or self.residual_multiplier != 1
-            or self.recurrent is not None
-            or self.output_gate
             or self.plain_mlp is not None
+            or Mixer.BOTH in self.mixers
         )
 
 

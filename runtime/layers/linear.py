@@ -9,6 +9,9 @@ import torch
 from .low_rank import LowRankUpdates
 from .products import PLAIN, BlockKernel, ProductChoice, Source
 
+USUAL_MULTIPLE = 64
+"""Every kernel takes a multiple of so many outputs."""
+
 
 class Linear:
     """y = x Wᵀ + b for one or several projections of the same input, their outputs side by side.
@@ -26,17 +29,23 @@ class Linear:
         device: torch.device,
         shared: torch.Tensor | None = None,
         shared_bias: torch.Tensor | None = None,
+        multiple: int = 1,
     ) -> None:
-        """shared: [out, in], a weight that another layer owns and fills; shared_bias: [out], likewise."""
+        """shared: [out, in], a weight that another layer owns and fills; shared_bias: [out], likewise. multiple: the
+        number of outputs is rounded up to one of it, with outputs behind the others that are 0."""
         self.in_features = in_features
         self.parts = parts
-        self.out_features = out_features = sum(parts.values())
+        size = sum(parts.values())
+        self.out_features = out_features = -(-size // multiple) * multiple
         weight = torch.empty(out_features, in_features, dtype=dtype, device=device) if shared is None else shared
         self.weight: torch.Tensor | None = weight
         """[out, in]; None where the product has a copy of its own."""
         self.bias = (
             torch.empty(out_features, dtype=dtype, device=device) if bias and shared_bias is None else shared_bias
         )
+        for tensor in (weight, self.bias):
+            if tensor is not None and size < out_features:
+                tensor[size:].zero_()
         self.output_order: torch.Tensor | None = None
         """int64 [out]: for each output, its number in the checkpoint; None: the same. See `reorder_outputs`."""
         self._choice = PLAIN
@@ -46,7 +55,7 @@ class Linear:
         self._updates: LowRankUpdates | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, in_features] -> [rows, sum of parts]"""
+        """[rows, in_features] -> [rows, out_features]: the parts, and zeros if there are more outputs."""
         y = self._product(x)
         if self._updates is not None:
             self._updates.add_to(y, x)
@@ -75,6 +84,7 @@ class Linear:
     def reorder_outputs(self, order: torch.Tensor) -> None:
         """Output i becomes the checkpoint's output order[i]. Call it once, between loading and `use_product`."""
         assert self.weight is not None
+        order = torch.cat((order, torch.arange(len(order), self.out_features)))
         self.output_order = order = order.to(self.weight.device)
         self.weight.copy_(self.weight[order])
         if self.bias is not None:

@@ -39,8 +39,11 @@ class StepInputs:
         return cls(ids, positions, slots)
 
     def copy_(self, other: StepInputs) -> None:
-        """Copy the values of ``other``, in place. It waits for nothing."""
+        """Copy the values of ``other``, in place. It waits for nothing. Recorded kernels find its states where they
+        found those of this object, in the table."""
         assert other.arrivals is None, "a graph cannot wait for layers"
         self.input_ids.copy_(other.input_ids)
         self.positions.copy_(other.positions)
         self.out_cache_loc.copy_(other.out_cache_loc)
+        if self.states is not None and other.states is not None:
+            self.states.table.point_at(other.states.rows)

@@ -470,6 +470,7 @@ class Decoder:
         # Rounded first, as in transformers.
         self._embedding_multiplier = float(torch.tensor(traits.embedding_multiplier, dtype=dtype))
         self._needs_torch = traits.needs_torch or config.activation not in ("silu", "swish")
+        self._needs_torch |= traits.uses_states and not state_ops.is_recordable
         self._renames = traits.renames
         self._logit_multiplier, self._logit_cap = traits.logit_multiplier, traits.logit_cap
         rotaries = {

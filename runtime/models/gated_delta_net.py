@@ -14,7 +14,7 @@ import torch
 from ...attention.backend import AttentionBackend
 from ...memory_pool.kv_pool import KVPool
 from ...memory_pool.state_pool import StateShape, StateTensor
-from ..layers.linear import Linear
+from ..layers.linear import USUAL_MULTIPLE, Linear
 from ..layers.states.causal_conv import CausalConv
 from ..layers.states.ops import DeltaHeads, StateOps
 from ..layers.step_inputs import StepInputs
@@ -45,7 +45,9 @@ class GatedDeltaNet:
         else:
             parts = {"in_proj_qkv": heads.channels, "in_proj_z": width}
             parts |= {"in_proj_b": heads.value_heads, "in_proj_a": heads.value_heads}
-        self.in_proj = Linear(config.hidden_size, parts, bias=False, dtype=dtype, device=device)
+        self.in_proj = Linear(
+            config.hidden_size, parts, bias=False, dtype=dtype, device=device, multiple=USUAL_MULTIPLE
+        )
         self.out_proj = Linear(width, {"out_proj": config.hidden_size}, bias=False, dtype=dtype, device=device)
         self._rate = torch.empty(heads.value_heads, dtype=torch.float32, device=device)
         """The checkpoint's A_log, and e to the power of that once it has been loaded."""
@@ -65,7 +67,7 @@ class GatedDeltaNet:
         a_start = z_end + heads.value_heads
         found = ops.gated_delta(
             qkv,
-            parts[:, a_start:],
+            parts[:, a_start : a_start + heads.value_heads],
             parts[:, z_end:a_start],
             self._rate,
             self._dt_bias,

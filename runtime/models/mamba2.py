@@ -12,7 +12,7 @@ import torch
 from ...attention.backend import AttentionBackend
 from ...memory_pool.kv_pool import KVPool
 from ...memory_pool.state_pool import StateShape, StateTensor
-from ..layers.linear import Linear
+from ..layers.linear import USUAL_MULTIPLE, Linear
 from ..layers.states.causal_conv import CausalConv
 from ..layers.states.ops import SsdHeads, StateOps
 from ..layers.step_inputs import StepInputs
@@ -39,7 +39,7 @@ class Mamba2:
         where, hidden = {"dtype": dtype, "device": device}, config.hidden_size
         self._conv = CausalConv("conv1d", heads.channels, traits.kernel, bias=traits.conv_bias, **where)
         size = heads.width + heads.channels + heads.heads
-        self.in_proj = Linear(hidden, {"in_proj": size}, bias=traits.bias, **where)
+        self.in_proj = Linear(hidden, {"in_proj": size}, bias=traits.bias, multiple=USUAL_MULTIPLE, **where)
         self.out_proj = Linear(heads.width, {"out_proj": hidden}, bias=traits.out_bias, **where)
         self._rate, self._dt_bias, self._skip = torch.empty(3, heads.heads, dtype=torch.float32, device=device)
         """The first is the checkpoint's A_log, and e to the power of that once it has been loaded."""
@@ -52,7 +52,9 @@ class Mamba2:
             return None
         heads = self._heads
         keys = heads.groups * heads.state_size
-        sizes = torch.tensor((heads.width, heads.width, keys, keys, heads.heads))
+        sizes = torch.tensor(
+            (heads.width, heads.width, keys, keys, self.in_proj.out_features - heads.width * 2 - keys * 2)
+        )
         return torch.tensor(self._traits.part_scales).repeat_interleave(sizes).to(device)
 
     def __call__(
@@ -70,7 +72,14 @@ class Mamba2:
             parts[:, heads.width : dt_start], self._conv.weight, self._conv.bias, layer["conv"], states, silu=True
         )
         found = ops.ssd(
-            xbc, parts[:, dt_start:], self._rate, self._dt_bias, self._skip, heads, layer["recurrent"], states
+            xbc,
+            parts[:, dt_start : dt_start + heads.heads],
+            self._rate,
+            self._dt_bias,
+            self._skip,
+            heads,
+            layer["recurrent"],
+            states,
         )
         z = parts[:, : heads.width]
         if self._norm_weight is None:

@@ -22,6 +22,8 @@ import torch
 from tqdm import tqdm
 
 from ...attention.backend import AttentionBackend, AttentionBatch, GraphAttention, GraphBackend, GraphKind, GraphShape
+from ...memory_pool.state_pool import StatePool
+from ..layers.states.state_batch import start_states
 from ..layers.step_inputs import StepInputs
 from .forward_batch import ForwardBatch, padding_only
 
@@ -158,9 +160,12 @@ class GraphRunner:
         shapes: GraphCatalog,
         recorder: Recorder,
         req_to_token: torch.Tensor,
+        states: StatePool | None = None,
     ) -> None:
-        """Captures all shapes. req_to_token: the device mirror, its last row all zeros."""
+        """Captures all shapes. req_to_token: the device mirror, its last row all zeros. states: of a model that keeps
+        some; only recorded kernels can find those of another step."""
         self._attention = attention
+        self._states = states
         self._shapes = shapes
         self._graphs: dict[GraphShape, _Graph] = {}
         progress = tqdm(shapes.largest_first, desc=f"Capturing {recorder.name}", unit="graph", disable=None)
@@ -215,6 +220,8 @@ class GraphRunner:
         attention = self._attention.open_graph(shape)
         attention.plan(padding_only(req_to_token, shape))
         inputs = StepInputs.zeros(shape.tokens, req_to_token.device)
+        if self._states is not None:
+            inputs.states = start_states(self._states, [1] * shape.tokens)
         hidden, replay = recorder.record(lambda: forward(inputs, attention))
         attention.freeze()
         return _Graph(attention, inputs, hidden, replay)

@@ -363,8 +363,8 @@ class ModelRunner:
     def _graph_catalog(self, args: ModelArgs, max_running: int, backends: DeviceBackends) -> GraphCatalog | None:
         if backends.recorder is None:
             return None
-        if self._model.state_shapes:
-            logger.info("steps with recurrent states are neither CUDA graphs nor recorded")
+        if self._model.state_shapes and not backends.any_tokens:
+            logger.info("steps with recurrent states do not run as CUDA graphs")
             return None
         if backends.any_tokens:
             sizes = range(1, min(args.cuda_graph_max_bs, MAX_RECORDED) + 1)
@@ -494,7 +494,7 @@ class ModelRunner:
             return None
         before, recorder = available_memory(self.device), backends.recorder()
         try:
-            graphs = GraphRunner(self._layers, self.attention, shapes, recorder, self._mirror)
+            graphs = GraphRunner(self._layers, self.attention, shapes, recorder, self._mirror, self.state_pool)
             if backends.any_tokens:
                 graphs.check_graphs(self._layers, self.attention, self._mirror)
         except torch.OutOfMemoryError as error:

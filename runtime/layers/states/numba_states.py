@@ -38,6 +38,7 @@ def load(dtype: torch.dtype, team: Team) -> StateOps:
         gated_norm=kernels.gated_norm,
         silu_gate=kernels.silu_gate,
         sigmoid_gate=kernels.sigmoid_gate,
+        is_recordable=True,
     )
 
 

@@ -183,3 +183,5 @@ class StateOps:
     gated_norm: GatedNormOp
     silu_gate: GateOp
     sigmoid_gate: GateOp
+    is_recordable: bool = False
+    """All but `selective_scan` are calls that attention's team can record."""

@@ -15,7 +15,7 @@ from ....attention.error_text import describe_error
 from ....attention.numba_paged.team import Team
 from ....memory_pool.state_pool import StatePool, StateTensor
 from ....scheduler.batch import StateRows
-from ...model_config import DecoderTraits, GatedDeltaTraits, Mamba2Traits, ModelConfig, ShortConvTraits
+from ...model_config import GatedDeltaTraits, Mamba2Traits, ModelConfig, ShortConvTraits
 from .ops import DeltaHeads, SsdHeads, StateOps
 from .state_batch import StateBatch, plan_states
 from .torch_states import TORCH_STATES
@@ -38,14 +38,9 @@ TRIAL_LENS = np.array([3, 1], dtype=np.int32)
 TRIAL_TOKENS = 4
 
 
-def uses_states(traits: DecoderTraits) -> bool:
-    """True if the model calls operations of `StateOps`."""
-    return traits.recurrent is not None or traits.output_gate
-
-
 def select_states(config: ModelConfig, dtype: torch.dtype, team: Team) -> StateOps:
     """For a CPU: Numba's kernels if the model needs any and they work, else torch's operations."""
-    if not uses_states(config.traits):
+    if not config.traits.uses_states:
         return TORCH_STATES
     try:
         from .numba_states import load  # here: Numba is optional

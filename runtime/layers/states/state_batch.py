@@ -76,14 +76,31 @@ class RowTable:
         self._entries[:] = len(rows.sources), *(array.ctypes.data for array in arrays)
 
 
-@dataclass(slots=True, frozen=True)
 class StateBatch:
-    """The states of a step. Layer i with states (counted among those) uses ``pool.layers[i]``."""
+    """The states of a step. Layer i with states (counted among those) uses ``pool.layers[i]``.
 
-    pool: StatePool
-    rows: RowSegments
-    waves: list[Wave]
-    table: RowTable
+    rows, table and waves are the same segments in different forms; the last two are made when they are first asked for.
+    """
+
+    __slots__ = ("_lens", "_row_of", "_table", "_waves", "pool", "rows")
+
+    def __init__(self, pool: StatePool, states: StateRows, extend_lens: np.ndarray) -> None:
+        self.pool, self.rows = pool, row_segments(states, extend_lens)
+        self._row_of, self._lens = states.rows, extend_lens
+        self._table: RowTable | None = None
+        self._waves: list[Wave] | None = None
+
+    @property
+    def table(self) -> RowTable:
+        if self._table is None:
+            self._table = RowTable(self.rows)
+        return self._table
+
+    @property
+    def waves(self) -> list[Wave]:
+        if self._waves is None:
+            self._waves = _cut_waves(self.pool, self.rows, self._row_of, self._lens)
+        return self._waves
 
 
 def row_segments(states: StateRows, extend_lens: np.ndarray) -> RowSegments:
@@ -93,30 +110,34 @@ def row_segments(states: StateRows, extend_lens: np.ndarray) -> RowSegments:
     counts = np.bincount(states.rows, minlength=len(extend_lens))
     return RowSegments(
         token_ends=token_ends,
-        sources=np.ascontiguousarray(states.sources),
+        sources=np.ascontiguousarray(states.sources, dtype=np.int32),
         segment_ends=np.cumsum(counts, dtype=np.int32),
         ends=starts[states.rows] + states.ends,
-        targets=np.ascontiguousarray(states.slots),
+        targets=np.ascontiguousarray(states.slots, dtype=np.int32),
     )
 
 
 def plan_states(pool: StatePool, states: StateRows, extend_lens: np.ndarray) -> StateBatch:
-    """Bring a step's states to the device of ``pool``."""
-    rows = row_segments(states, extend_lens)
+    """Prepare a step's states for the layers. extend_lens: int32 [bs], new tokens of each row."""
+    return StateBatch(pool, states, extend_lens)
+
+
+def _cut_waves(pool: StatePool, rows: RowSegments, row_of: np.ndarray, extend_lens: np.ndarray) -> list[Wave]:
+    """The segments by their places in their rows. row_of: int32 [m]."""
     if len(rows.ends) == len(extend_lens):  # one segment each: every plain decode, and most prompts
         starts = (rows.token_ends - extend_lens).astype(np.int64)
-        return _batch(pool, rows, [_wave(pool, starts, rows.ends, rows.sources, rows.targets)])
+        return [_wave(pool, starts, rows.ends, rows.sources, rows.targets)]
     first = np.ones(len(rows.ends), dtype=bool)
-    first[1:] = states.rows[1:] != states.rows[:-1]
+    first[1:] = row_of[1:] != row_of[:-1]
     before = np.roll(rows.ends, 1)
-    starts = np.where(first, (rows.token_ends - extend_lens)[states.rows], before)
-    sources = np.where(first, rows.sources[states.rows], np.roll(rows.targets, 1))
+    starts = np.where(first, (rows.token_ends - extend_lens)[row_of], before)
+    sources = np.where(first, rows.sources[row_of], np.roll(rows.targets, 1))
     number = np.arange(len(rows.ends)) - np.flatnonzero(first)[np.cumsum(first) - 1]
     waves = []
     for wave in range(int(number.max()) + 1):
         picked = number == wave
         waves.append(_wave(pool, starts[picked], rows.ends[picked], sources[picked], rows.targets[picked]))
-    return _batch(pool, rows, waves)
+    return waves
 
 
 def start_states(pool: StatePool, extend_lens: Sequence[int]) -> StateBatch:
@@ -125,10 +146,6 @@ def start_states(pool: StatePool, extend_lens: Sequence[int]) -> StateBatch:
     rows = np.arange(len(lens), dtype=np.int32)
     trash = np.full(len(lens), pool.trash, dtype=np.int32)
     return plan_states(pool, StateRows(np.zeros(len(lens), dtype=np.int32), rows, lens, trash), lens)
-
-
-def _batch(pool: StatePool, rows: RowSegments, waves: list[Wave]) -> StateBatch:
-    return StateBatch(pool, rows, waves, RowTable(rows))
 
 
 def _wave(pool: StatePool, starts: np.ndarray, stops: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> Wave:

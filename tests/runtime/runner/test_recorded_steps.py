@@ -33,6 +33,28 @@ MODELS: dict[str, dict[str, Any]] = {
     "products have biases": QWEN2,
     "a window in one layer": WINDOWS | {"max_window_layers": 1, "num_hidden_layers": 3, "layer_types": None},
     "a tied head": {"tie_word_embeddings": True},
+    "a gated delta net": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
+    "short convolutions": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "layer_types": ["conv", "full_attention"],
+        "norm_eps": 1e-5,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "mamba 2": {
+        "architectures": ["BambaForCausalLM"],
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 64,
+        "mamba_d_head": 8,
+        "mamba_d_state": 32,
+        "mamba_n_groups": 2,
+    },
 }
 
 
