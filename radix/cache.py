@@ -236,13 +236,14 @@ class RadixCache:
         *,
         fence: int | None = None,
         kind: StateKind = StateKind.PASSING,
+        turns_kept: int = TURNS_KEPT,
     ) -> None:
         """End a sequence: its committed whole pages go to the tree, all else is freed, the row too.
 
         token_ids: int32 [committed], the committed ids from position 0.
         fence: that of a step in flight which still writes slots beyond the committed ones; the pages of those come back
         when it is closed, see `Allocator.quarantine`.
-        kind: of the recurrent state that it leaves in the tree.
+        kind: of the recurrent state that it leaves in the tree. turns_kept: see `NodeStates.put`.
         """
         node = seq.open_node(len(token_ids))
         row = self.req_to_token.rows[seq.row]
@@ -254,7 +255,7 @@ class RadixCache:
             tree_end = whole
         if not self.disabled:
             self._report_tail(seq, last, token_ids, tree_end)
-            self.leave_state(seq, last, kind)
+            self.leave_state(seq, last, kind, turns_kept=turns_kept)
         self.mark_end(last, SequenceEnd.FINISHED)
         in_flight = fence is not None and seq.length > len(token_ids)
         split = max(whole, tree_end) if in_flight else seq.length

@@ -23,6 +23,7 @@ def truncate(cache: RadixCache, seq: KVSequence, length: int, *, fence: int | No
         shorter = cache.tree.cut_path(node, length)
         cache.lock(shorter)
         cache.unlock(node)
+        cache.mark_useless(node)
         seq.node, seq.tree_len = shorter, length
     seq.length = length
     first = max(old_tree_len, -(-length // page) * page)

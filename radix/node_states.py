@@ -174,7 +174,6 @@ class NodeStates:
                 if found > turns_kept:
                     above.state_kind = StateKind.PASSING
                     self._push(above)
-                    return  # those above it were demoted before
             above = above.parent
 
     def _push(self, node: TreeNode) -> None:

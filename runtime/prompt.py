@@ -67,6 +67,8 @@ class ModelLimits:
     vocab_size: int
     generates: bool = True
     """False for a model without a language head: it has no logits of the next token."""
+    keeps_states: bool = False
+    """True for a model with recurrent states, which can only continue from where one was left."""
 
 
 def truncated(prompt: Prompt, ids: list[int], context_length: int) -> list[int]:

@@ -316,7 +316,12 @@ class TokenizerManager:
                 self.control.adapters.set_adapters(self.worker_info.get("adapters", []))
                 context, vocab = self.worker_info["context_length"], self.worker_info["vocab_size"]
                 generates = self.worker_info.get("pooling", {}).get("head", "language") == "language"
-                limits = ModelLimits(context_length=context, vocab_size=vocab, generates=generates)
+                limits = ModelLimits(
+                    context_length=context,
+                    vocab_size=vocab,
+                    generates=generates,
+                    keeps_states=self.worker_info.get("scheduler", {}).get("max_states", 0) > 0,
+                )
                 self._availability.mark_ready(limits)
 
     def _take_output(self, update: TextOutput) -> None:

@@ -222,7 +222,7 @@ class Request:
         self.drafts = NO_DRAFTS
         self.prefix_node: TreeNode | None = None
         """A node that its tokens match whole, found while it waits; the next look-up starts there."""
-        self.state_points: set[int] = set()
+        self.state_points = set(spec.state_points)
         """Numbers of tokens after which the recurrent state is left for others; see state_memory.py."""
         self.found = FoundTokens()
         """Cached tokens that the first admission found, by tier."""

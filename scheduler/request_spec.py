@@ -97,6 +97,9 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     retain_ttl: seconds for which the finished sequences stay leased for continuations; None takes the
     server's default, and lets the policy keep those of a job; 0 keeps none.
     retain_n: how many of the n sequences (the first, or the best) stay leased; None for all.
+    retain_states: how many turn ends of its conversation, the newest first, keep their recurrent state before others.
+    state_points: numbers of prompt tokens, ascending, after which its recurrent state is left for later requests, as
+    far as there is room: where a later prompt is likely to part from this one.
     banned: token sequences that no output may hold, from ``sampling.bad_words``; empty until they are tokenised.
     client: the client's name as far as it is known, for the budgets per client; "" if it is unknown.
     priority: a higher one is admitted earlier and retracted later; SGLang's name and meaning.
@@ -128,6 +131,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     predecessor: Predecessor | None = None
     retain_ttl: float | None = None
     retain_n: int | None = None
+    retain_states: int = 1
+    state_points: tuple[int, ...] = ()
     banned: tuple[tuple[int, ...], ...] = ()
     client: str = ""
     priority: int = 0

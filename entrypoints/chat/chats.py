@@ -123,6 +123,7 @@ class Chats:
             sampling = msgspec.structs.replace(prompt.sampling, grammar=grammar)
             prompt = dataclasses.replace(prompt, spec=msgspec.structs.replace(prompt.spec, sampling=sampling))
         prompt = dataclasses.replace(prompt, forced=forced) if forced else prompt
+        prompt = await self._with_state_point(prompt, call.conversation, rendered, size)
         prompt = await self._with_details(prompt, seen.taken)
         last = seen.last or self._conversations.last_of_job(_owner_of(sent, scope), job_id)
         if known is not None and before not in (call.after, known.turn) and (not last or last.job_id != job_id):
@@ -406,6 +407,20 @@ class Chats:
             spec = msgspec.structs.replace(spec, sampling=sampling)
         return dataclasses.replace(call.prompt, spec=spec, input_ids=ids)
 
+    async def _with_state_point(self, prompt: Prompt, conversation: Conversation, rendered: str, size: int) -> Prompt:
+        """The prompt of a model with recurrent states, which leaves one behind the last message: where the template
+        drops the model's thoughts, or the answer is generated again, the next prompt parts from this one there."""
+        if not self._manager.limits.keeps_states or prompt.truncate_to is not None:
+            return prompt
+        if conversation.goes_on or not conversation.add_generation_prompt:
+            return prompt
+        behind = await beside_others(size, lambda: self._behind_messages(conversation, rendered))
+        (last,) = await self._manager.tokenize([behind + prompt.forced], add_special_tokens=False, param="messages")
+        ids, count = prompt.input_ids or [], len(last)
+        if not 0 < count < len(ids) or ids[-count:] != last:
+            return prompt
+        return dataclasses.replace(prompt, spec=msgspec.structs.replace(prompt.spec, state_points=(len(ids) - count,)))
+
     def check_size(self, conversation: Conversation, *, may_overflow: bool = False) -> int:
         """The `size_of` it. Refuses what can never fit before it is rendered, which takes time that others need.
         may_overflow: as in `render`."""
@@ -421,6 +436,10 @@ class Chats:
             return ""
         if conversation.goes_on:
             return conversation.messages[-1].get("content") or ""
+        return self._behind_messages(conversation, rendered)
+
+    def _behind_messages(self, conversation: Conversation, rendered: str) -> str:
+        """Text that the template wrote behind the last message; empty where that cannot be told."""
         before = self.renderer.render(conversation.first(len(conversation.messages)))
         return rendered[len(before) :] if rendered.startswith(before) else ""
 

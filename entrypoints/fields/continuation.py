@@ -53,6 +53,14 @@ CONTINUATION: Properties = {
         )
     ),
     "retain_n": per_prompt(whole("How many of the n outputs are kept; all, where it is missing.", 1)),
+    "retain_states": per_prompt(
+        whole(
+            "For models with recurrent states: how many of the conversation's turn ends, the newest first, keep their "
+            "state before all others, so that a later request can continue from there.",
+            1,
+            default=1,
+        )
+    ),
 }
 
 
@@ -126,6 +134,11 @@ def read_retain_ns(per_prompt: PerPrompt) -> list[int | None]:
     return per_prompt.read_values("retain_n", _count, None)
 
 
+def read_retain_states(per_prompt: PerPrompt) -> list[int]:
+    """How many turn ends of each conversation keep their recurrent state before others. Raises RequestRefused."""
+    return per_prompt.read_values("retain_states", _state_count, 1)
+
+
 def _id_lists(fields: dict[str, Any], per_prompt: PerPrompt) -> list[list[int] | None]:
     """One per prompt, from one list of ids for all prompts or a list with one such list, or null, for each."""
     given = fields.get("continuation_ids")
@@ -152,6 +165,12 @@ def _index(value: Any, name: str) -> int:
 def _count(value: Any, name: str) -> int:
     if typed(value, int, name) < 1:
         raise RequestRefused(f"{name} is {value}; use 1 to n, or retain_ttl: 0 to keep none", param=name)
+    return value
+
+
+def _state_count(value: Any, name: str) -> int:
+    if typed(value, int, name) < 1:
+        raise RequestRefused(f"{name} is {value}; use 1 for the newest turn end alone, or more", param=name)
     return value
 
 

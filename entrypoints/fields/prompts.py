@@ -21,6 +21,7 @@ from .continuation import (
     continuation_batch_size,
     read_continuations,
     read_retain_ns,
+    read_retain_states,
     read_retain_ttls,
 )
 from .conversation_names import NO_NAMES, ConversationNames
@@ -209,6 +210,7 @@ def read_prompts(
             raise RequestRefused(f"{name} does not go with beam_width; use top_logprobs_num", param=name)
     retain_ttls = read_retain_ttls(per_prompt)
     retain_ns = read_retain_ns(per_prompt)
+    retain_states = read_retain_states(per_prompt)
     priorities = per_prompt.read_values("priority", read_priority, 0)
     jobs = read_jobs(per_prompt, names)
     reuse_ends = per_prompt.read_values("no_reuse_from", _position, None)
@@ -227,6 +229,7 @@ def read_prompts(
                 continuation=continuations[i].spec,
                 retain_ttl=retain_ttls[i],
                 retain_n=retain_ns[i],
+                retain_states=retain_states[i],
                 client=client or namespaces[i],
                 priority=priorities[i],
                 job_id=jobs[i].job_id,

@@ -415,7 +415,7 @@ class KVMemory:
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
         truncate(self.cache, kv, length, fence=in_flight)
-        self.cache.leave_state(kv, kv.open_node(), StateKind.TURN_END)
+        self.cache.leave_state(kv, kv.open_node(), StateKind.TURN_END, turns_kept=request.spec.retain_states)
         lease, demoted = self.leases.grant(kv, terms, written_by=in_flight), 0
         if lease is None:
             demoted = self.demote(kv)
@@ -484,7 +484,13 @@ class KVMemory:
             committed = kv.tree_len  # its KV behind the tree still had to be copied, and never will be
         ended = request.finish is not None and request.finish.type != "abort" and request.spec.pooling is None
         kind = StateKind.TURN_END if ended else StateKind.PASSING
-        self.cache.cache_finished_req(kv, request.token_ids.view(0, committed), fence=in_flight, kind=kind)
+        self.cache.cache_finished_req(
+            kv,
+            request.token_ids.view(0, committed),
+            fence=in_flight,
+            kind=kind,
+            turns_kept=request.spec.retain_states,
+        )
         self._forget(request)
 
     def discard_all_kv(self) -> None:

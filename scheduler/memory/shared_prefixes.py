@@ -69,10 +69,32 @@ class _Index:
             request.namespace, request.token_ids.view(0, limit), after=request.prefix_node
         )
         request.prefix_node = whole
+        states = self._cache.states
+        if states is not None:
+            end = states.deepest(whole)
+            cached = end.prefix_len
         if cached + self._window > limit:
             return False
         alike = self._at(cached).get(self._key(request, cached), ())
-        return any(self._shares(request, end, cached, other) for other in alike)
+        shares = (other for other in alike if self._shares(request, end, cached, other))
+        return any(shares) if states is None else any(self._leaves_state(other, request) for other in shares)
+
+    def _leaves_state(self, other: Request, request: Request) -> bool:
+        """Have the other leave its recurrent state where the two prompts part. False if it has passed that place."""
+        mine, theirs = request.token_ids.view(0, request.prefix_limit), other.token_ids.view()
+        length = min(len(mine), len(theirs))
+        differing = np.flatnonzero(mine[:length] != theirs[:length])
+        point = int(differing[0]) if len(differing) else length
+        point -= point % self._cache.page_size
+        if point in other.state_points:
+            return True
+        if point <= other.scheduled_len:
+            states = other.held_kv.states
+            held = states.of(point)
+            if held is None or held.slot in states.targets:
+                return False
+        other.state_points.add(point)
+        return True
 
     def _head(self, request: Request) -> tuple[str, bytes]:
         return request.namespace, request.token_ids.view(0, self._min_tokens).tobytes()

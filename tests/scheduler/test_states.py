@@ -1,0 +1,186 @@
+"""What a model with recurrent states computes again: where states are left, and which give way."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.radix.node import StateKind
+from tests.doubles.kv_echo import expected_output, prompt_of
+from tests.doubles.scheduler_harness import Harness, Outcome
+from tests.doubles.specs import make_spec
+
+PAGES = pytest.mark.parametrize("page", [1, 16, 64])
+
+
+def scene(page: int = 1, states: int = 64, **options) -> Harness:
+    return Harness(num_tokens=options.pop("num_tokens", 2048), context=1024, page_size=page, states=states, **options)
+
+
+def ask(harness: Harness, rid: str, prompt: list[int], new: int = 8, **more) -> tuple[list[int], int]:
+    """The output, which is what it must be, and how many tokens of the prompt were found."""
+    harness.add(rid, prompt, new, **more)
+    harness.run()
+    outcome = harness.outcomes[rid, 0]
+    assert outcome.tokens == expected_output(prompt, new, stateful=True)
+    assert outcome.request is not None
+    return outcome.tokens, outcome.request.found.total
+
+
+@PAGES
+def test_every_turn_of_a_chat_computes_its_own_tokens_only(page) -> None:
+    harness, prompt = scene(page, states=8), prompt_of(130)
+    said, _ = ask(harness, "t0", prompt)
+    for turn in range(1, 10):
+        before = [*prompt, *said]
+        prompt = [*before, *prompt_of(20, turn)]
+        said, found = ask(harness, f"t{turn}", prompt)
+        assert found >= len(before) - 1 - page  # the last token of a turn was never computed
+
+
+@PAGES
+def test_an_edit_of_the_last_message_starts_from_the_turn_before(page) -> None:
+    harness, first = scene(page), prompt_of(130)
+    said, _ = ask(harness, "a", first)
+    second = [*first, *said, *prompt_of(40, 1)]
+    ask(harness, "b", second)
+    edited = [*first, *said, *prompt_of(40, 2)]
+    _, found = ask(harness, "c", edited)
+    assert found >= len(first) + len(said) - 1 - page
+
+
+@PAGES
+def test_the_third_user_of_a_beginning_finds_it_whole(page) -> None:
+    harness, system = scene(page), prompt_of(128)
+    finds = [ask(harness, f"u{user}", [*system, *prompt_of(30, user + 1)])[1] for user in range(3)]
+    aligned = 128 if page == 64 else 0  # the state at the last whole page of the first prompt
+    assert finds == [0, aligned, 128]
+    kinds = [node.state_kind for node in harness.cache.states.nodes() if node.prefix_len == 128]
+    assert kinds == [StateKind.TURN_END if page == 64 else StateKind.BRANCH]
+
+
+@PAGES
+@pytest.mark.parametrize("chunk", [7, 64, 500])
+def test_samples_of_one_prompt_compute_it_once(page, chunk) -> None:
+    harness, prompt = scene(page, chunk=chunk, policy="lpm"), prompt_of(200)
+    harness.add("a", prompt, 6, n=4)
+    harness.run()
+    found = [harness.outcomes["a", sample].request.found.total for sample in range(4)]
+    assert found[0] == 0 and found[1:] == [199 // page * page] * 3
+    for sample in range(4):
+        assert harness.outcomes["a", sample].tokens == expected_output(prompt, 6, stateful=True)
+
+
+@PAGES
+def test_a_state_is_left_where_the_client_expects_a_later_prompt_to_part(page) -> None:
+    """As behind the last message of a chat, where a template drops the thoughts of the answer that followed."""
+    harness, prompt = scene(page), prompt_of(192)
+    spec = make_spec("a", prompt, state_points=(128,))
+    harness.outcomes |= {r.key: Outcome(request=r) for r in harness.scheduler.add_request(spec, harness.now)}
+    harness.run()
+    _, found = ask(harness, "b", [*prompt[:128], *prompt_of(30, 5)])
+    assert found == 128
+
+
+def test_a_passed_state_does_not_count_as_used() -> None:
+    """What is continued from is; the states above it, which the match only passed, sink."""
+    harness = scene(states=8)
+    said, _ = ask(harness, "a", prompt_of(40))
+    turn = [*prompt_of(40), *said, *prompt_of(30, 1)]
+    answer, _ = ask(harness, "b", turn)
+    ranks = {node.prefix_len: node.state_rank for node in harness.cache.states.nodes()}
+    ask(harness, "c", [*turn, *answer, 1, 2, 3])
+    now = {node.prefix_len: node.state_rank for node in harness.cache.states.nodes()}
+    assert now[47] == ranks[47]
+
+
+@pytest.mark.parametrize("states", [1, 2, 3])
+def test_few_states_serve_many_requests(states) -> None:
+    harness = scene(states=states, num_tokens=640)
+    prompts = {f"r{number}": prompt_of(30 + 7 * number, number) for number in range(8)}
+    for rid, prompt in prompts.items():
+        harness.add(rid, prompt, 12, retain_ttl=50.0)
+    harness.run()
+    for rid, prompt in prompts.items():
+        assert harness.outcomes[rid, 0].tokens == expected_output(prompt, 12, stateful=True)
+
+
+def test_kv_that_no_state_lies_behind_goes_first() -> None:
+    harness = scene(states=8, num_tokens=512)
+    said, _ = ask(harness, "old", prompt_of(100))
+    harness.add("aborted", prompt_of(100, 1), 8)
+    harness.step()
+    harness.abort("aborted")  # its chunk is in flight: it has no state
+    harness.run()
+    ask(harness, "fill", prompt_of(330, 2))
+    _, found = ask(harness, "next", [*prompt_of(100), *said, 1])
+    assert found == 107
+
+
+def test_turn_ends_outlive_states_that_requests_only_passed() -> None:
+    harness = scene(states=6)
+    said, _ = ask(harness, "kept", prompt_of(50))
+    conversation = prompt_of(60, 1)
+    for turn in range(12):
+        answer, _ = ask(harness, f"t{turn}", conversation, 4)
+        conversation = [*conversation, *answer, turn]
+    _, found = ask(harness, "again", [*prompt_of(50), *said, 1])
+    assert found == 57
+
+
+@pytest.mark.parametrize(("kept", "found"), [(1, 0), (3, 35)])
+def test_more_turn_ends_are_kept_where_a_program_asks_for_it(kept, found) -> None:
+    harness, prompts = scene(states=4), [prompt_of(30, 1)]
+    for turn in range(3):
+        spec = make_spec(f"t{turn}", prompts[-1], retain_states=kept)
+        harness.outcomes |= {r.key: Outcome(request=r) for r in harness.scheduler.add_request(spec, harness.now)}
+        harness.run()
+        prompts.append([*prompts[-1], *harness.outcomes[f"t{turn}", 0].tokens, 5])
+    for other in range(1):
+        ask(harness, f"o{other}", prompt_of(20, 50 + other), 4)
+    middle = prompts[1]
+    assert ask(harness, "back", [*middle[:-1], 9])[1] >= found
+
+
+def test_a_handoff_names_the_state_that_the_parent_left() -> None:
+    harness = scene(states=8)
+    harness.add("a", prompt_of(300), 8, retain_ttl=100.0)
+    harness.run()
+    (lease,) = harness.scheduler.live_leases()
+    assert lease.kv is not None and lease.kv.states.newest is not None
+    slot = lease.kv.states.newest.slot
+    harness.continue_from("a", "b", [1, 2, 3])
+    harness.step()
+    assert lease.kv is None
+    child = harness.outcomes["b", 0].request
+    assert child is not None and child.inheritance is not None and child.inheritance.path == "handoff"
+    assert harness.cache.states.carries(slot)  # an edit can go back there
+    harness.run()
+    said = harness.outcomes["a", 0].tokens
+    assert harness.outcomes["b", 0].tokens == expected_output([*prompt_of(300), *said, 1, 2, 3], 8, stateful=True)
+
+
+def test_a_fork_of_a_running_parent_copies_no_state() -> None:
+    harness = scene(states=8)
+    harness.add("a", prompt_of(60), 20)
+    for _ in range(6):
+        harness.step()
+    held = harness.cache.states.slots.held
+    harness.continue_from("a", "b", [1, 2], at="now")
+    assert harness.cache.states.slots.held <= held + 1
+    harness.run()
+    assert harness.outcomes["a", 0].tokens == expected_output(prompt_of(60), 20, stateful=True)
+
+
+def test_an_aborted_fork_gives_its_names_back() -> None:
+    harness = scene(states=8)
+    harness.add("a", prompt_of(60), 8, retain_ttl=100.0)
+    harness.run()
+    for number in range(5):
+        harness.continue_from("a", f"f{number}", [number], keep_parent=True)
+        for _ in range(number):
+            harness.step()
+        harness.abort(f"f{number}")
+    harness.run()
+    harness.scheduler.release_leases("a")
+    slots = harness.cache.states.slots
+    assert slots.held == len(harness.cache.states)
