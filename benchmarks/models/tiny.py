@@ -55,6 +55,23 @@ LATENT: dict[str, Any] = {
     "head_dim": 4,
     "num_key_value_heads": 6,
 }
+GATED_DELTA: dict[str, Any] = HEADS | {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+KIMI_DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_attn_config": {
+        "num_heads": 4,
+        "head_dim": 8,
+        "short_conv_kernel_size": 4,
+        "kda_layers": [1, 3],
+        "full_attn_layers": [2],
+    },
+}
 GPT2: dict[str, Any] = {"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 512, "n_inner": 80}
 _GPT2_ALIASES = {
     "hidden_size",
@@ -152,9 +169,9 @@ MODELS: tuple[TinyModel, ...] = (
     tiny("Qwen 2 MoE", "Qwen2Moe", **EXPERTS),
     tiny("Qwen 3", "Qwen3", **HEADS),
     tiny("Qwen 3 MoE", "Qwen3Moe", **HEADS, **EXPERTS),
-    tiny("Qwen 3 Next", "Qwen3Next", **HEADS, **EXPERTS),
-    tiny("Qwen 3.5", "Qwen3_5Text", "Qwen3_5", **HEADS),
-    tiny("Qwen 3.5 MoE", "Qwen3_5MoeText", "Qwen3_5Moe", **HEADS, **EXPERTS),
+    tiny("Qwen 3 Next", "Qwen3Next", **GATED_DELTA, **EXPERTS),
+    tiny("Qwen 3.5", "Qwen3_5Text", "Qwen3_5", **GATED_DELTA),
+    tiny("Qwen 3.5 MoE", "Qwen3_5MoeText", "Qwen3_5Moe", **GATED_DELTA, **EXPERTS),
     tiny("Gemma", "Gemma", **HEADS),
     tiny("Gemma 2", "Gemma2", **HEADS, query_pre_attn_scalar=8, **MIXED),
     tiny("Gemma 3 (text)", "Gemma3Text", "Gemma3", **HEADS, query_pre_attn_scalar=8, **MIXED),
@@ -204,7 +221,7 @@ MODELS: tuple[TinyModel, ...] = (
     tiny("DeepSeek V2", "DeepseekV2", **LATENT, **EXPERTS),
     tiny("DeepSeek V3, Kimi K2", "DeepseekV3", **LATENT, **EXPERTS),
     tiny("DeepSeek V3.2", "DeepseekV32", **LATENT, **EXPERTS, index_n_heads=2, index_head_dim=8, index_topk=16),
-    tiny("Kimi Linear", "KimiLinear", **LATENT, **EXPERTS),
+    tiny("Kimi Linear", "KimiLinear", **LATENT, **EXPERTS, **KIMI_DELTA),
     tiny("Hunyuan", "HunYuanDenseV1", **HEADS),
     tiny("Hunyuan MoE", "HunYuanMoEV1", **HEADS, **EXPERTS),
     tiny("Apertus", "Apertus", **YARN),
@@ -256,14 +273,15 @@ MODELS: tuple[TinyModel, ...] = (
          global_attn_every_n_layers=2),
     tiny("BioGPT", "BioGpt"),
     tiny("LFM 2 (hybrid)", "Lfm2", layer_types=["conv", "full_attention", "conv"]),
-    tiny("Jamba (hybrid)", "Jamba", **EXPERTS),
+    tiny("Jamba (hybrid)", "Jamba", **EXPERTS, attn_layer_period=3, attn_layer_offset=1),
     tiny("Bamba (hybrid)", "Bamba", mamba_n_heads=6, mamba_d_head=16, attn_layer_indices=[1]),
     tiny("Falcon H1 (hybrid)", "FalconH1", mamba_d_ssm=48, mamba_n_heads=6, mamba_d_head=8),
-    tiny("Nemotron H (hybrid)", "NemotronH", mamba_num_heads=6, mamba_head_dim=16, hybrid_override_pattern="M*-"),
-    tiny("OLMo Hybrid", "OlmoHybrid"),
+    tiny("Nemotron H (hybrid)", "NemotronH", mamba_num_heads=6, mamba_head_dim=16, n_groups=2,
+         hybrid_override_pattern="M*-"),
+    tiny("OLMo Hybrid", "OlmoHybrid", **{**GATED_DELTA, "linear_num_key_heads": 4}),
     tiny("RecurrentGemma (hybrid)", "RecurrentGemma", **HEADS, lru_width=48),
     tiny("Mamba", "Mamba"),
-    tiny("Mamba 2", "Mamba2", num_heads=6, head_dim=16),
+    tiny("Mamba 2", "Mamba2", num_heads=6, head_dim=16, n_groups=2),
     tiny("RWKV 4", "Rwkv"),
     tiny("xLSTM", "xLSTM"),
 )  # fmt: skip
