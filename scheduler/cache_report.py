@@ -66,8 +66,10 @@ class CacheReporter:
         live = sum(tokens for tokens, past in traced if past.live)  # they come first
         if live:
             usable = self._usable(request, ids, spans.end, live)
+            useless = self._useless(request, ids, spans.end, usable)
             took_over = request.inheritance is not None and request.inheritance.took_over
-            spans.add_tokens("not_looked_up" if took_over else "not_loaded", usable)
+            spans.add_tokens("not_looked_up" if took_over else "not_loaded", usable - useless)
+            spans.add_tokens("no_state", useless)
             traced = _without(usable, traced)
         diverged = request.diverged_at
         end = spans.end
@@ -93,6 +95,13 @@ class CacheReporter:
         if (start + tokens) // page == start // page:
             return 0
         return min(tokens, max(0, self._cache.find_prefix(request.namespace, ids)[1] - start))
+
+    def _useless(self, request: Request, ids: np.ndarray, start: int, usable: int) -> int:
+        """How many of the ``usable`` tokens from ``start`` on have no recurrent state behind them."""
+        if self._cache.states is None:
+            return 0
+        reach = self._cache.match_len(request.namespace, ids) - start
+        return usable - min(usable, max(0, reach))
 
 
 def _without(count: int, traced: list[tuple[int, PastNode]]) -> list[tuple[int, PastNode]]:

@@ -54,6 +54,7 @@ MissReason = Literal[
     "required",
     "not_loaded",
     "not_looked_up",
+    "no_state",
     "disabled",
 ]
 """Why prompt tokens were computed.
@@ -73,6 +74,8 @@ required: a request always computes its last token, and those whose logprobs it 
 not_loaded: a tier below the device has them, but to load them would have taken longer, or there was no room.
 not_looked_up: the request took over its parent's KV, and the cache has them beyond it, but off the device or behind a
   cut or a page that had to be copied.
+no_state: the cache has their K and V, but no recurrent state lies behind them, without which a model that keeps some
+  cannot continue there.
 disabled: the server runs without a prefix cache.
 """
 

@@ -793,6 +793,7 @@ class Scheduler:
         holders = [request for request in self.live_requests if request.kv is not None]
         found = check_and_contain(self._memory, self._beams, holders)
         self._counters.leaked_tokens += found.leaked_tokens
+        self._counters.leaked_states += found.leaked_states
         if not found.was_reset:
             return []
         self._refuse(holders, kv_cache_damaged(), now)

@@ -9,6 +9,7 @@ import msgspec
 
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
+from ..radix.node_states import NodeStates
 from .batch_builder import PlannedStep
 from .cache_stats import NOT_COUNTED, CacheStats
 from .outcome import NO_DRAFTS, DraftCounts, FoundTokens
@@ -22,6 +23,7 @@ class SchedulerCounters:
     steps: int = 0
     retractions: int = 0
     leaked_tokens: int = 0
+    leaked_states: int = 0
     nonfinite_requests: int = 0
     failed_requests: int = 0
     prefix_cache_queries: int = 0
@@ -135,6 +137,25 @@ class PreparationStats:
     """Preparations that ended early, by reason; see `preparations.Drop`."""
 
 
+@dataclass(slots=True, frozen=True)
+class StateStats:
+    """Recurrent states, by slots; all 0 for models without."""
+
+    total: int = 0
+    free: int = 0
+    in_tree: int = 0
+    """Carried by nodes of the prefix cache."""
+    kept: int = 0
+    """Of these, the newest turn ends and places where several continue: they are evicted after all others."""
+    held: int = 0
+    """Named by requests, leases or nodes."""
+    quarantined: int = 0
+    evicted: int = 0
+    """Since start."""
+    leaked: int = 0
+    """Without a holder, and freed by the self-check, since start."""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A snapshot; token counts exclude the padding page, counters run since start.
 
@@ -178,6 +199,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The tiers below the device."""
     jobs: JobStats = JobStats()
     preparations: PreparationStats = PreparationStats()
+    states: StateStats = StateStats()
     drafts: DraftCounts = NO_DRAFTS
     computed_prompt_tokens: int = 0
     """Computed tokens of prompts, and of retracted requests."""
@@ -236,8 +258,25 @@ def take_stats(
         tiers=tiers,
         jobs=jobs,
         preparations=preparations,
+        states=_state_stats(cache.states, counters.leaked_states),
         drafts=drafts,
         computed_prompt_tokens=counters.computed_prompt_tokens,
         output_tokens=counters.output_tokens,
         cache=cache_stats,
+    )
+
+
+def _state_stats(states: NodeStates | None, leaked: int) -> StateStats:
+    if states is None:
+        return StateStats()
+    slots = states.slots
+    return StateStats(
+        total=slots.total,
+        free=slots.free,
+        in_tree=len(states),
+        kept=states.num_kept,
+        held=slots.held,
+        quarantined=slots.quarantined,
+        evicted=states.evicted_total,
+        leaked=leaked,
     )

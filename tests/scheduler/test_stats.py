@@ -12,7 +12,7 @@ from baton.scheduler.cache_stats import CacheStats
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.limits import lease_budget
 from baton.scheduler.outcome import DraftCounts, FoundTokens
-from baton.scheduler.stats import JobStats, PreparationStats, SchedulerCounters, TierStats, take_stats
+from baton.scheduler.stats import JobStats, PreparationStats, SchedulerCounters, StateStats, TierStats, take_stats
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.scheduler_harness import Harness
 
@@ -86,6 +86,7 @@ def test_stats_fields_have_expected_values() -> None:
         "tiers": tiers,
         "jobs": jobs,
         "preparations": PreparationStats(pending=25, steps=26),
+        "states": StateStats(),
         "drafts": DraftCounts(20, 21, 22),
         "computed_prompt_tokens": 23,
         "output_tokens": 24,
@@ -137,3 +138,28 @@ def test_cache_hits_count_once_per_request() -> None:
     harness.run()
     stats = harness.scheduler.stats()
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (40 + 32, 30)
+
+
+def test_states_are_counted_where_they_are() -> None:
+    harness = Harness(states=8)
+    harness.add("a", prompt_of(40), 4, retain_ttl=9.0)
+    harness.run()
+    harness.add("b", [*prompt_of(30), 1, 2], 4)  # leaves a state where the two part
+    harness.run()
+    found = harness.scheduler.stats().states
+    assert found == StateStats(total=8, free=5, in_tree=3, kept=3, held=3)
+    harness.add("c", prompt_of(30, 1), 4)
+    harness.step()
+    assert harness.scheduler.stats().states.held == 4
+    harness.cache.evict_states(2, kept_too=True)
+    assert harness.scheduler.stats().states.evicted == 2
+
+
+def test_the_report_names_what_no_state_makes_usable() -> None:
+    harness = Harness(states=8)
+    harness.add("a", prompt_of(40), 4)
+    harness.run()
+    harness.add("b", [*prompt_of(30), 1, 2], 4)
+    harness.run()
+    report = harness.outcomes["b", 0].request.cache_report
+    assert [(span.reason, span.tokens) for span in report.missed] == [("no_state", 30), ("unseen", 1), ("required", 1)]

@@ -11,6 +11,7 @@ const EXPECTED = new Set(["unseen", "required"]);
 const WORDS = {
   not_loaded: "not loaded",
   not_looked_up: "not looked up",
+  no_state: "without a state behind them",
   namespace: "in another namespace",
   page: "not a whole page",
   disabled: "no prefix cache",
