@@ -183,6 +183,8 @@ def check_states(
             raise _broken(cache, node, f"has states below {below} children, not {node.states_below}")
         if node.state and (not node.on_device or node is cache.tree.root or not states.lists(node)):
             raise _broken(cache, node, f"carries the state {node.state}, which it cannot")
+        if node.state and cache.tree.reachable(node) is not node:
+            raise _broken(cache, node, f"carries the state {node.state}, but is hidden")
     if unranked := states.unranked():
         raise InvariantError(f"the states {unranked} of nodes would never be evicted")
     sequences, slots = list(sequences), states.slots

@@ -416,6 +416,7 @@ class KVMemory:
             self.cache.cache_unfinished_req(kv, ids)
         truncate(self.cache, kv, length, fence=in_flight)
         self.cache.leave_state(kv, kv.open_node(), StateKind.TURN_END, turns_kept=request.spec.retain_states)
+        self.settle_states(request)
         lease, demoted = self.leases.grant(kv, terms, written_by=in_flight), 0
         if lease is None:
             demoted = self.demote(kv)
@@ -432,6 +433,7 @@ class KVMemory:
             return False
         self.publish(request)
         self.cache.leave_state(kv, kv.open_node(), StateKind.TURN_END)
+        self.settle_states(request)
         if not self.leases.exchange(lease, kv):
             return False
         if old is not None and kept:

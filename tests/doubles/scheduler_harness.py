@@ -16,6 +16,7 @@ from baton.memory_pool.fences import Fences
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.memory_pool.state_slots import StateSlots
 from baton.radix.cache import RadixCache
+from baton.radix.kv_sequence import KVSequence
 from baton.radix.node_states import NodeStates
 from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.batch import ScheduleBatch, StepResult
@@ -341,6 +342,11 @@ class Harness:
         for request in self.scheduler.live_requests:
             if request.beam_kv is not None:
                 self._check_search(request)
+            elif request.kv is not None:
+                self._check_states(request.kv, request.committed_len)
+        for lease in self.scheduler._leases.live():
+            if lease.kv is not None:
+                self._check_states(lease.kv, lease.kv.length)
 
     def _check_search(self, search: Request) -> None:
         """Its rows are taken and its own, share the prompt, and are as many as may be."""
@@ -357,6 +363,12 @@ class Harness:
         most = group.width * -(-(search.prompt_len % page + group.num_tokens) // page)
         held = len(BeamRows(self.pool, self.allocator).pages(kv))
         assert held <= max(1, most) * (2 if search.retain_ttl else 1), (held, most)
+
+    def _check_states(self, kv: KVSequence, committed: int) -> None:
+        """A sequence names two states at most that no step in flight writes: its newest, and the newest that the tree
+        can take."""
+        lengths = [state.length for state in kv.states.held if state.length <= committed]
+        assert len(lengths) <= 2 and all(length % self.config.page_size == 0 for length in lengths[:-1]), lengths
 
     def _take(self, events: list[RequestEvent]) -> None:
         for event in events:

@@ -136,6 +136,8 @@ class Episode:
         self.stems = [[rng.randrange(3) for _ in range(6 * page + 10)] for _ in range(3)]
         self.fences: list[tuple[int, int]] = []
         """(step, fence) of what is in flight."""
+        self.written: dict[int, list[int]] = {}
+        """By fence, the slots that only a sequence named which has given them up, and that are still written."""
         self.step = 0
 
     def run(self, steps: int) -> None:
@@ -148,6 +150,8 @@ class Episode:
             operation()
             self.end_steps(self.step - 4)
             self.model.compare()
+            quarantined = self.rig.slots.quarantined_slots().tolist()
+            assert sorted(quarantined) == sorted(slot for slots in self.written.values() for slot in slots)
 
     def end_steps(self, last: int) -> None:
         """All up to this one; they may end in any order."""
@@ -155,6 +159,7 @@ class Episode:
         for entry in self.rng.sample(due, len(due)):
             self.rig.close(entry[1])
             self.fences.remove(entry)
+            self.written.pop(entry[1], None)
 
     def end(self) -> None:
         """Every state can be evicted, and then no slot is missing."""
@@ -174,6 +179,12 @@ class Episode:
         fence = self.rig.allocator.fences.open_fence()
         self.fences.append((self.step, fence))
         return fence
+
+    def note_written(self, running: Running, length: int, fence: int | None) -> None:
+        """A sequence gives up its states of more than ``length`` tokens, which the step of this fence may write."""
+        if fence is not None:
+            held = [state.slot for state in running.kv.states.held if state.length > length]
+            self.written[fence] = [slot for slot in held if not self.rig.slots.is_shared(slot)]
 
     def pick(self) -> Running | None:
         return self.rng.choice(self.rig.running) if self.rig.running else None
@@ -235,6 +246,7 @@ class Episode:
         if (running := self.pick()) is None:
             return
         prefix, kind = self.newest_in_pages(running), self.kind()
+        self.note_written(running, running.committed, fence)
         self.rig.finish_turn(running, kind, fence)
         if prefix is not None:
             self.model.put(prefix, kind)
@@ -256,16 +268,18 @@ class Episode:
 
     def finish_one(self, running: Running, fence: int) -> None:
         prefix = self.newest_in_pages(running)
+        self.note_written(running, running.committed, fence)
         self.rig.finish_turn(running, StateKind.TURN_END, fence)
         if prefix is not None:
             self.model.put(prefix, StateKind.TURN_END)
 
-    def release_one(self, running: Running, fence: int) -> None:
+    def release_one(self, running: Running, fence: int | None) -> None:
+        self.note_written(running, 0, fence)
         self.rig.release(running, fence)
 
     def release(self) -> None:
         if (running := self.pick()) is not None:
-            self.rig.release(running, self.rng.choice([None, self.launch()]))
+            self.release_one(running, self.rng.choice([None, self.launch()]))
 
     def cut(self) -> None:
         """Back to any length; a state must be there."""
@@ -276,7 +290,9 @@ class Episode:
         own = [n for n in lengths if n <= length and (n >= kv.tree_len or n % self.page == 0)]
         in_tree = self.model.longest(kv.namespace, running.ids[: min(length, kv.tree_len)].tobytes())
         expected = max(0, in_tree, *own)
-        self.rig.cut(running, length, self.rng.choice([None, self.launch()]))
+        fence = self.rng.choice([None, self.launch()])
+        self.note_written(running, expected, fence)
+        self.rig.cut(running, length, fence)
         assert kv.length == expected, (length, lengths, in_tree)
         newest = kv.states.newest
         assert (newest.length if newest is not None else 0) == expected
@@ -319,8 +335,11 @@ class Episode:
         rig.slots.rebuild(Counter(names), [fence for _, fence in self.fences])
 
     def flush(self) -> None:
-        assert self.rig.cache.reset() == (not self.rig.running)
+        fence = self.launch()
+        held = np.flatnonzero(self.rig.slots.refs).tolist()
+        assert self.rig.cache.reset(fence) == (not self.rig.running)
         if not self.rig.running:
+            self.written[fence] = held
             self.model.states.clear()
 
 
