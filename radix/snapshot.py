@@ -47,6 +47,8 @@ class Has(IntFlag):
     STORING = 32
     RETIRED = 64
     """It is to be evicted before all else."""
+    STATE = 128
+    """It carries a recurrent state, so that a model with such layers can continue there."""
 
 
 ROW = np.dtype(
@@ -161,7 +163,8 @@ class TreeWalk:
             | (leases > 0) << 3
             | (node.loading > 0) << 4
             | (node.storing > 0) << 5
-            | (accessed == 0) << 6,
+            | (accessed == 0) << 6
+            | (node.state > 0) << 7,
         )
         if self._with_heads:
             self._heads += node.key[: HEAD_TOKENS * ID_BYTES]

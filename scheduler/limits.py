@@ -219,14 +219,17 @@ def kv_cache_damaged() -> RequestRefused:
 
 
 def lease_budget(config: SchedulerConfig, allocator: Allocator) -> LeaseBudget:
-    """The share of the pool that leases may hold: all leases together, and those of one client."""
+    """The share of the pools that leases may hold: all leases together, and those of one client."""
     max_tokens = int(config.max_leased_ratio * allocator.total_tokens)
+    max_leases = config.max_leased_requests
+    if config.max_states:  # each lease holds one
+        max_leases = min(max_leases, max(1, int(config.max_leased_ratio * config.max_states)))
     return LeaseBudget(
         allocator.page_size,
         max_tokens=max_tokens,
-        max_leases=config.max_leased_requests,
+        max_leases=max_leases,
         max_client_tokens=int(config.max_client_leased_ratio * max_tokens),
-        max_client_leases=config.max_leases_per_client or -(-config.max_leased_requests // 2),
+        max_client_leases=config.max_leases_per_client or -(-max_leases // 2),
     )
 
 

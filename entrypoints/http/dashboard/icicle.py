@@ -22,7 +22,14 @@ MAX_HEADS = 200
 
 _LETTERS = tuple(
     (bit.value, letter)
-    for bit, letter in ((Has.LOCK, "L"), (Has.LEASE, "S"), (Has.LOADING, "I"), (Has.STORING, "O"), (Has.RETIRED, "R"))
+    for bit, letter in (
+        (Has.LOCK, "L"),
+        (Has.LEASE, "S"),
+        (Has.LOADING, "I"),
+        (Has.STORING, "O"),
+        (Has.RETIRED, "R"),
+        (Has.STATE, "T"),
+    )
 )
 
 _HOST_ONLY = 1 << 16

@@ -41,6 +41,7 @@ _NODE = answered(
         "is_loading": flag("A copy to the device is under way."),
         "is_storing": flag("A copy to the host is under way."),
         "is_retired": flag("It is no longer needed and is evicted first."),
+        "has_state": flag("It carries a recurrent state, so that a model with such layers can continue there."),
         "idle_s": number("Since the last use of this node or one below it.", 0),
         "uses": whole("Requests that began with it.", 0),
     },
@@ -199,6 +200,7 @@ class TreeRoutes:
             "is_loading": Has.LOADING in has,
             "is_storing": Has.STORING in has,
             "is_retired": Has.RETIRED in has,
+            "has_state": Has.STATE in has,
             "idle_s": float(snapshot.idle[row]),
             "uses": int(snapshot.uses[row]),
         }

@@ -8,6 +8,7 @@ const MARKS = [
   ["I", "being loaded"],
   ["O", "being stored"],
   ["R", "evicted first when memory is needed"],
+  ["T", "with a recurrent state"],
 ];
 const TIERS = { device: "on the device", host: "on the host", mixed: "on several tiers" };
 
@@ -28,8 +29,9 @@ export function labelOf(node) {
   if (node.kind === "root") return ["", tokens(node.subtree)];
   if (node.kind === "namespace") return ["", `${shortened(namespaceName(node.namespace), 60)} · ${count(node.subtree)}`];
   if (node.kind === "collapsed") return [`${count(node.nodes)} more`, ""];
-  const copies = `${node.flags.includes("I") ? "↓ " : ""}${node.flags.includes("O") ? "↑ " : ""}`;
-  return [`${copies}${count(node.tokens)}`, node.text === null ? "" : visible(shortened(node.text, 200))];
+  const signs = { I: "↓ ", O: "↑ ", T: "◆ " };
+  const marks = Object.entries(signs).map(([letter, sign]) => (node.flags.includes(letter) ? sign : "")).join("");
+  return [`${marks}${count(node.tokens)}`, node.text === null ? "" : visible(shortened(node.text, 200))];
 }
 
 /** Its name in the breadcrumbs. */
