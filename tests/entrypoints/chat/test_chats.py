@@ -817,3 +817,18 @@ def test_forgotten_turns_are_not_compared(tokenizer: Tokenizer, monkeypatch: pyt
     assert {turn.rid for turn in kept._by_message.values()} | {turn.rid for turn in kept._by_job.values()} <= {
         name[1] for name in kept._turns
     }
+
+
+def test_a_model_with_states_leaves_one_behind_the_last_message(scene: Scene) -> None:
+    scene.chat(HI)
+    assert scene.sent.spec.state_points == ()
+    scene.manager.limits = ModelLimits(context_length=4096, vocab_size=257, keeps_states=True)
+    for messages in ((HI,), (HI, said("Ho"), HI)):
+        scene.chat(*messages)
+        (point,) = scene.sent.spec.state_points
+        ids = scene.sent.input_ids or []
+        assert scene.manager.tokenizer.decode(ids[point:], False) == "[assistant]"
+    scene.chat(HI, {"role": "assistant", "content": "Ho"}, continue_final_message=True, add_generation_prompt=False)
+    assert scene.sent.spec.state_points == ()  # the answer goes on: there is no place behind the messages
+    scene.chat(HI, truncate_prompt_tokens=5)
+    assert scene.sent.spec.state_points == ()

@@ -33,10 +33,17 @@ def test_continuation_needs_no_prompt() -> None:
 
 
 def test_every_continuation_field_is_read() -> None:
-    fields = {"continuation_at": "now", "continuation_index": 2, "keep_parent": True, "retain_ttl": 5, "retain_n": 2}
+    fields = {
+        "continuation_at": "now",
+        "continuation_index": 2,
+        "keep_parent": True,
+        "retain_ttl": 5,
+        "retain_n": 2,
+        "retain_states": 3,
+    }
     (prompt,) = parse_generate({"continuation_of": "p", "continuation_suffix": "x", **fields}).prompts
     assert prompt.continuation == ContinuationSpec(parent_rid="p", index=2, at="now", keep_parent=True, suffix_text="x")
-    assert prompt.spec.retain_ttl == 5.0 and prompt.spec.retain_n == 2
+    assert prompt.spec.retain_ttl == 5.0 and prompt.spec.retain_n == 2 and prompt.spec.retain_states == 3
     (prompt,) = parse_generate({"continuation_of": "p", "continuation_ids": [1, 2], "text": "whole"}).prompts
     assert prompt.continuation is not None and prompt.suffix_ids == [1, 2]
     assert prompt.text == "whole"
@@ -151,6 +158,8 @@ def test_default_continuation_values_need_no_parent() -> None:
         ({"keep_parent": 1}, "keep_parent", "true or false"),
         ({"retain_ttl": -1}, "retain_ttl", "0 to 86400"),
         ({"retain_n": 0}, "retain_n", "1 to n"),
+        ({"retain_states": 0}, "retain_states", "use 1"),
+        ({"retain_states": [True]}, "retain_states", "retain_states"),
         ({"retain_ttl": 1e9}, "retain_ttl", "0 to 86400"),
         ({"retain_ttl": float("nan")}, "retain_ttl", "0 to 86400"),
         ({"retain_ttl": "5"}, "retain_ttl", "a number"),
