@@ -43,9 +43,10 @@ class MatchResult(NamedTuple):
     """A cached prefix. Valid until the next evict unless locked."""
 
     device_len: int
-    """Tokens with KV in the device pool; whole pages."""
+    """Tokens with KV in the device pool; whole pages. Where the model has recurrent states, one lies behind them."""
     host_len: int
-    """Further tokens that have a copy on the host; `HostTier.load_match` brings them back."""
+    """Further tokens that have a copy on the host, or whose recurrent state has; `HostTier.load_match` brings them
+    back."""
     handle: TreeNode
     """Opaque: for `lock`, `unlock` and `open_sequence`. Where the tokens on the device end."""
     host_handle: TreeNode | None = None
@@ -120,9 +121,9 @@ class RadixCache:
             node = self.tree.match(top, namespace, _needed_bytes(self.tree, top, namespace, token_ids))
         self.touch(node)
         self.residency.node_accessed(node)
-        if node.on_device:
+        lowest = self.tree.last_on_device(node) if self.states is None else self.states.deepest_on_device(node)
+        if lowest is node:
             return MatchResult(node.prefix_len, 0, node, unused=unused)
-        lowest = self.tree.last_on_device(node)
         lowest.last_access = self.tick
         return MatchResult(lowest.prefix_len, node.prefix_len - lowest.prefix_len, lowest, node, unused)
 
@@ -377,6 +378,7 @@ class RadixCache:
         node = self.tree.cut_path(last, state.length)
         if self.tree.reachable(node) is node and node.on_device:
             self.states.put(node, state.slot, kind, turns_kept)
+            self.residency.state_put(node)
             self.touch(node)  # its KV is of use again
 
     def usable_length(self, seq: KVSequence, length: int) -> int:
@@ -390,7 +392,7 @@ class RadixCache:
         node = self.tree.node_at(seq.open_node(), length)
         if node.prefix_len > length and node.parent is not None:
             node = node.parent
-        return max(own, self.states.deepest(node).prefix_len)
+        return max(own, self.states.deepest_on_device(node).prefix_len)
 
     def evict_states(self, count: int, *, kept_too: bool) -> int:
         """Take up to ``count`` states from nodes, see `NodeStates.evict`. Returns how many slots are free for it."""
@@ -402,7 +404,7 @@ class RadixCache:
         return len(victims)
 
     def remove_state(self, node: TreeNode) -> None:
-        """A node carries its state no more."""
+        """A node carries no state on the device any more."""
         if self.states is not None and node.state:
             self.states.remove(node)
             self.mark_useless(node)
@@ -478,18 +480,19 @@ class RadixCache:
         for node in list(self.tree.nodes()):
             self.allocator.quarantine(node.value, [node.storing, node.loading, fence])
             node.parent = None  # old handles must fail, not lock a node that is not there
+        copies = self.residency.detach_copies()
         if self.states is not None:
-            self.states.slots.reset([fence])
-        self.residency.detach_copies()
+            self.states.slots.reset([fence, *(copying for copying, _ in copies)])
         self._start_afresh()
         return True
 
     def discard_all(self) -> None:
         """Forget everything, locked or not, and start afresh with a free pool. Open sequences become void. Used only
         when a page turns out to have two owners."""
-        self.allocator.reset(self.residency.detach_copies())
+        copies = self.residency.detach_copies()
+        self.allocator.reset(copies)
         if self.states is not None:
-            self.states.slots.reset()
+            self.states.slots.reset([copying for copying, _ in copies])
         self._start_afresh()
         self.req_to_token.reset()
 

@@ -2,7 +2,7 @@
 
     device   free + quarantined + evictable + protected + request_private + beam_private == total
     host     free + quarantined + tokens of nodes with a copy + being read from a store  == total
-    states   free + quarantined + slots that some holder names                           == total
+    states   free + quarantined + slots that some holder names                           == total, on each tier
 
 The first two in tokens, padding excluded. Everything here reads and nothing repairs.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
+from ..memory_pool.state_slots import StateSlots
 from .cache import RadixCache
 from .kv_sequence import KVSequence
 from .lazy_heap import SPARE_ENTRIES
@@ -171,8 +172,8 @@ def check_states(
     cache: RadixCache, sequences: Iterable[KVSequence], others: Iterable[int] = (), nodes: Iterable[TreeNode] = ()
 ) -> None:
     """Check that every slot of the recurrent states is free, in quarantine, or named as often as is counted: by nodes,
-    by ``sequences`` (all that are open) and by ``others``, one slot each. nodes: all of the tree, where they have been
-    listed. Raises InvariantError."""
+    by ``sequences`` (all that are open), by copies between the tiers and by ``others``, one slot each. nodes: all of
+    the tree, where they have been listed. Raises InvariantError."""
     states = cache.states
     if states is None:
         return
@@ -181,11 +182,12 @@ def check_states(
         below = sum(child.has_states for child in node.children.values())
         if node.states_below != below:
             raise _broken(cache, node, f"has states below {below} children, not {node.states_below}")
-        if node.state and (not node.on_device or node is cache.tree.root or not states.lists(node)):
+        may_carry = node.on_device and node is not cache.tree.root
+        if node.state and not (may_carry and states.on_device.lists(node, node.state)):
             raise _broken(cache, node, f"carries the state {node.state}, which it cannot")
         if node.state and cache.tree.reachable(node) is not node:
             raise _broken(cache, node, f"carries the state {node.state}, but is hidden")
-    if unranked := states.unranked():
+    if unranked := states.on_device.unranked():
         raise InvariantError(f"the states {unranked} of nodes would never be evicted")
     sequences, slots = list(sequences), states.slots
     for seq in sequences:
@@ -193,15 +195,21 @@ def check_states(
         if lengths != sorted(set(lengths)) or (lengths[-1] if lengths else 0) != seq.length:
             raise InvariantError(f"{seq} has states of {lengths} tokens")
     own = [slot for seq in sequences for slot in seq.states.names()]
-    names = Counter([*(node.state for node in nodes if node.state), *own, *others])
+    copied = cache.residency.named_states()
+    names = Counter([*(node.state for node in nodes if node.state), *own, *others, *copied])
     if len(states) != sum(1 for node in nodes if node.state):
         raise InvariantError(f"{len(states)} nodes with a state are listed: {dump(cache)}")
+    _check_slots("state", slots, names)
+
+
+def _check_slots(kind: str, slots: StateSlots, names: Counter[int]) -> None:
+    """Check that each slot is free, in quarantine, or named as often as is counted."""
     gone = Counter([*slots.free_slots().tolist(), *slots.quarantined_slots().tolist()])
     for slot in range(1, slots.total + 1):
         if names[slot] != slots.refs[slot]:
-            raise InvariantError(f"{names[slot]} holders name state {slot}, {slots.refs[slot]} are counted: {names}")
+            raise InvariantError(f"{names[slot]} holders name {kind} {slot}, {slots.refs[slot]} are counted: {names}")
         if gone[slot] != (0 if names[slot] else 1):
-            raise InvariantError(f"state {slot} is free {gone[slot]} times, and {names[slot]} holders name it")
+            raise InvariantError(f"{kind} {slot} is free {gone[slot]} times, and {names[slot]} holders name it")
 
 
 def dump(cache: RadixCache, max_nodes: int = 200) -> str:
@@ -363,6 +371,8 @@ def _has_duplicates(numbers: np.ndarray) -> bool:
 
 def check_host(tier: HostTier, nodes: Iterable[TreeNode]) -> None:
     """nodes: all of the tree. Raises InvariantError."""
+    nodes = list(nodes)
+    _check_host_states(tier, nodes)
     stored = [(node, node.host) for node in nodes if node.host is not None]
     held = sum(len(node) for node, _ in stored)
     allocator, page = tier.allocator, tier.allocator.page_size
@@ -385,6 +395,26 @@ def check_host(tier: HostTier, nodes: Iterable[TreeNode]) -> None:
             for fence in (node.storing, node.loading):
                 if fence and fence not in tier.under_way:
                     raise InvariantError(f"{node} waits for copy {fence}, which is not under way")
+
+
+def _check_host_states(tier: HostTier, nodes: list[TreeNode]) -> None:
+    with_state = [node for node in nodes if node.host_state]
+    states = tier.states_on_host
+    if states is None:
+        if with_state:
+            raise InvariantError(f"{with_state[0]} has a state on a host that keeps none")
+        return
+    for node in with_state:
+        if node.host is None or not states.lists(node, node.host_state):
+            raise InvariantError(f"{node} has the state {node.host_state} on the host, which it cannot")
+    for node in nodes:
+        if node.state_loading and not (node.state and node.state_loading in tier.under_way):
+            raise InvariantError(f"{node} waits for a state by copy {node.state_loading}, which is not under way")
+    if len(with_state) != len(states.nodes):
+        raise InvariantError(f"{len(states.nodes)} nodes with a state on the host are listed, not {len(with_state)}")
+    if unranked := states.unranked():
+        raise InvariantError(f"the states {unranked} would never be evicted from the host")
+    _check_slots("host state", states.slots, tier.state_names())
 
 
 def check_blocks(disk: BlockTier, host: HostTier, tree: RadixTree) -> None:

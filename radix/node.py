@@ -51,6 +51,7 @@ class TreeNode:
         "hits",
         "host",
         "host_children",
+        "host_state",
         "key",
         "last_access",
         "last_end",
@@ -67,6 +68,7 @@ class TreeNode:
         "serial",
         "state",
         "state_kind",
+        "state_loading",
         "state_rank",
         "states_below",
         "storing",
@@ -141,7 +143,11 @@ class TreeNode:
         self.entry: tuple[int, int, TreeNode] | None = None
         """The one in the eviction order that counts: (rank, serial, this node); None while there is none."""
         self.state = 0
-        """Slot of the recurrent states after its last token; 0 for none. See node_states.py for these four."""
+        """Slot of the recurrent states after its last token; 0 for none. See node_states.py for these six."""
+        self.host_state = 0
+        """Slot of a copy of these states on the host; 0 for none. Only a node with a copy of its KV there has one."""
+        self.state_loading = 0
+        """Fence of the copy of these states to the device that is under way; 0 if none is."""
         self.state_kind = StateKind.PASSING
         self.state_rank = 0.0
         """Tokens that computing the state anew would take, plus the rank of what was evicted when it was used last."""
@@ -149,9 +155,14 @@ class TreeNode:
         """Children with a state, or with one below them."""
 
     @property
+    def has_state(self) -> bool:
+        """True if the node has a recurrent state, on any tier."""
+        return self.state > 0 or self.host_state > 0
+
+    @property
     def has_states(self) -> bool:
-        """True if the node has a recurrent state, or one below it has."""
-        return self.state > 0 or self.states_below > 0
+        """True if the node has a recurrent state on any tier, or one below it has."""
+        return self.has_state or self.states_below > 0
 
     def __len__(self) -> int:
         """Tokens on this node."""

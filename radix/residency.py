@@ -36,6 +36,10 @@ class Residency(Protocol):
         """A match ended here."""
         ...
 
+    def state_put(self, node: TreeNode) -> None:
+        """A node on the device carries a recurrent state there."""
+        ...
+
     def path_demoted(self, node: TreeNode) -> None:
         """A request may continue from this node, and no lease keeps the path down to it on the device any more."""
         ...
@@ -75,6 +79,10 @@ class Residency(Protocol):
         """The nodes that copies under way lock, each as often as they do."""
         ...
 
+    def named_states(self) -> Sequence[int]:
+        """Slots of recurrent states on the device that copies under way name, each as often as they do."""
+        ...
+
     def detach_copies(self) -> Sequence[tuple[int, np.ndarray]]:
         """The tree is dropped with all its nodes; copies under way finish, but their results are discarded. Returns the
         fence and the device slots, int32 [n], of each."""
@@ -88,6 +96,9 @@ class DeviceOnly:
         pass
 
     def node_accessed(self, node: TreeNode) -> None:
+        pass
+
+    def state_put(self, node: TreeNode) -> None:
         pass
 
     def path_demoted(self, node: TreeNode) -> None:
@@ -113,6 +124,9 @@ class DeviceOnly:
         pass
 
     def holders(self) -> Sequence[TreeNode]:
+        return ()
+
+    def named_states(self) -> Sequence[int]:
         return ()
 
     def detach_copies(self) -> Sequence[tuple[int, np.ndarray]]:

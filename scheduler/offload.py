@@ -91,8 +91,8 @@ class OffloadScheduler:
         copy, rates = self._memory.tier.under_way[fence].copy, self._rates["host"]
         if ok:
             (rates.stores if copy.to_host else rates.loads).record_copy(len(copy.host_slots), seconds)
-        unfilled = self._memory.tier.finish_copy(fence, ok)
-        return [] if unfilled is None else self._memory.users_of(unfilled, self._live)
+        failed = self._memory.tier.finish_copy(fence, ok)
+        return [] if failed is None else self._memory.users_of(failed, self._live)
 
     def finish_block_order(self, fence: int, blocks: int, now: float, seconds: float = 0.0) -> None:
         """An order to a store has ended with ``blocks`` blocks done; see `BlockTier.finish_order`. The requests that

@@ -249,7 +249,7 @@ class Recovery:
         memory.allocator.fences.keep_only(fences | self._offload.open_fences)
         if cache.states is not None:
             names = named_states(sequences, holders)
-            names += [node.state for node in cache.states.nodes()]
+            names += [*(node.state for node in cache.states.nodes()), *cache.residency.named_states()]
             lost = cache.states.slots.rebuild(Counter(names), list(fences))
             cache.states.slots.release_quarantine()
             if lost:
@@ -263,7 +263,8 @@ class Recovery:
         tier, tree = self._memory.tier, self._memory.cache.tree
         if tier is None:
             return
-        if any(node.loading and node.loading not in tier.under_way for node in tree.nodes()):
+        loading = {fence for node in tree.nodes() for fence in (node.loading, node.state_loading) if fence}
+        if not loading <= tier.under_way.keys():
             raise InvariantError("a load from the host ended by half")
         tier.recount()
         try:

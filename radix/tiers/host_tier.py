@@ -13,11 +13,17 @@ its result. Nothing here waits. While a copy is under way:
 - a copy to the host does not count yet: no match finds it, and if it fails, it is dropped with all copies below it.
 
 Only what `RadixCache` has in the tree is ever stored: committed tokens, in whole pages.
+
+For models with recurrent states, a node's state is stored with its KV, or by itself where the node gets it later: so a
+node has a state on the host only if its KV is there. A load brings the state of the last node, and no other; where only
+that has left the device, it brings nothing else. A copy under way names the slots of its states, on both tiers: no step
+writes them, and nothing takes them. When states run short, there is no time to copy one first: so where KV is stored
+only when it leaves the device, a node whose state is to be kept is stored at once all the same, with its path.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -26,9 +32,11 @@ from typing import Protocol
 import numpy as np
 
 from ...memory_pool.allocator import Allocator
+from ...memory_pool.state_slots import StateSlots
 from ..cache import LEAST_REST, MatchResult, RadixCache
 from ..discarding import drop_path
-from ..node import TreeNode
+from ..node import StateKind, TreeNode
+from ..node_states import NodeStates, TierStates
 
 MAX_WANTED = 1 << 14
 """Nodes that may wait to be stored; where copies are slower than the model, the oldest are given up."""
@@ -36,7 +44,7 @@ MAX_WANTED = 1 << 14
 
 @dataclass(slots=True, frozen=True)
 class TierCopy:
-    """KV to be copied between device and host. Plain data."""
+    """KV, or a recurrent state, or both, to be copied between device and host. Plain data."""
 
     fence: int
     """Open until `HostTier.finish_copy`."""
@@ -45,6 +53,10 @@ class TierCopy:
     """int32 [n], whole pages."""
     host_slots: np.ndarray
     """int32 [n], whole pages."""
+    device_state: int = 0
+    """Slot of a recurrent state on the device; 0 for none."""
+    host_state: int = 0
+    """Its slot on the host; 0 for none."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,7 +73,7 @@ class UnderWay:
 
 @dataclass(slots=True)
 class HostCounts:
-    """Tokens since start."""
+    """Tokens, and states, since start."""
 
     stored: int = 0
     loaded: int = 0
@@ -70,6 +82,10 @@ class HostCounts:
     failed_loads: int = 0
     no_room: int = 0
     """Not stored, because the host's pool had no room that could be taken."""
+    stored_states: int = 0
+    loaded_states: int = 0
+    evicted_states: int = 0
+    no_room_states: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -104,6 +120,11 @@ class LowerTier(Protocol):
         """Host slots, int32 [n] each, that it fills and that belong to no node yet."""
         ...
 
+    @property
+    def fences(self) -> set[int]:
+        """Of all orders that are under way."""
+        ...
+
     def detach_orders(self) -> list[tuple[int, np.ndarray]]:
         """The tree is dropped. Returns the fence and the host slots, int32 [n], of all orders that still run."""
         ...
@@ -112,10 +133,17 @@ class LowerTier(Protocol):
 class HostTier:
     """A residency that keeps KV that leaves the device, if it was stored before (write-through).
 
-    allocator: numbers the host pool's slots; shares its fences with the device's allocator.
+    allocator: numbers the host pool's slots; shares its fences with the device's allocator. states: slots of the host's
+    pool of recurrent states; None if it keeps none.
     """
 
-    def __init__(self, cache: RadixCache, allocator: Allocator, policy: HostPolicy | None = None) -> None:
+    def __init__(
+        self,
+        cache: RadixCache,
+        allocator: Allocator,
+        policy: HostPolicy | None = None,
+        states: StateSlots | None = None,
+    ) -> None:
         if allocator.fences is not cache.allocator.fences or allocator.page_size != cache.page_size:
             raise ValueError("the host's allocator must share fences and page size with the device's")
         self.allocator = allocator
@@ -134,6 +162,9 @@ class HostTier:
         """Stores of what has to leave the device, to be made now."""
         self._storing = 0
         self.leaving_tokens = 0
+        if states is not None:
+            assert cache.states is not None, "the model has no states"
+            cache.states.on_host = TierStates(states)
         self._least_rest = max(allocator.page_size, min(LEAST_REST, allocator.total_tokens // 256))
 
     # -- as a residency -----------------------------------------------------------------------------------------------
@@ -152,6 +183,12 @@ class HostTier:
         node.hits += 1
         if node.hits == self.policy.min_hits:
             self._wanted.append(node)
+
+    def state_put(self, node: TreeNode) -> None:
+        if node.host_state or self.states_on_host is None:
+            return
+        if node.host is not None or (self.policy.write_back and node.state_kind is not StateKind.PASSING):
+            self._wanted.append(node)  # else its state is stored with its KV
 
     def path_demoted(self, node: TreeNode) -> None:
         if node.host is None and node.parent is not None:
@@ -195,13 +232,33 @@ class HostTier:
                 self._give_up(node)
 
     def holders(self) -> Sequence[TreeNode]:
-        return [copy.node for copy in self.under_way.values() if copy.node is not None]
+        return [under_way.node for under_way in self._attached if under_way.node is not None]
+
+    def named_states(self) -> Sequence[int]:
+        return [each.copy.device_state for each in self._attached if each.copy.device_state]
+
+    @property
+    def _attached(self) -> list[UnderWay]:
+        """Copies under way whose tree has not been given up."""
+        return [under_way for under_way in self.under_way.values() if under_way.node is not None]
+
+    @property
+    def states_on_host(self) -> TierStates | None:
+        """The states that nodes have here; None if it keeps none."""
+        return self._cache.states.on_host if self._cache.states is not None else None
+
+    @property
+    def _node_states(self) -> NodeStates:
+        assert self._cache.states is not None
+        return self._cache.states
 
     def detach_copies(self) -> Sequence[tuple[int, np.ndarray]]:
         copies = [under_way.copy for under_way in self.under_way.values()]
         self.under_way = {copy.fence: UnderWay(copy, None, 0) for copy in copies}
         self.leaving_tokens = 0
         self._start_afresh()
+        if (states := self.states_on_host) is not None:
+            states.slots.reset(sorted(self._fences))
         return [(copy.fence, copy.device_slots) for copy in copies]
 
     def _start_afresh(self) -> None:
@@ -214,6 +271,11 @@ class HostTier:
         self.order.clear()
         self.tokens = 0
 
+    @property
+    def _fences(self) -> set[int]:
+        """Of all copies under way, and of all orders of the tiers behind."""
+        return {*self.under_way, *(fence for tier in self.below for fence in tier.fences)}
+
     # -- a damaged pool -----------------------------------------------------------------------------------------------
 
     @property
@@ -222,6 +284,24 @@ class HostTier:
         coming = sum(len(slots) for tier in self.below for slots in tier.incoming_slots)
         free, waiting = self.allocator.free_tokens, self.allocator.quarantined_tokens
         return self.allocator.total_tokens - free - waiting - self.tokens - coming
+
+    def state_names(self) -> Counter[int]:
+        """How many nodes and copies name each slot of the host's states."""
+        named = [each.copy.host_state for each in self._attached]
+        nodes = self.states_on_host.nodes if self.states_on_host is not None else ()
+        return Counter([slot for slot in (*named, *nodes) if slot])
+
+    @property
+    def states_add_up(self) -> bool:
+        """False if a slot of the host's states is nowhere, or if another number of holders name it than is counted."""
+        if self.states_on_host is None:
+            return True
+        slots, names = self.states_on_host.slots, self.state_names()
+        counts = np.zeros(slots.total + 1, dtype=np.int64)
+        counts[list(names)] = list(names.values())
+        is_gone = np.concatenate([slots.free_slots(), slots.quarantined_slots()])
+        adds_up = len(is_gone) + slots.held == slots.total and not counts[is_gone].any()
+        return bool(adds_up and (counts == slots.refs).all())
 
     def recount(self) -> None:
         """Derive all counts, and the order of eviction, from the tree and the copies under way: for the time after an
@@ -233,6 +313,11 @@ class HostTier:
         self.order.clear()
         for node in nodes:
             self.may_be_leaf(node)
+        self._recount_states()
+
+    def _recount_states(self) -> None:
+        if (states := self.states_on_host) is not None:
+            states.slots.rebuild(self.state_names(), sorted(self._fences))
 
     def discard_copies(self) -> None:
         """Forget every copy, because the owners of the host's pages are no longer known. The device keeps its KV."""
@@ -240,10 +325,14 @@ class HostTier:
         gone = [node for node in tree.nodes() if node.host is not None][::-1]
         for node in gone:
             self._cache.watchers.copy_removed(node)
+        if self._cache.states is not None:
+            for node in gone:
+                self._cache.states.remove_from_host(node)
         for node in (*gone, tree.root):
             node.host, node.storing, node.host_children = None, 0, 0
         tree.remove_leaves([node for node in gone if not node.on_device])
         self._start_afresh()
+        self._recount_states()
 
     # -- to the host --------------------------------------------------------------------------------------------------
 
@@ -251,13 +340,16 @@ class HostTier:
         """The copies to be made now. Parents go before their children."""
         while self._wanted and self._storing < self.policy.max_storing:
             node = self._wanted.popleft()
-            if not node.on_device or node.host is not None or self._cache.tree.reachable(node) is not node:
-                continue  # it has left the device or the tree, is hidden, or was stored with a child
-            for upper in self._cache.tree.without_copy(node):
+            if not node.on_device or self._cache.tree.reachable(node) is not node:
+                continue  # it has left the device or the tree, or is hidden
+            missing = self._cache.tree.without_copy(node)  # none, if it was stored with a child
+            for upper in missing:
                 copy = self._store(upper)
                 if copy is None:
                     break
                 self._ready.append(copy)  # at once: an exception further on must not lose it
+            if not missing and (slot := self._take_state_for(node)):
+                self._ready.append(self._begin_store(node, np.empty(0, dtype=np.int32), slot))
         copies, self._ready = self._ready, []
         return copies
 
@@ -272,16 +364,48 @@ class HostTier:
             self.allocator.free(slots)  # the parent's copy was what had to give way
             self.counts.no_room += len(node)
             return None
-        fence = self.allocator.fences.open_fence()
-        node.host, node.storing, node.demoted = slots, fence, False
+        state = self._take_state_for(node)
+        node.host, node.demoted = slots, False
         parent.host_children += 1
         self.tokens += len(node)
-        self._storing += len(node)
+        return self._begin_store(node, slots, state, leaving)
+
+    def _begin_store(self, node: TreeNode, slots: np.ndarray, state: int, leaving: int = 0) -> TierCopy:
+        """slots: int32 [tokens] on the host for the KV of the node, which has none there yet; empty to store its state
+        alone. state: slot on the host for its state; 0 not to store it."""
+        fence = self.allocator.fences.open_fence()
+        self._storing += len(slots)
         self.leaving_tokens += leaving
         self._cache.lock(node)
-        copy = TierCopy(fence, True, node.value.copy(), slots.copy())
-        self.under_way[fence] = UnderWay(copy, node, node.prefix_len - len(node), leaving)
+        kv = node.value.copy() if len(slots) else slots
+        if len(slots):
+            node.storing = fence
+        if state:
+            self._node_states.slots.share(node.state)
+            self._node_states.put_on_host(node, state)
+        copy = TierCopy(fence, True, kv, slots.copy(), node.state if state else 0, state)
+        self.under_way[fence] = UnderWay(copy, node, node.prefix_len - len(slots), leaving)
         return copy
+
+    def _take_state_for(self, node: TreeNode) -> int:
+        """A slot on the host for a node's state, which the copy names; evicts if need be. 0 if there is no room, or
+        nothing to store."""
+        states = self.states_on_host
+        if states is None or not node.state or node.host_state:
+            return 0
+        slot = states.slots.take()
+        if slot is None and (victim := self._node_states.evict_from_host()) is not None:
+            self.counts.evicted_states += 1
+            self._note_useless(victim)
+            slot = states.slots.take()
+        self.counts.no_room_states += slot is None
+        return slot or 0
+
+    def _note_useless(self, node: TreeNode) -> None:
+        """A node has lost its state here: if no other lies behind its KV, that goes before all else."""
+        self._cache.mark_useless(node)
+        if not node.last_access and HostOrder.is_leaf(node):
+            self.order.push_first(node)
 
     def allocate(self, tokens: int) -> np.ndarray | None:
         """Host slots, int32 [tokens]; evicts if need be. None if there is no room."""
@@ -304,64 +428,110 @@ class HostTier:
 
     # -- back to the device -------------------------------------------------------------------------------------------
 
-    def load_match(self, match: MatchResult, slots: np.ndarray) -> TierCopy:
+    def missing_tokens(self, match: MatchResult) -> int:
+        """Tokens of a match whose KV is on the host only; the others that it has there need but their state."""
+        assert match.host_handle is not None
+        return match.host_handle.prefix_len - self._cache.tree.last_on_device(match.host_handle).prefix_len
+
+    def can_load(self, match: MatchResult) -> bool:
+        """False if what is on the host of a match had to give way to what was stored since."""
+        node = match.host_handle
+        return node is not None and node.parent is not None and (self._cache.states is None or node.has_state)
+
+    def load_match(self, match: MatchResult, slots: np.ndarray, state: int = 0) -> TierCopy:
         """Bring the host part of a match to the device. From now on its nodes count as on the device for all requests,
         but a step that reads them must wait for the copy.
 
-        slots: int32 [match.host_len], the caller's, whole pages; they belong to the tree afterwards.
+        slots: int32 [`missing_tokens`], the caller's, whole pages; they belong to the tree afterwards. state: slot on
+        the device for the recurrent state of the last node, which the caller alone names; 0 if that needs none. The
+        copy names it in the caller's place.
         """
-        assert match.host_len == len(slots) > 0 and match.host_handle is not None
+        node = match.host_handle
+        assert node is not None and len(slots) == self.missing_tokens(match) and (state or len(slots))
         fence = self.allocator.fences.open_fence()
-        nodes = self._cache.tree.path(match.host_handle, match.device_len)
-        host_slots = np.concatenate([node.host for node in nodes if node.host is not None])
+        beginning = node.prefix_len - len(slots)
+        nodes = self._cache.tree.path(node, beginning)
+        host_slots = np.concatenate([slots[:0], *(node.host for node in nodes if node.host is not None)])
         assert len(host_slots) == len(slots)
         start = 0
-        for node in nodes:
-            self._cache.put_on_device(node, slots[start : start + len(node)].copy())
-            node.loading = fence
-            start += len(node)
-        self._cache.lock(match.host_handle)
-        copy = TierCopy(fence, False, slots, host_slots)
-        self.under_way[fence] = UnderWay(copy, match.host_handle, match.device_len)
+        for missing in nodes:
+            self._cache.put_on_device(missing, slots[start : start + len(missing)].copy())
+            missing.loading = fence
+            start += len(missing)
+        self._cache.lock(node)
+        if state:
+            assert self.states_on_host is not None and node.host_state
+            self.states_on_host.slots.share(node.host_state)
+            node.state_loading = fence
+            self._node_states.put(node, state, node.state_kind)
+        copy = TierCopy(fence, False, slots, host_slots, state, node.host_state if state else 0)
+        self.under_way[fence] = UnderWay(copy, node, beginning)
         return copy
 
     # -- the end of a copy --------------------------------------------------------------------------------------------
 
-    def finish_copy(self, fence: int, ok: bool) -> np.ndarray | None:
-        """A copy has been made, or has failed. Returns the device slots of a failed load, int32 [n]: they hold no valid
-        KV, so the caller must end their use; the nodes have left the reachable tree."""
+    def finish_copy(self, fence: int, ok: bool) -> TierCopy | None:
+        """A copy has been made, or has failed. Returns a failed load: its slots on the device hold nothing valid, so
+        the caller must end their use; the nodes, or the state, have left the reachable tree."""
         ended = self.under_way.pop(fence)
-        tokens, to_host = len(ended.copy.host_slots), ended.copy.to_host
+        copy, node = ended.copy, ended.node
         self.leaving_tokens -= ended.leaving
-        if to_host:
-            self._storing -= tokens
-            self.counts.stored += tokens if ok else 0
-            self.counts.failed_stores += 0 if ok else tokens
-        else:
-            self.counts.loaded += tokens if ok else 0
-            self.counts.failed_loads += 0 if ok else tokens
-        if ended.node is not None:
-            self._settle(ended.node, ended.start, fence, trusted=ok, to_host=to_host)
+        self._storing -= len(copy.host_slots) if copy.to_host else 0
+        self._count(copy, ok)
+        if node is not None:
+            if copy.device_state:
+                self._settle_state(node, copy, trusted=ok)
+            self._settle(node, ended.start, copy, trusted=ok)
         self.allocator.fences.close_fence(fence)
-        self.allocator.release_quarantine()
+        self.release_quarantine()
         self._cache.allocator.release_quarantine()
-        return None if ok or to_host or ended.node is None else ended.copy.device_slots
+        if self._cache.states is not None:
+            self._cache.states.slots.release_quarantine()
+        return None if ok or copy.to_host or node is None else copy
 
-    def _settle(self, node: TreeNode, start: int, fence: int, *, trusted: bool, to_host: bool) -> None:
+    def release_quarantine(self) -> None:
+        """Free what waits for closed fences only, on the host."""
+        self.allocator.release_quarantine()
+        if (states := self.states_on_host) is not None:
+            states.slots.release_quarantine()
+
+    def _count(self, copy: TierCopy, ok: bool) -> None:
+        counts, tokens, states = self.counts, len(copy.host_slots), int(copy.host_state > 0)
+        if not ok:
+            counts.failed_stores += tokens if copy.to_host else 0
+            counts.failed_loads += 0 if copy.to_host else tokens
+        elif copy.to_host:
+            counts.stored, counts.stored_states = counts.stored + tokens, counts.stored_states + states
+        else:
+            counts.loaded, counts.loaded_states = counts.loaded + tokens, counts.loaded_states + states
+
+    def _settle_state(self, node: TreeNode, copy: TierCopy, *, trusted: bool) -> None:
+        """The copy names no states any more; what it was to write is gone if it failed."""
+        node.state_loading = 0 if node.state_loading == copy.fence else node.state_loading
+        if not trusted and node.host_state == copy.host_state:
+            self._node_states.remove_from_host(node)
+        if not trusted and not copy.to_host and node.state == copy.device_state:
+            self._cache.remove_state(node)
+        assert self.states_on_host is not None
+        self.states_on_host.slots.drop(copy.host_state)
+        self._node_states.slots.drop(copy.device_state)
+
+    def _settle(self, node: TreeNode, start: int, copy: TierCopy, *, trusted: bool) -> None:
         """Note that the nodes from position ``start`` down to ``node`` are copied, or that they cannot be trusted."""
-        nodes = self._cache.tree.path(node, start)
+        nodes, fence = self._cache.tree.path(node, start), copy.fence
         made = [copied for copied in nodes if copied.storing == fence]  # the others were given up meanwhile
         for copied in nodes:
             copied.storing = 0 if copied.storing == fence else copied.storing
             copied.loading = 0 if copied.loading == fence else copied.loading
-        if not trusted and to_host:
-            self._forget_below(nodes[0])
-        elif not trusted:
-            drop_path(self._cache, node, start)
+        if not trusted and nodes:
+            if copy.to_host:
+                self._forget_below(nodes[0])
+            else:
+                drop_path(self._cache, node, start)
         for copied in nodes:
             self.may_be_leaf(copied)
         self._cache.unlock(node)
-        if trusted and to_host:
+        if trusted and copy.to_host:
             for copied in made:
                 self._cache.watchers.copy_made(copied)
             for tier in self.below:
@@ -381,7 +551,7 @@ class HostTier:
         freed = 0
         while freed < num_tokens and (node := self.order.pop()) is not None:
             rest = len(node) - (num_tokens - freed)
-            if rest >= self._least_rest:
+            if rest >= self._least_rest and not node.host_state:  # without its last token that would be of no use
                 self._cache.tree.split(node, rest // self._cache.page_size * self._cache.page_size)
             freed += len(node)  # the object stays the lower part
             parent = node.parent
@@ -401,10 +571,13 @@ class HostTier:
             fences += tier.fences_reading(node.host)
         self._cache.watchers.copy_removed(node)
         self.allocator.quarantine(node.host, fences)
+        if self._cache.states is not None:
+            self._cache.states.remove_from_host(node)
         node.host, node.storing = None, 0
         self.tokens -= len(node)
         node.parent.host_children -= 1
         self.may_be_leaf(node.parent)
+        self._cache.mark_useless(node)
 
     def took_copy(self, node: TreeNode) -> None:
         """A node got a copy from elsewhere."""
@@ -440,6 +613,11 @@ class HostOrder:
         if node.serial not in self._listed:
             self._listed.add(node.serial)
             heappush(self._heap, (node.last_access, node.serial, node))
+
+    def push_first(self, node: TreeNode) -> None:
+        """As `push_leaf`, for a node that is to go before the time of the entry that it may have."""
+        self._listed.add(node.serial)
+        heappush(self._heap, (0, node.serial, node))
 
     def pop(self) -> TreeNode | None:
         """The least recently used leaf, without its entry; None if there is none."""

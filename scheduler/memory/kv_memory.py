@@ -180,20 +180,37 @@ class KVMemory:
             return match
         if self._host_rates is not None and not self._host_rates.loading_pays():
             return match
-        self._evict_for(match.host_len)
-        if match.host_handle.parent is None:
-            return match  # what had to leave the device took its place on the host
+        lowest = self.cache.tree.last_on_device(match.host_handle)
+        self.cache.lock(lowest)  # where a state has left the device, KV may have stayed
+        try:
+            is_loading = self._order_load(match)
+        finally:
+            self.cache.unlock(lowest)
+        return MatchResult(match.device_len + match.host_len, 0, match.host_handle) if is_loading else match
+
+    def _order_load(self, match: MatchResult) -> bool:
+        """Order the load of what a match has on the host. False, and nothing ordered, if there are no slots that can be
+        written at once. Raises NotYet if there will be."""
+        tier = self.tier
+        assert tier is not None and match.host_handle is not None
+        missing = tier.missing_tokens(match)
+        self._evict_for(missing)
+        if not tier.can_load(match):
+            return False  # what had to leave the device took its place on the host
         none = np.zeros(1, dtype=np.int32)
-        slots = self.allocator.alloc_extend(none, np.array([match.host_len], dtype=np.int32), none)
+        slots = self.allocator.alloc_extend(none, np.array([missing], dtype=np.int32), none)
         if slots is None and self._leaving_tokens:
             raise NotYet
         if slots is None:
-            return match
-        if self.copies.reads_slots(slots):
+            return False
+        state = self.states.take_beside(match.handle) if self.states is not None else 0
+        if state is None or self.copies.reads_slots(slots):
             self.allocator.free(slots)
-            return match
-        self._loads.append(self.tier.load_match(match, slots))
-        return MatchResult(match.device_len + match.host_len, 0, match.host_handle)
+            if state and self.cache.states is not None:
+                self.cache.states.slots.drop(state)
+            return False
+        self._loads.append(tier.load_match(match, slots, state))
+        return True
 
     def _open_lease(self, request: Request, reserve: int, now: float) -> KVSequence | None:
         """Take the claimed lease over, row, lock and partial page; or copy it, if the parent is to be kept."""
@@ -382,17 +399,19 @@ class KVMemory:
         """Copies between the tiers that have not ended. What they read or write cannot be evicted."""
         return len(self.tier.under_way) if self.tier is not None else 0
 
-    def users_of(self, slots: np.ndarray, requests: Iterable[Request]) -> list[Request]:
-        """The requests that hold some of these slots, int32 [n]. Leases that do break."""
-        rows = self.req_to_token.rows
+    def users_of(self, load: TierCopy, requests: Iterable[Request]) -> list[Request]:
+        """The requests that hold some of the slots that a load was to fill. Leases that do break."""
+        rows, slots, state = self.req_to_token.rows, load.device_slots, load.device_state
 
-        def uses(kv: KVSequence) -> bool:
+        def uses(kv: KVSequence, beams: BeamKV | None = None) -> bool:
+            if state and state in (*kv.states.names(), *(beams.state_names() if beams is not None else ())):
+                return True
             return bool(np.isin(rows[kv.row, : kv.length], slots).any())
 
         for lease in self.leases.live():
             if lease.kv is not None and uses(lease.kv):
                 self.leases.break_lease(lease)
-        return [request for request in requests if request.kv is not None and uses(request.kv)]
+        return [request for request in requests if request.kv is not None and uses(request.kv, request.beam_kv)]
 
     # -- publish, retain, close ---------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from ...radix.invariants import (
     dump,
 )
 from ...radix.kv_sequence import KVSequence
+from ...radix.tiers.host_tier import HostTier
 from ..request import Request
 from .beam_memory import BeamMemory
 from .kv_memory import KVMemory
@@ -115,9 +116,8 @@ class Found:
 def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Request]) -> Found:
     """Compare the owners' sums with the pool, and contain what is wrong. holders: all live requests that hold KV."""
     cache, leases = memory.cache, memory.leases
-    if memory.tier is not None and (unaccounted := memory.tier.unaccounted_tokens):
-        logger.error("the host's KV pool does not add up by %d tokens: its copies are given up", unaccounted)
-        memory.tier.discard_copies()
+    if memory.tier is not None:
+        _contain_host(memory.tier)
     sequences = [request.held_kv for request in holders]
     sequences += [lease.kv for lease in leases.live() if lease.kv is not None]
     beam_pages = [beams.pages(request) for request in holders if request.beam_kv is not None]
@@ -137,6 +137,17 @@ def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Req
     return Found(leaked, leaked_states, was_reset=True)
 
 
+def _contain_host(tier: HostTier) -> None:
+    """Compare the host's sums, and give its copies up if they are wrong."""
+    unaccounted, states_add_up = tier.unaccounted_tokens, tier.states_add_up
+    if unaccounted:
+        logger.error("the host's KV pool does not add up by %d tokens: its copies are given up", unaccounted)
+    if not states_add_up:
+        logger.error("the host's recurrent states do not add up: its copies are given up")
+    if unaccounted or not states_add_up:
+        tier.discard_copies()
+
+
 def named_states(sequences: Sequence[KVSequence], holders: Sequence[Request]) -> list[int]:
     """Slots of recurrent states, as often as sequences and beams name each."""
     names = [slot for sequence in sequences for slot in sequence.states.names()]
@@ -149,7 +160,8 @@ def free_lost_states(cache: RadixCache, names: Sequence[int]) -> tuple[int, bool
     if cache.states is None:
         return 0, True
     slots = cache.states.slots
-    named = np.array([*names, *(node.state for node in cache.states.nodes())], dtype=np.int64)
+    held = [*names, *(node.state for node in cache.states.nodes()), *cache.residency.named_states()]
+    named = np.array(held, dtype=np.int64)
     counts = np.bincount(named, minlength=slots.total + 1)
     unaccounted = slots.total - slots.free - slots.quarantined - slots.held
     if not unaccounted and np.array_equal(counts, slots.refs):

@@ -18,6 +18,7 @@ import numpy as np
 from ...radix.cache import RadixCache
 from ...radix.invariants import InvariantError
 from ...radix.kv_sequence import KVSequence
+from ...radix.node import TreeNode
 from ...radix.node_states import NodeStates
 from ...radix.sequence_states import HeldState, SequenceStates
 from ..batch import StateRows
@@ -113,6 +114,17 @@ class StateMemory:
         slot = self._slots.take()
         if slot is None and self._cache.evict_states(1, kept_too=kept_too):
             slot = self._slots.take()
+        return slot
+
+    def take_beside(self, node: TreeNode) -> int | None:
+        """A slot that the caller alone names, as for a sequence that begins; the state of this node does not give
+        way."""
+        kept = node.state
+        if kept:
+            self._slots.share(kept)
+        slot = self.take(kept_too=True)
+        if kept:
+            self._slots.drop(kept)
         return slot
 
     def _take_spare(self) -> int | None:

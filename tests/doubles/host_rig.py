@@ -45,7 +45,8 @@ class TierRig(CacheRig):
             froms, tos = tos, froms
         for number, (a, b) in enumerate(zip(froms.tolist(), tos.tolist(), strict=True)):
             target[b] = source[a] if ok or number % 2 else "rubbish"
-        return self.tier.finish_copy(fence, ok)
+        failed = self.tier.finish_copy(fence, ok)
+        return None if failed is None else failed.device_slots
 
     def end_all(self, ok: bool = True) -> None:
         while self.copies:

@@ -366,6 +366,7 @@ class KVEchoModel:
         if not copy.to_host:
             source, target, froms, tos = target, source, tos, froms
         target[tos] = source[froms] if ok else np.arange(len(tos), dtype=np.uint64)
+        self.states.copy(copy, ok)
 
     def _answer(self, step: BeamStep, logprobs: dict[int, np.ndarray]) -> BeamCandidates | None:
         if step.num_candidates == 0:

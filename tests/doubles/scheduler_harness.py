@@ -106,10 +106,12 @@ class Harness:
         blocks: tuple[FakeBlocks, FakeBlocks] | None = None,
         tiers_rng: random.Random | None = None,
         states: int = 0,
+        host_states: int = 0,
         **more: Any,
     ) -> None:
         """host_tokens: of a host tier; 0 for none. block_tokens: of a disk tier behind it, which has ``blocks``.
         tiers_rng: decides when what they order ends. states: recurrent states of the model; 0 for one without them.
+        host_states: so many that the host tier keeps.
         more: other fields of SchedulerConfig."""
         self.config = SchedulerConfig(
             context_length=context,
@@ -143,6 +145,7 @@ class Harness:
                 self.cache,
                 self.model,
                 host_tokens=host_tokens,
+                host_states=host_states,
                 policy=host_policy,
                 block_tokens=block_tokens,
                 blocks=blocks,

@@ -75,13 +75,13 @@ class Simulation:
         """jobs: half of the requests are steps of jobs, whose ids are few, so that they are used again. new_jobs: share
         of these that bring a new id, in place of the oldest.
         faults: steps fail too, now and then, and copies between tiers. host_ratio: size of the host tier by that of the
-        pool; 0: none. guesses: a step brings up to so many tokens more for a request. unwanted: share of the requests
-        that say from where their KV is of no further use. clients: the requests come from two, or from one that is not
-        known. next_turns: share of whole prompts that go on from what an earlier request said; half of them do not name
-        it. prepares: next turns are prepared, with lulls for it. grammars: some requests have one. adapters: half of
-        the requests have one of two. pooled: share of the whole prompts that are pooled. states: slots of
-        the model's recurrent states; 0 for a model without them. check_every: of the checks of all invariants, two or
-        three a turn, one in so many is made; more than 1 for tests of something else."""
+        pool, and of its states by the model's; 0: none. guesses: a step brings up to so many tokens more for a request.
+        unwanted: share of the requests that say from where their KV is of no further use. clients: the requests come
+        from two, or from one that is not known. next_turns: share of whole prompts that go on from what an earlier
+        request said; half of them do not name it. prepares: next turns are prepared, with lulls for it. grammars: some
+        requests have one. adapters: half of the requests have one of two. pooled: share of the whole prompts that are
+        pooled. states: slots of the model's recurrent states; 0 for a model without them. check_every: of the checks of
+        all invariants, two or three a turn, one in so many is made; more than 1 for tests of something else."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
@@ -112,6 +112,7 @@ class Simulation:
         num_tokens = rng.choice([320, 384, 640])
         if host_ratio:
             options["host_tokens"] = max(1, int(num_tokens * host_ratio) // 64) * 64
+            options["host_states"] = int(states * host_ratio)
             options["tiers_rng"] = random.Random(seed + 1)
         self.harness = Harness(
             num_tokens=num_tokens,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from baton.radix.tiers.host_tier import TierCopy
 from baton.scheduler.batch import ScheduleBatch, StateRows
 
 START = 11
@@ -36,11 +37,32 @@ class EchoStates:
         self.hashes[0] = START
         self.lengths = np.full(num_states + 1, UNKNOWN, dtype=np.int64)
         self.lengths[0] = 0
+        self.host_hashes = np.zeros(0, dtype=np.uint64)
+        self.host_lengths = np.zeros(0, dtype=np.int64)
+        """What copies between the tiers put on the host, see `add_host`."""
         self._just_lost: frozenset[int] = frozenset()
         self._step: StateRows | None = None
 
     def __len__(self) -> int:
         return len(self.hashes) - 1
+
+    def add_host(self, num_states: int) -> None:
+        """Have room for so many states on the host."""
+        self.host_hashes = np.zeros(num_states + 1, dtype=np.uint64)
+        self.host_lengths = np.full(num_states + 1, UNKNOWN, dtype=np.int64)
+
+    def copy(self, copy: TierCopy, ok: bool) -> None:
+        """Make the copy of a state between device and host; one that fails leaves rubbish behind. Steps that are
+        launched after a failed load still read that, and fail."""
+        device, host = (self.hashes, self.lengths), (self.host_hashes, self.host_lengths)
+        source, target, start, to = device, host, copy.device_state, copy.host_state
+        if not copy.to_host:
+            source, target, start, to = host, device, to, start
+        if not to:
+            return
+        target[0][to] = source[0][start] if ok else 0xBAD
+        target[1][to] = source[1][start] if ok or not copy.to_host else UNKNOWN
+        assert not ok or target[1][to] != UNKNOWN, f"{copy} copies a state that nothing has written"
 
     def open_step(self, batch: ScheduleBatch) -> None:
         """Check what a step is to read and write. It may read what the step just before it lost when that was launched

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baton.memory_pool.allocator import Allocator
+from baton.memory_pool.state_slots import StateSlots
 from baton.memory_pool.stores.block_store import StoreSize
 from baton.radix.cache import RadixCache
 from baton.radix.invariants import check_blocks
@@ -68,16 +69,19 @@ class FakeTiers:
         model: KVEchoModel,
         *,
         host_tokens: int,
+        host_states: int = 0,
         policy: HostPolicy | None = None,
         block_tokens: int = 0,
         blocks: tuple[FakeBlocks, FakeBlocks] | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """block_tokens: of a disk tier; 0 for none. blocks: what is there already, on disk and in a remote
-        store."""
+        """host_states: room for recurrent states on the host; 0 if it keeps none. block_tokens: of a disk tier; 0 for
+        none. blocks: what is there already, on disk and in a remote store."""
         page = cache.page_size
         allocator = Allocator(host_tokens, page, fences=cache.allocator.fences, check=True)
-        self.host = HostTier(cache, allocator, policy)
+        slots = StateSlots(host_states, fences=allocator.fences, check=True) if host_states else None
+        self.host = HostTier(cache, allocator, policy, slots)
+        model.states.add_host(host_states)
         cache.residency = self.host
         self.blocks, self.far = blocks or (FakeBlocks(), FakeBlocks())
         self.far_index = FakeBlocks()

@@ -419,15 +419,15 @@ def state_without_kv(rig: StateRig, running: Running, stem: TreeNode) -> None:
 
 
 def unlisted_node(rig: StateRig, running: Running, stem: TreeNode) -> None:
-    del rig.nodes._nodes[stem.state]
+    del rig.nodes.on_device.nodes[stem.state]
 
 
 def unlisted_slot(rig: StateRig, running: Running, stem: TreeNode) -> None:
-    rig.nodes._named[stem.state] = False
+    rig.nodes.on_device._named[stem.state] = False
 
 
 def listed_under_other_node(rig: StateRig, running: Running, stem: TreeNode) -> None:
-    rig.nodes._nodes[stem.state] = running.kv.open_node()
+    rig.nodes.on_device.nodes[stem.state] = running.kv.open_node()
 
 
 def forgotten_node(rig: StateRig, running: Running, stem: TreeNode) -> None:

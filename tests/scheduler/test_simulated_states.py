@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.policies.registry import POLICIES
 from tests.doubles.drafting import draft_by_echo
 from tests.doubles.simulation import SEED, Simulation, simulate
@@ -47,6 +48,33 @@ def test_simulation_of_failing_steps(page_size: int, depth: int, states: int) ->
 @pytest.mark.parametrize(("page_size", "depth", "states"), [(1, 1, 5), (16, 2, 64)])
 def test_simulation_of_each_kind(kind: str, page_size: int, depth: int, states: int) -> None:
     simulate(SEED + 1580, steps=120, page_size=page_size, depth=depth, states=states, **KINDS[kind])
+
+
+POLICIES_OF_HOST = {
+    "write-through": HostPolicy(),
+    "selective": HostPolicy(min_hits=1),
+    "write-back": HostPolicy(write_back=True),
+}
+
+
+@CASES
+@pytest.mark.parametrize("policy", POLICIES_OF_HOST)
+def test_simulation_with_a_host_tier(policy: str, page_size: int, depth: int, states: int) -> None:
+    """Copies that end in any order, and fail."""
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth, "states": states, "faults": depth == 2}
+    seed = SEED + 1660 + page_size + states
+    host = simulate(seed, steps=150, host_ratio=2.0, host_policy=POLICIES_OF_HOST[policy], **options).harness.tiers
+    assert host is not None and host.host.counts.stored_states > 0
+
+
+@CASES
+def test_simulation_of_what_returns_from_the_host(page_size: int, depth: int, states: int) -> None:
+    """Few states on the device, and many on the host."""
+    simulation = Simulation(SEED + 1700, page_size=page_size, depth=depth, states=6, host_ratio=8.0, next_turns=0.9)
+    simulation.run(150)
+    assert simulation.harness.tiers is not None
+    counts = simulation.harness.tiers.host.counts
+    assert counts.loaded_states > 0, counts
 
 
 @CASES
