@@ -36,7 +36,26 @@ def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
     embedding = read_embedding_config(folder)
     if embedding.is_embedder and config.head == "language" and not config.tie_word_embeddings and _lacks_head(folder):
         config = replace(config, head="none")
-    return replace(config, embedding=embedding)
+    return replace(config, embedding=embedding, traits=_with_packed_experts(config, folder))
+
+
+PACKED_EXPERTS = "experts.gate_up_proj", "experts.down_proj"
+"""Names of the weights of all experts of a layer, below its block, in files that hold them as one tensor each."""
+
+
+def _with_packed_experts(config: ModelConfig, folder: Path) -> DecoderTraits:
+    """The traits, with experts' weights as the files have them: some checkpoints of an architecture hold those of all
+    experts of a layer as one tensor, [experts, out, in] or [experts, in, out]."""
+    traits, experts = config.traits, config.traits.experts
+    if experts is None or experts.names.packed is not None or not any(folder.glob("*.safetensors")):
+        return traits
+    _, down = PACKED_EXPERTS
+    shapes = [tensor.shape for name, tensor in text_tensors(folder).items() if name.endswith(f".{down}")]
+    if not shapes:
+        return traits
+    plain = experts.num_experts, config.hidden_size, experts.intermediate_size
+    names = replace(experts.names, packed=PACKED_EXPERTS, is_transposed=shapes[0] != plain)
+    return replace(traits, experts=replace(experts, names=names))
 
 
 def _lacks_head(folder: Path) -> bool:

@@ -73,7 +73,7 @@ class RowTable:
     def point_at(self, rows: RowSegments) -> None:
         self._rows = rows  # keeps the arrays
         arrays = rows.token_ends, rows.sources, rows.segment_ends, rows.ends, rows.targets
-        self._entries[:] = len(rows.sources), *(array.ctypes.data for array in arrays)
+        self._entries[:] = len(rows.sources), *(array.__array_interface__["data"][0] for array in arrays)
 
 
 class StateBatch:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from baton.runtime.checkpoint.hf_config import load_model_config, parse_model_config
-from baton.runtime.checkpoint.model_files import ModelLoadError
-from baton.runtime.model_config import ExpertTraits, LatentTraits, RopeConfig
+from baton.runtime.checkpoint.model_files import ModelLoadError, UnsupportedModelError
+from baton.runtime.model_config import ExpertTraits, LatentTraits, Mamba2Traits, Mixer, RopeConfig
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -288,6 +288,54 @@ def test_yarn_attention_factor():
     assert factor() == pytest.approx(0.1 * math.log(4) + 1)
     assert factor(mscale=1.0, mscale_all_dim=1.0) == 1.0
     assert factor(attention_factor=0.5) == 0.5
+
+
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16}
+A, R, NONE = Mixer.ATTENTION, Mixer.RECURRENT, Mixer.NONE
+
+
+def test_layers_with_states_in_all_spellings():
+    """Files as they are on the hub, and as transformers 5 saves them."""
+
+    def traits(name: str, **changes: Any):
+        return parse({"architectures": [f"{name}ForCausalLM"], **changes}).traits
+
+    every_fourth = traits("Qwen3_5", **DELTA)
+    assert every_fourth.mixers == (R, R, R, A) == traits("Qwen3_5", **DELTA, full_attention_interval=4).mixers
+    assert traits("Qwen3_5", **DELTA, full_attention_interval=2).mixers == (R, A, R, A)
+    assert every_fourth.output_gate and every_fourth.norm_offset == 1
+    assert traits("Lfm2", full_attn_idxs=[1, 2]).mixers == (R, A, A, R)
+    assert traits("Bamba", **MAMBA, attn_layer_indices=[3]).mixers == (R, R, R, A)
+    granite = {"shared_intermediate_size": 48, "mamba_n_heads": 8, "mamba_d_state": 16}
+    for kinds in (["mamba", "attention"] * 2, ["linear_attention", "full_attention"] * 2):
+        assert traits("GraniteMoeHybrid", **granite, layer_types=kinds).mixers == (R, A) * 2
+    nemotron = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 16}
+    by_letter = traits("NemotronH", **nemotron, hybrid_override_pattern="M-*-M")
+    blocks = ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]
+    assert by_letter == traits("NemotronH", **nemotron, layers_block_type=blocks)
+    assert by_letter.mixers == (R, NONE, A, NONE, R) and by_letter.has_mlp == (False, True, False, True, False)
+    with pytest.raises(UnsupportedModelError, match="experts of Nemotron-H"):
+        traits("NemotronH", **nemotron, hybrid_override_pattern="ME*E")
+
+
+def test_sizes_of_hybrids():
+    def config(name: str, **changes: Any):
+        return parse({"architectures": [f"{name}ForCausalLM"], **changes})
+
+    lfm2 = config("Lfm2", block_ff_dim=12288, block_multiple_of=256, norm_eps=3e-5)
+    assert lfm2.intermediate_size == 8192 and lfm2.rms_norm_eps == 3e-5 and lfm2.tie_word_embeddings
+    assert config("Lfm2", block_ff_dim=100, block_auto_adjust_ff_dim=False).intermediate_size == 100
+    mamba = config("Bamba", **MAMBA, mamba_d_head="auto").traits.recurrent
+    assert isinstance(mamba, Mamba2Traits) and mamba.heads * mamba.head_size == 2 * LLAMA["hidden_size"]
+    limits = [0.01, {"__float__": "Infinity"}]
+    limited = config("Bamba", **MAMBA, time_step_limit=limits).traits.recurrent
+    assert isinstance(limited, Mamba2Traits) and limited.limits == (0.01, math.inf)
 
 
 def test_layers_without_rotary_embedding():

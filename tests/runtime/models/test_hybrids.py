@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from baton.memory_pool.state_pool import state_bytes
 from baton.runtime.checkpoint.model_files import ModelLoadError
@@ -106,6 +107,24 @@ def test_forks_continue_states_within_a_chunk(model):
             output = driver.step([(fork, count) for fork in forks])
             for fork, logits in zip(forks, output.logits, strict=True):
                 check(logits, reference_logits(reference, fork.ids[: fork.computed])[-1])
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_experts_in_one_tensor(is_transposed, tmp_path):
+    """As the files of Qwen3.5-MoE on the hub have them; transformers saves each by itself."""
+    reference = save_reference("qwen3_5_moe", tmp_path)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    (tmp_path / "model.safetensors.index.json").unlink()
+    tensors = {
+        name: value.transpose(1, 2).contiguous() if is_transposed and ".experts." in name else value
+        for name, value in reference.state_dict().items()
+    }
+    assert tensors["model.layers.0.mlp.experts.gate_up_proj"].dim() == 3
+    save_file(tensors, tmp_path / "model.safetensors")
+    ids = prompt(20)
+    driver = ModelDriver(make_runner(tmp_path))
+    check(driver.step([(driver.open(ids), 20)]).logits[0], reference_logits(reference, ids)[-1])
 
 
 def test_a_draft_keeps_a_state_at_each_of_its_tokens(model):
