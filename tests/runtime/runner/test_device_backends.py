@@ -19,6 +19,7 @@ from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
 from baton.runtime.layers.embedding import widened_product
 from baton.runtime.layers.ops import TORCH_OPS
+from baton.runtime.model_config import DecoderTraits
 from baton.runtime.runner import device_backends
 from baton.runtime.runner.cuda_graph import CudaRecorder
 from baton.runtime.runner.device_backends import TORCH_BACKENDS, DeviceBackends, choose_backends
@@ -35,7 +36,7 @@ CONFIG: Any = SimpleNamespace(  # what layer ops look at
     num_kv_heads=2,
     head_dim=64,
     rms_norm_eps=1e-5,
-    traits=SimpleNamespace(qk_norm=False, qk_unit_norm=False, experts=None),
+    traits=DecoderTraits(layer_windows=(None,)),
 )
 
 
@@ -176,7 +177,8 @@ def test_gpu_uses_flashinfer_and_cuda_graphs():
 
 @pytest.mark.usefixtures("a_gpu")
 def test_steps_with_experts_are_not_captured(monkeypatch):
-    monkeypatch.setattr(CONFIG.traits, "experts", "some")
+    some: Any = "some"
+    monkeypatch.setattr(CONFIG, "traits", DecoderTraits(layer_windows=(None,), experts=some))
     backends = choose()
     pool: Any = None
     assert backends.recorder is None and backends.attention(pool, []) == "flashinfer"
