@@ -55,8 +55,11 @@ class StateRig(CacheRig):
         for state in running.kv.states.held:
             if before < state.length <= running.committed:
                 self.states[state.slot] = self._state(running, state.length)
-        running.kv.states.prune(self.slots, running.committed, self.cache.page_size)
         return True
+
+    def settle(self, running: Running) -> None:
+        """Give up the states that the sequence has no use for."""
+        running.kv.states.prune(self.slots, running.committed, self.cache.page_size)
 
     def leave(self, running: Running, kind: StateKind) -> None:
         """Put the committed tokens into the tree, and the newest state that fits."""

@@ -373,6 +373,7 @@ def stateful() -> tuple[StateRig, Running, TreeNode]:
         rig.finish_turn(running, StateKind.TURN_END)
     running = rig.start(tokens(40))
     assert rig.compute(running, 15)
+    rig.settle(running)
     rig.verify()
     stem = running.kv.open_node().parent
     assert stem is not None and [held.length for held in running.kv.states.held] == [12, 15]

@@ -71,16 +71,15 @@ class Model:
         known.kind = max(known.kind, kind)
         self.use(prefix)
         if kind is StateKind.TURN_END and self.branches(prefix) < 2:
-            self.demote_turn_before(prefix)
+            self.demote_turns_before(prefix)
 
-    def demote_turn_before(self, prefix: Prefix) -> None:
-        """The turn end before this one is kept no longer, unless several go on between the two."""
+    def demote_turns_before(self, prefix: Prefix) -> None:
+        """The turn ends before this one are kept no longer, up to where several continue."""
         for each in self.above(prefix):
             if self.branches(each) > 1:
                 return
             if each in self.states and self.states[each].kind is StateKind.TURN_END:
                 self.states[each].kind = StateKind.PASSING
-                return
 
     def evict_one(self, kept_too: bool) -> None:
         """The cheapest state that no sequence names goes, and of several equal ones any."""
@@ -216,6 +215,8 @@ class Episode:
         if length > running.kv.length and not self.extend(running, length):
             return
         assert self.rig.compute(running, max(running.committed, min(length, running.kv.length)))
+        if self.rng.random() < 0.7:
+            self.rig.settle(running)
 
     def extend(self, running: Running, length: int) -> bool:
         points = range(running.kv.length + 1, length)
