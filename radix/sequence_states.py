@@ -49,6 +49,11 @@ class SequenceStates:
         fitting = (state for state in reversed(self.held) if state.length <= length and not state.length % align)
         return next(fitting, None)
 
+    def bases(self, length: int, align: int) -> list[HeldState | None]:
+        """What a sequence of the first ``length`` tokens could begin from: the state of the most of them, and that at a
+        multiple of ``align``, which the tree can take."""
+        return [self.longest_within(length), self.longest_within(length, align)]
+
     def names(self) -> list[int]:
         """Every slot, as often as this sequence names it."""
         held = [state.slot for state in self.held]
@@ -75,12 +80,12 @@ class SequenceStates:
         self._drop_targets(slots)
         self.held = kept
 
-    def prune(self, slots: StateSlots, committed: int, align: int) -> None:
-        """Name no state any more that is of fewer than the ``committed`` tokens; but still the newest of those, and the
-        newest at a multiple of ``align``, which the tree can take."""
+    def prune(self, slots: StateSlots, committed: int, align: int, cut_len: int | None = None) -> None:
+        """Name no state any more that is of no more than the ``committed`` tokens; but still the `bases` of those, and
+        of ``cut_len`` tokens."""
         if len(self.held) < 2:
             return
-        kept = {self.longest_within(committed), self.longest_within(committed, align)}
+        kept = {*self.bases(committed, align), *(self.bases(cut_len, align) if cut_len is not None else ())}
         for state in self.held:
             if state.length <= committed and state not in kept:
                 slots.drop(state.slot)

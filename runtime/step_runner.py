@@ -235,7 +235,7 @@ class StepRunner:
         recording = self._sequences.recording
         if not recording:
             return
-        serials, tokens_of = batch.serials, result.rows()
+        serials, tokens_of, has_states = batch.serials, result.rows(), batch.states is not None
         for row in np.flatnonzero(result.counts).tolist():
             sequence = recording.get(int(serials[row]))
             if sequence is None or row in result.forbidden_rows:
@@ -251,6 +251,10 @@ class StepRunner:
                     continue
                 if found is not None:
                     result.stop_matches[row] = found
+                elif has_states and not sequence.sampling.no_stop_trim:
+                    kept = self._stop_string_checker().kept_tokens(sequence.info.serial)
+                    if kept is not None:
+                        result.stop_begins[row] = kept
             sequence.append(tokens_of[row])
 
     def _sample(

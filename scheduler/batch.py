@@ -253,6 +253,9 @@ class StepResult:
     """int32 [bs]"""
     stop_matches: dict[int, StopMatch] = field(default_factory=dict)
     """Batch row -> match, found in the text up to and including one of its new tokens."""
+    stop_begins: dict[int, int] = field(default_factory=dict)
+    """Batch row -> output tokens that are kept if a stop string ends the sequence that may have begun behind them. Only
+    for models with recurrent states, and without rows whose stop strings are not trimmed."""
     beams: list[BeamCandidates | None] = field(default_factory=list)
     """Parallel to ScheduleBatch.beams."""
     failed_rows: dict[int, int] = field(default_factory=dict)

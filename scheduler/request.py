@@ -126,6 +126,7 @@ class Request:
         "committed_len",
         "constraint",
         "constraint_state",
+        "cut_len",
         "diverged_at",
         "drafts",
         "expected_until",
@@ -218,6 +219,8 @@ class Request:
         """True once a step has contained it, so that the step runner knows it."""
         self.kv: KVSequence | None = None
         self.committed_len = self.scheduled_len = self.num_output_placeholders = 0
+        self.cut_len: int | None = None
+        """Its length if a stop string ends it that may have begun; None if none may have."""
         self.num_drafted = 0  # guesses of a step in flight: counted in scheduled_len, and as placeholders
         self.drafts = NO_DRAFTS
         self.prefix_node: TreeNode | None = None

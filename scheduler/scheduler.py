@@ -362,6 +362,8 @@ class Scheduler:
             elif current.refusal is None:
                 self._continuations.record_failure(request)
             if request.kv is not None:  # retained KV is in a lease by now
+                if kept_tokens is not None and request is event.request:
+                    self._memory.cut_states(request, request.prompt_len + kept_tokens, fence)
                 self._close(request, fence)
             retire_unwanted(self._memory.cache, request)
             request.status = RequestStatus.FINISHED
@@ -556,6 +558,8 @@ class Scheduler:
                     )
                     self._speculation.settle_draft(batch, row, request, len(token_ids), len(taken))
                     event = RequestEvent(request, row, taken, ending.reason if ending is not None else None)
+                    begun = result.stop_begins.get(row)
+                    request.cut_len = None if begun is None else request.prompt_len + begun
                     if ending is None:
                         self._events.append(event)
                     else:

@@ -69,6 +69,15 @@ class StopStringMatcher:
                 self._marks.append((self._text_start + len(self._text), self.num_tokens))
         return found
 
+    def kept_tokens(self) -> int | None:
+        """How many of the tokens seen would be kept if a stop string began in the text at their end; None if none may
+        have begun there."""
+        held = held_back(self._text, self._stop)
+        if not held and not self._decoder.has_pending_bytes:
+            return None
+        begin = self._text_start + len(self._text) - held
+        return max(mark for mark in self._marks if mark[0] <= begin)[1]
+
     def _search(self, old_length: int) -> StopMatch | None:
         best: tuple[int, int] | None = None
         for index, stop in enumerate(self._stop):
@@ -111,6 +120,10 @@ class StringsAndRegexes:
         regex = self._regexes.push_id(token_id)
         return string or regex
 
+    def kept_tokens(self) -> int | None:
+        """See `StopStringMatcher.kept_tokens`. Nothing is cut off where a regex matches."""
+        return self._strings.kept_tokens() if self._strings is not None else None
+
 
 class StopStringChecker:
     """The matchers of all open sequences that have stop strings or regexes, by serial: one each, or one for each beam
@@ -136,6 +149,10 @@ class StopStringChecker:
                 ids = np.concatenate([output_ids, np.array(new_ids[: place + 1], dtype=np.int32)])
                 return replace(self._as_seen(sampling, ids, found), token=place)
         return None
+
+    def kept_tokens(self, serial: int) -> int | None:
+        """Of a sequence that was just checked: see `StopStringMatcher.kept_tokens`."""
+        return self._matchers[serial].kept_tokens()
 
     def check_beams(
         self, serial: int, sampling: SamplingParams, sequences: np.ndarray, parents: np.ndarray, tokens: np.ndarray

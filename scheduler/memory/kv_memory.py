@@ -316,7 +316,7 @@ class KVMemory:
             return True
         for request in requests:
             held, may_end = request.held_kv.states, request.num_output_placeholders > 0
-            while not states.reserve(held, request.committed_len, may_end=may_end):
+            while not states.reserve(held, request.committed_len, may_end=may_end, cut_len=request.cut_len):
                 lease = self.leases.least_valuable(now)
                 if lease is None:
                     return False
@@ -531,6 +531,14 @@ class KVMemory:
         """After a step of a request: give up the states that nothing can use any more."""
         if self.states is not None:
             self.states.settle(request)
+
+    def cut_states(self, request: Request, length: int, fence: int | None) -> None:
+        """A request that ends here leaves the state of its first ``length`` tokens in the tree, if it has that, and no
+        later one: what was cut off after them is in no later prompt. fence: see `close_request`."""
+        if self.cache.states is not None and request.beam_kv is None:
+            states, slots = request.held_kv.states, self.cache.states.slots
+            if states.longest_within(length, self.page_size) is not None:
+                states.cut(slots, length, fence if request.scheduled_len > request.committed_len else None)
 
     def drop_states(self, request: Request) -> None:
         """A request that is about to end names no state any more, but for those that a step in flight may write."""

@@ -6,12 +6,15 @@ names the newest and it is not needed any more, the row writes over it. Else it 
     the newest is shared with a node or another sequence          it must not change
     the newest may turn out to be the last                        a step in flight may end the request there
     the newest lies where the tree can take it, and pages are longer than a token
+    a stop string may have begun behind the newest                it is the last once the string is cut off
 
 The first is a must; the others give way when no slot is free. A row may also leave states behind on its way, where
 others are expected to continue; these are written only while there are slots to spare.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -65,13 +68,13 @@ class StateMemory:
             return True
         return self.available > 0
 
-    def reserve(self, states: SequenceStates, committed: int, *, may_end: bool) -> bool:
+    def reserve(self, states: SequenceStates, committed: int, *, may_end: bool, cut_len: int | None = None) -> bool:
         """Make sure that the next step of a sequence has a slot to write its last state to. committed: its tokens that
-        no step in flight computes. may_end: a step in flight may end it, so that its newest state is the last. False,
-        and nothing changed, if no slot can be had."""
+        no step in flight computes. may_end: a step in flight may end it, so that its newest state is the last.
+        cut_len: see `Request.cut_len`. False, and nothing changed, if no slot can be had."""
         if states.targets and states.of_slot(states.targets[0]) is None:
             return True
-        target = self._find_target(states, committed, may_end)
+        target = self._find_target(states, committed, may_end, cut_len)
         if target is None:
             return False
         states.targets[:1] = [target]
@@ -130,19 +133,19 @@ class StateMemory:
     def _take_spare(self) -> int | None:
         return self.take(kept_too=False)
 
-    def _find_target(self, states: SequenceStates, committed: int, may_end: bool) -> int | None:
+    def _find_target(self, states: SequenceStates, committed: int, may_end: bool, cut_len: int | None) -> int | None:
         newest = states.newest
         if newest is None:
             return self.take(kept_too=True)
         is_own = not self._slots.is_shared(newest.slot)
         align = self._states.align
-        if is_own and not may_end and (align == 1 or newest.length % align):
+        wanted = [states.longest_within(newest.length, align)] if align > 1 else []
+        if cut_len is not None:
+            wanted += states.bases(cut_len, align)
+        if is_own and not may_end and newest not in wanted:
             return newest.slot
-        kept = states.longest_within(newest.length, align) if align > 1 else newest
-        for state in states.held[:-1]:  # the step that reads it is in flight, and ends before this one begins
-            if state.length <= committed and state is not kept and not self._slots.is_shared(state.slot):
-                states.held.remove(state)
-                return state.slot
+        if (old := self._take_old(states, committed, wanted)) is not None:
+            return old
         slot = self._take_spare()
         if slot is not None:
             return slot
@@ -151,7 +154,16 @@ class StateMemory:
         if self._is_unsharable(newest.slot):
             self._cache.remove_state(self._states.node_of(newest.slot))
             return newest.slot
-        return self.take(kept_too=True)
+        slot = self.take(kept_too=True)
+        return slot if slot is not None else self._take_old(states, committed, [])
+
+    def _take_old(self, states: SequenceStates, committed: int, wanted: Sequence[HeldState | None]) -> int | None:
+        """The slot of an older state that is not wanted; the sequence does not hold that state any more."""
+        for state in states.held[:-1]:  # the step that reads it is in flight, and ends before this one begins
+            if state.length <= committed and state not in wanted and not self._slots.is_shared(state.slot):
+                states.held.remove(state)
+                return state.slot
+        return None
 
     def _is_unsharable(self, slot: int) -> bool:
         """True if only one sequence and a node name a slot: the node can do without."""
@@ -220,4 +232,4 @@ class StateMemory:
 
     def settle(self, request: Request) -> None:
         """After a step of a request: name no state any more that nothing can use."""
-        request.held_kv.states.prune(self._slots, request.committed_len, self._states.align)
+        request.held_kv.states.prune(self._slots, request.committed_len, self._states.align, request.cut_len)

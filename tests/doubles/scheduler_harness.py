@@ -346,7 +346,7 @@ class Harness:
             if request.beam_kv is not None:
                 self._check_search(request)
             elif request.kv is not None:
-                self._check_states(request.kv, request.committed_len)
+                self._check_states(request.kv, request.committed_len, request.cut_len)
         for lease in self.scheduler._leases.live():
             if lease.kv is not None:
                 self._check_states(lease.kv, lease.kv.length)
@@ -367,10 +367,12 @@ class Harness:
         held = len(BeamRows(self.pool, self.allocator).pages(kv))
         assert held <= max(1, most) * (2 if search.retain_ttl else 1), (held, most)
 
-    def _check_states(self, kv: KVSequence, committed: int) -> None:
+    def _check_states(self, kv: KVSequence, committed: int, cut_len: int | None = None) -> None:
         """A sequence names two states at most that no step in flight writes: its newest, and the newest that the tree
-        can take."""
+        can take; and those that it had when it was ``cut_len`` long."""
         lengths = [state.length for state in kv.states.held if state.length <= committed]
+        if cut_len is not None:
+            lengths = [n for n in lengths if n > cut_len] or lengths
         assert len(lengths) <= 2 and all(length % self.config.page_size == 0 for length in lengths[:-1]), lengths
 
     def _take(self, events: list[RequestEvent]) -> None:

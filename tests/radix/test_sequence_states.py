@@ -112,6 +112,15 @@ def test_pruned_sequence_keeps_newest_and_newest_aligned_state(committed: int, a
     scene.check()
 
 
+def test_pruned_sequence_keeps_what_a_cut_would_begin_from() -> None:
+    scene = Scene(8, 16, 17, 19, 20, 21)
+    scene.states.prune(scene.slots, 21, 8, cut_len=18)
+    assert scene.lengths() == [16, 17, 21]
+    scene.states.prune(scene.slots, 21, 1, cut_len=17)
+    assert scene.lengths() == [17, 21]
+    scene.check()
+
+
 def test_forgotten_states_are_those_that_no_step_may_write() -> None:
     scene = Scene(8, 16, 17)
     scene.states.forget(scene.slots, 16)

@@ -12,6 +12,7 @@ import torch
 
 from baton.runtime.runner.model_runner import ForwardOutput
 from baton.scheduler.batch import (
+    StateRows,
     StepResult,
     StopMatch,
 )
@@ -131,6 +132,19 @@ def test_stop_match_of_multi_token_row_names_completing_token():
     result = StepResult.of_rows([[the, space], [the, space, the, space, the], []])
     step_runner._take_tokens(step.batch, [], result)
     assert result.stop_matches == {1: StopMatch(0, 0, "", token=2)}
+
+
+@pytest.mark.parametrize("has_states", [False, True])
+def test_beginnings_of_stop_strings_are_reported_where_states_are_kept_for_them(has_states: bool):
+    the, space = (BACKEND.get_vocab()[token] for token in ("the", "Ġ"))
+    infos = [greedy(stop=("the the",)), greedy(stop=("the the",), no_stop_trim=True), greedy(stop=("xa",)), greedy()]
+    step_runner = make_step_runner(random_logits(4))
+    step = step_runner.launch(make_batch(infos), None)
+    if has_states:
+        step.batch.states = StateRows(*([np.zeros(4, dtype=np.int32)] * 4))
+    result = StepResult.of_rows([[space, the, space]] * 4)
+    step_runner._take_tokens(step.batch, [], result)
+    assert result.stop_begins == ({0: 1} if has_states else {})
 
 
 def test_raising_stop_check_fails_only_its_row(monkeypatch: pytest.MonkeyPatch):

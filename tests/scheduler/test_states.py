@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from baton.radix.node import StateKind
+from baton.scheduler.batch import StopMatch
 from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.scheduler_harness import Harness, Outcome
 from tests.doubles.specs import make_spec
@@ -79,6 +81,52 @@ def test_a_state_is_left_where_the_client_expects_a_later_prompt_to_part(page) -
     harness.run()
     _, found = ask(harness, "b", [*prompt[:128], *prompt_of(30, 5)])
     assert found == 128
+
+
+def find_stop(harness: Harness, begin: int, end: int) -> None:
+    """Every output has a stop string in the text of its tokens from ``begin`` to ``end``."""
+    forward = harness.model.forward
+
+    def forward_and_search(batch, fault):
+        result = forward(batch, fault)
+        for row in np.flatnonzero(result.counts).tolist():
+            seen = int(batch.output_positions[row]) + int(result.counts[row])
+            if seen == end:
+                result.stop_matches[row] = StopMatch(0, begin, "")
+            elif begin < seen < end:
+                result.stop_begins[row] = begin
+        return result
+
+    harness.model.forward = forward_and_search  # type: ignore[method-assign]
+
+
+@PAGES
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("begin", [0, 5, 9])
+def test_a_turn_is_continued_where_its_stop_string_was_cut_off(page, depth, begin) -> None:
+    harness, prompt = scene(page, depth=depth), prompt_of(126)
+    said = expected_output(prompt, begin, stateful=True)
+    find_stop(harness, begin, begin + 6)
+    harness.add("leased", prompt, 40, retain_ttl=100.0, stop=("a stop",))
+    harness.run()
+    harness.continue_from("leased", "child", [1, 2, 3], 2)
+    harness.run()
+    child = harness.outcomes["child", 0].request
+    assert child is not None and child.inheritance is not None and child.inheritance.path == "handoff"
+    assert child.found.total == len(prompt) + begin
+    other = prompt_of(126, 1)
+    harness.add("free", other, 40, stop=("a stop",))
+    harness.run()
+    said = expected_output(other, begin, stateful=True)
+    _, found = ask(harness, "next", [*other, *said, 1, 2, 3], 2)
+    assert found == (len(other) + begin) // page * page
+
+
+def test_a_search_for_stop_strings_takes_no_state_from_others() -> None:
+    """With a single slot, the state before the text that may begin one is overwritten."""
+    harness, prompt = scene(states=1), prompt_of(40)
+    find_stop(harness, 2, 30)
+    ask(harness, "a", prompt, 20, stop=("a stop",))
 
 
 def test_a_passed_state_does_not_count_as_used() -> None:

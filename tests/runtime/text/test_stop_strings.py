@@ -57,15 +57,17 @@ def slow_search(ids: list[int], stop: list[str], min_new: int) -> tuple[int, Sto
 def test_incremental_search_equals_whole_text_search(ids, stop, min_new):
     matcher = StopStringMatcher(TOKENS, stop, min_new)
     expected = slow_search(ids, stop, min_new)
-    found = None
+    found, kept = None, []
     for n, token_id in enumerate(ids, start=1):
         match = matcher.push_id(token_id)
         if match is not None:
             found = n, match
             break
+        kept.append(matcher.kept_tokens())
     assert found == expected
     if found is not None:
         n, match = found
+        assert all(count is not None and count <= match.kept_tokens for count in kept[match.kept_tokens :])
         assert find_final_stop(TOKENS, ids[:n], stop[match.stop_index]) is not None
 
 
@@ -83,6 +85,25 @@ def test_match_across_tokens_and_from_inside_a_token():
     found = next(f for f in push_all(["er stop"], ids) if f)
     kept_text = BACKEND.decode(ids[: found.kept_tokens])
     assert kept_text + found.visible_tail == "the riv"
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "kept"),
+    [
+        (["er stop"], "the river", "the"),
+        (["er stop"], "the river s", "the"),
+        (["er stop"], "the rivers", None),
+        (["xa", "er"], "the riv", None),
+        (["the river is"], "the river", ""),
+    ],
+)
+def test_tokens_that_would_be_kept_are_those_before_what_may_begin_a_stop_string(stop, text, kept):
+    ids = encode(text)
+    matcher = StopStringMatcher(TOKENS, stop)
+    for token_id in ids:
+        assert matcher.push_id(token_id) is None
+    found = matcher.kept_tokens()
+    assert (None if found is None else BACKEND.decode(ids[:found])) == kept
 
 
 def test_a_character_of_two_tokens_is_kept_whole_or_not_at_all():
