@@ -436,13 +436,11 @@ class Scheduler:
         self._offload.release_overdue(now)
         if self._compiling:
             self._refuse_uncompiled(now)
-        step = None
-        if not self._decode_is_due():
-            step = self._prefill.next_batch(
-                self._waiting, self._decode, [*self._in_flight], step_id=self._counters.steps, now=now
-            )
+        step = self._next_prefill_step(now) if not self._decode_is_due() else None
         if step is None and self._decode.running:
             step = self._next_decode_step(now)
+            if step is None and not self._decode.running and not self._in_flight:
+                step = self._next_prefill_step(now)  # all were retracted, so there is memory
         if step is None and not self._live and not self._in_flight:
             step = self._form_preparation(now)
         if step is None:
@@ -461,6 +459,10 @@ class Scheduler:
         if not step.is_preparation:
             self._extends_in_a_row = 0 if step.serves_running else self._extends_in_a_row + 1
         return step
+
+    def _next_prefill_step(self, now: float) -> PlannedStep | None:
+        in_flight = [*self._in_flight]
+        return self._prefill.next_batch(self._waiting, self._decode, in_flight, step_id=self._counters.steps, now=now)
 
     def _refuse_uncompiled(self, now: float) -> None:
         """End the requests whose constraint could not be made."""

@@ -152,6 +152,17 @@ def test_few_states_serve_many_requests(states) -> None:
         assert harness.outcomes[rid, 0].tokens == expected_output(prompt, 12, stateful=True)
 
 
+def test_no_turn_is_lost_where_all_that_runs_is_retracted() -> None:
+    """The search lacks a state beside the prompt that is being computed, which continues in the same turn."""
+    harness = scene(states=4, chunk=32)
+    harness.add("long", prompt_of(200), 4)
+    harness.now += 1
+    harness.add("search", prompt_of(8, 1), 6, beam_width=3, priority=1)
+    while not harness.scheduler.is_idle:
+        assert harness.step()
+    assert harness.scheduler.stats().retractions > 0
+
+
 def test_kv_that_no_state_lies_behind_goes_first() -> None:
     harness = scene(states=8, num_tokens=512)
     said, _ = ask(harness, "old", prompt_of(100))
