@@ -7,7 +7,7 @@ path are of no use to it.
 States are evicted apart from K and V, by what computing them anew would cost: the tokens from the nearest state above.
 That is GreedyDual (Young 1994; Cao and Irani 1997) with states of equal size: a state's rank is that cost plus the rank
 of the last victim, so that what is not used sinks. The newest turn end of a conversation, and the ends of what several
-continue, go only when no other state is left.
+continue, go only when no other state is left; on the device, those with a copy on the host before those without.
 
 With a host tier a node may have a copy of its state there, or only that copy. The host gives copies up in the same
 order. A copy between the tiers that is under way names the slots that it reads and writes, so that nothing else writes
@@ -16,7 +16,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -27,12 +27,19 @@ from .node import StateKind, TreeNode
 TURNS_KEPT = 1
 """Turn ends of a conversation that are kept before other states."""
 
+Rank = tuple[float, ...]
+"""(class, rank within it); the lowest goes first."""
+
+PASSING, STORED, KEPT = 0.0, 1.0, 2.0
+"""Classes: states that need not be kept; those that are kept, and have a copy on the host; those without one."""
+
 
 class TierStates:
     """The states of nodes on one tier, and the order in which it gives them up. Each is one name of its slot."""
 
-    def __init__(self, slots: StateSlots) -> None:
+    def __init__(self, slots: StateSlots, rank: Callable[[TreeNode], Rank]) -> None:
         self.slots = slots
+        self._rank = rank
         self.nodes: dict[int, TreeNode] = {}
         """The node of each slot that one carries."""
         self._named = np.zeros(slots.total + 1, dtype=bool)
@@ -69,7 +76,7 @@ class TierStates:
     def push(self, slot: int) -> None:
         """The rank of the node with this slot is another now; 0 for none."""
         if slot:
-            self._order.push_entry(_rank(self.nodes[slot]), slot)
+            self._order.push_entry(self._rank(self.nodes[slot]), slot)
 
     def choose_victims(self, count: int, *, kept_too: bool) -> list[TreeNode]:
         """Up to ``count`` nodes whose slots no other holder names, the cheapest first; see `NodeStates.evict`. They
@@ -79,7 +86,7 @@ class TierStates:
         passed: list[int] = []
         while len(victims) < count and (first := self._order.pop()) is not None:
             slot = first[1]
-            if self.nodes[slot].state_kind is not StateKind.PASSING and not kept_too:
+            if self._rank(self.nodes[slot])[0] == KEPT and not kept_too:
                 passed.append(slot)
                 break
             if self.slots.is_shared(slot):
@@ -95,9 +102,9 @@ class TierStates:
         self._named[:] = False
         self._order = LazyHeap(self._rank_of)
 
-    def _rank_of(self, slot: int) -> tuple[float, ...] | None:
+    def _rank_of(self, slot: int) -> Rank | None:
         node = self.nodes.get(slot)
-        return None if node is None else _rank(node)
+        return None if node is None else self._rank(node)
 
 
 class NodeStates:
@@ -109,9 +116,9 @@ class NodeStates:
         self.align = align
         self.evicted_total = 0
         """States evicted from the device since start."""
-        self.on_device = TierStates(slots)
+        self.on_device = TierStates(slots, _device_rank)
         self.on_host: TierStates | None = None
-        """Set by a host tier that keeps states."""
+        """See `keep_on_host`."""
         self._floor = 0.0
         """The rank of the last victim."""
 
@@ -194,6 +201,10 @@ class NodeStates:
 
     # -- on the host --------------------------------------------------------------------------------------------------
 
+    def keep_on_host(self, slots: StateSlots) -> None:
+        """Have a host tier with these slots, before it has any state."""
+        self.on_host = TierStates(slots, _host_rank)
+
     def put_on_host(self, node: TreeNode, slot: int) -> None:
         """Have a node, which has none, carry a copy of its state in this slot of the host."""
         assert self.on_host is not None and not node.host_state
@@ -210,6 +221,7 @@ class NodeStates:
             slot, node.host_state = node.host_state, 0
             self.on_host.drop(slot)
             self._end(node)
+            self._push(node)
 
     def evict_from_host(self) -> TreeNode | None:
         """Give up the cheapest copy on the host that only a node names. Returns the node; None if there is none."""
@@ -282,5 +294,11 @@ class NodeStates:
             self.on_host.push(node.host_state)
 
 
-def _rank(node: TreeNode) -> tuple[float, ...]:
-    return float(node.state_kind is not StateKind.PASSING), node.state_rank
+def _device_rank(node: TreeNode) -> Rank:
+    if node.state_kind is StateKind.PASSING:
+        return PASSING, node.state_rank
+    return STORED if node.host_state else KEPT, node.state_rank
+
+
+def _host_rank(node: TreeNode) -> Rank:
+    return PASSING if node.state_kind is StateKind.PASSING else KEPT, node.state_rank

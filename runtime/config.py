@@ -95,12 +95,13 @@ class TierConfig:
 
     host_cache_gb: float = flag(
         0.0,
-        "Host memory for KV that leaves the device, in GiB; 0: no host cache, unless --host-cache-ratio sets its size.",
+        "Host memory for KV that leaves the device, in GiB; 0: no host cache, unless --host-cache-ratio sets its size. "
+        "Recurrent states get the same share of it as of the device's memory.",
     )
     host_cache_ratio: float = flag(
         0.0,
-        "Size of the host cache as a multiple of the KV pool's number of tokens; 0: no host cache, unless "
-        "--host-cache-gb sets its size.",
+        "Size of the host cache as a multiple of the KV pool's number of tokens, and of recurrent states likewise; "
+        "0: no host cache, unless --host-cache-gb sets its size.",
     )
     host_write_policy: Literal["write_through", "write_through_selective", "write_back"] = flag(
         "write_through",

@@ -16,9 +16,11 @@ import xxhash
 
 from ..attention.double_sparse import Sparsity
 from ..memory_pool.kv_pool import KVPool
+from ..memory_pool.state_pool import StatePool
 from ..memory_pool.stores.block_store import BlockStore
 from ..memory_pool.stores.disk_pool import DiskPool
 from ..memory_pool.stores.host_pool import HostPool
+from ..memory_pool.stores.host_state_pool import HostStatePool
 from ..memory_pool.stores.pool_folder import DiskPoolError
 from ..memory_pool.stores.redis_link import RemoteStoreError
 from ..memory_pool.stores.remote_store import RemoteStore
@@ -57,6 +59,7 @@ def plan_host_tokens(
     bytes_per_token: int,
     page_size: int,
     available_bytes: int,
+    kv_share: float = 1.0,
 ) -> int:
     """Usable tokens of the host pool, a multiple of page_size; 0 where neither flag asks for one.
 
@@ -64,6 +67,7 @@ def plan_host_tokens(
     device pool's device_tokens; the padding page comes on top. 0: not set.
     available_bytes: free host memory (`memory_sizing.available_memory`) less the memory promised before: a KV pool on a
     CPU takes its memory only as it is used, so its size must be subtracted.
+    kv_share: of cache_gb; the rest is for recurrent states (`plan_host_states`).
     """
     for flag, value in (("--host-cache-gb", cache_gb), ("--host-cache-ratio", cache_ratio)):
         if not 0 <= value < math.inf:  # false for NaN too
@@ -76,7 +80,7 @@ def plan_host_tokens(
         )
     asked = f"--host-cache-gb {cache_gb}" if cache_gb else f"--host-cache-ratio {cache_ratio}"
     if cache_gb:
-        pages = int(cache_gb * GB) // bytes_per_token // page_size - 1  # one is the padding page
+        pages = int(cache_gb * kv_share * GB) // bytes_per_token // page_size - 1  # one is the padding page
     else:
         pages = int(cache_ratio * device_tokens) // page_size
     if pages < 1:
@@ -93,6 +97,25 @@ def plan_host_tokens(
     return tokens
 
 
+def plan_host_states(cache_gb: float, cache_ratio: float, states: StatePool, kv_share: float) -> int:
+    """Recurrent states that the host keeps, at least one. cache_gb, cache_ratio: as for `plan_host_tokens`. states: the
+    device's pool."""
+    if cache_gb:
+        count = int(cache_gb * (1 - kv_share) * GB) // states.bytes_per_state - 1  # one slot is not used
+    else:
+        count = int(cache_ratio * states.num_states)
+    if count < 1:
+        asked = f"--host-cache-gb {cache_gb}" if cache_gb else f"--host-cache-ratio {cache_ratio}"
+        raise HostCacheError(f"{asked} has no room for a recurrent state of {states.bytes_per_state} bytes; raise it")
+    return count
+
+
+def _kv_share(device_pool: KVPool, states: StatePool | None) -> float:
+    """Share of the KV in the memory of KV and states on the device: it is the same on the host."""
+    kv = device_pool.num_tokens * device_pool.bytes_per_token
+    return 1.0 if states is None else kv / (kv + states.num_states * states.bytes_per_state)
+
+
 def _lower(available: int, asked: str) -> str:
     there = f"{_gib(max(available, 0))} is still free (a container's limit counts)"
     return f"{there}; lower {asked.split()[0]}, or the size of the device's pool if that is in the same memory"
@@ -102,15 +125,35 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.2f} MiB"
 
 
-def make_host_pool(config: TierConfig, device_pool: KVPool, transfer: CopyKVOp) -> HostPool | None:
+def make_host_states(config: TierConfig, device_pool: KVPool, states: StatePool | None) -> HostStatePool | None:
+    """The host's pool of recurrent states; None if the settings ask for no host cache, or the model has no states.
+    Raises HostCacheError as `make_host_pool` does, which counts its memory too. states: the device's pool."""
+    if states is None or not (config.host_cache_gb or config.host_cache_ratio):
+        return None
+    count = plan_host_states(config.host_cache_gb, config.host_cache_ratio, states, _kv_share(device_pool, states))
+    pool = HostStatePool(states, count)
+    logger.info("tiers: %s", pool.describe())
+    return pool
+
+
+def make_host_pool(
+    config: TierConfig, device_pool: KVPool, transfer: CopyKVOp, states: StatePool | None = None
+) -> HostPool | None:
     """The pool in host memory; None if the settings ask for none, or the model has no KV. Raises HostCacheError (a
-    ModelLoadError) if the machine does not have the memory. transfer: the device's own copies to and from the host."""
+    ModelLoadError) if the machine does not have the memory. transfer: the device's own copies to and from the host.
+    states: the device's recurrent states, which need their share of the host's memory."""
     if not device_pool.bytes_per_token:
         if config.host_cache_gb or config.host_cache_ratio:
             logger.warning("there is no host cache: the model's layers keep no K and V")
         return None
-    # A KV pool on a CPU takes its memory only as it is used, so the available memory still contains all of it.
+    # Pools on a CPU take their memory only as it is used, so the available memory still contains all of it.
     promised = device_pool.num_slots * device_pool.bytes_per_token if device_pool.device.type == "cpu" else 0
+    if states is not None:
+        promised += states.nbytes if device_pool.device.type == "cpu" else 0
+        if config.host_cache_ratio:
+            promised += int(config.host_cache_ratio * states.num_states) * states.bytes_per_state
+        else:
+            promised += int(config.host_cache_gb * (1 - _kv_share(device_pool, states)) * GB)
     num_tokens = plan_host_tokens(
         config.host_cache_gb,
         config.host_cache_ratio,
@@ -118,6 +161,7 @@ def make_host_pool(config: TierConfig, device_pool: KVPool, transfer: CopyKVOp) 
         device_pool.bytes_per_token,
         device_pool.page_size,
         available_memory(torch.device("cpu")) - promised,
+        _kv_share(device_pool, states),
     )
     if not num_tokens:
         return None

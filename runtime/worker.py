@@ -20,6 +20,7 @@ from ..memory_pool.allocator import Allocator
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..memory_pool.state_slots import StateSlots
 from ..memory_pool.stores.host_pool import HostPool
+from ..memory_pool.stores.host_state_pool import HostStatePool
 from ..memory_pool.stores.remote_store import RemoteStore
 from ..radix.cache import RadixCache
 from ..radix.eviction.registry import ORDERS
@@ -55,7 +56,7 @@ from .step_runner import StepRunner
 from .stop_signal import StopSignal
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
-from .tier_setup import HOST_POLICIES, Stores, make_host_pool, model_fingerprint, open_stores
+from .tier_setup import HOST_POLICIES, Stores, make_host_pool, make_host_states, model_fingerprint, open_stores
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +75,13 @@ def build_scheduler(
     stores: Stores | None = None,
     bytes_per_token: int = 0,
     watch: Callable[[RadixCache, HostTier | None], None] | None = None,
+    host_states: int = 0,
 ) -> Scheduler:
     """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
 
     host_tokens: size of the host tier; 0 for none. stores: those behind it. bytes_per_token: KV size, for the stats.
-    watch: called with the cache and its host tier while they are still empty.
+    watch: called with the cache and its host tier while they are still empty. host_states: recurrent states that the
+    host tier keeps.
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
     allocator = Allocator(config.max_total_tokens, config.page_size)
@@ -93,7 +96,9 @@ def build_scheduler(
     )
     tier = None
     if host_tokens:
-        tier = HostTier(cache, Allocator(host_tokens, config.page_size, fences=allocator.fences), host_policy)
+        host_slots = StateSlots(host_states, fences=allocator.fences) if host_states else None
+        host_allocator = Allocator(host_tokens, config.page_size, fences=allocator.fences)
+        tier = HostTier(cache, host_allocator, host_policy, host_slots)
         cache.residency = tier
     if watch is not None:
         watch(cache, tier)
@@ -117,6 +122,8 @@ class Worker(NamedTuple):
     host_pool: HostPool | None
     """Set where there is a host tier; `connect_tiers` executes the transfers that the tiers order."""
     stores: Stores | None
+    host_states: HostStatePool | None
+    """Set where there is a host tier and the model has recurrent states."""
 
 
 def build_worker(
@@ -149,11 +156,14 @@ def build_worker(
         enable_mixed_chunk=asked.enable_mixed_chunk or runner.chunked_prefill_size < asked.step_tokens,
     )
     eos_token_ids = runner.config.eos_token_ids
-    if runner.max_states and (config.tiers.host_cache_gb or config.tiers.host_cache_ratio):
-        raise ModelLoadError("recurrent states cannot leave the device: leave out --host-cache-gb and its like")
-    host_pool = make_host_pool(config.tiers, runner.kv_pool, runner.transfer_kv)
+    host_pool = make_host_pool(config.tiers, runner.kv_pool, runner.transfer_kv, runner.state_pool)
     host_tokens = host_pool.num_tokens if host_pool is not None else 0
+    host_states = make_host_states(config.tiers, runner.kv_pool, runner.state_pool) if host_pool is not None else None
     stores = None
+    if host_states is not None and (config.tiers.disk_cache_path or config.tiers.remote_cache_url):
+        raise ModelLoadError(
+            "recurrent states go to no disk and no remote store: leave out --disk-cache-path and --remote-cache-url"
+        )
     if host_pool is not None and (config.tiers.disk_cache_path or config.tiers.remote_cache_url):
         dummy = runner.device.type if config.model.load_format == "dummy" else ""
         folder = resolve_model_folder(config.model.model_path)
@@ -168,6 +178,7 @@ def build_worker(
         stores,
         runner.kv_pool.bytes_per_token,
         watch=kv_events.watch_cache if kv_events is not None else None,
+        host_states=host_states.num_states if host_states is not None else 0,
     )
     vocab_size = runner.config.vocab_size
     sampler = Sampler(vocab_size, eos_token_ids, runner.device, select_sampling_ops(runner.device, vocab_size))
@@ -175,7 +186,7 @@ def build_worker(
     step_runner = StepRunner(runner, sampler, lambda: tokenizer().token_bytes, runner.profiler)
     info = _describe(config, resolved, runner, host_pool, stores)
     info["kv_events"] = kv_events.describe() if kv_events is not None else None
-    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, stores)
+    return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, stores, host_states)
 
 
 def _describe(
@@ -247,7 +258,7 @@ def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
     pool, threads = worker.host_pool, dict[str, BlockIO]()
     if pool is None:
         return None
-    transfers = worker.runner.transfers = make_transfers(pool, worker.runner.device, wake)
+    transfers = worker.runner.transfers = make_transfers(pool, worker.runner.device, wake, worker.host_states)
     is_sound = functools.partial(is_finite, dtype=worker.info["dtype"])
     for name, store in worker.stores.by_name.items() if worker.stores is not None else ():
         queued = MAX_QUEUED_BLOCKS * store.block_bytes

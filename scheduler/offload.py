@@ -89,7 +89,7 @@ class OffloadScheduler:
         the copy itself."""
         assert self._memory.tier is not None, "only a tier orders copies"
         copy, rates = self._memory.tier.under_way[fence].copy, self._rates["host"]
-        if ok:
+        if ok and len(copy.host_slots):  # a state alone says nothing of the rate of KV
             (rates.stores if copy.to_host else rates.loads).record_copy(len(copy.host_slots), seconds)
         failed = self._memory.tier.finish_copy(fence, ok)
         return [] if failed is None else self._memory.users_of(failed, self._live)

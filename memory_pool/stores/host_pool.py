@@ -65,7 +65,7 @@ class HostPool:
             shape = (self.num_pages, self._first_planes[-1], size)
             self.memory = untouched_zeros(shape, torch.uint8, torch.device("cpu"))
             if self.pinned:
-                self._pin()
+                pin_memory(self, self.memory)
         except (MemoryError, ValueError) as error:  # ValueError: more than there are addresses
             raise MemoryError(f"cannot allocate the {self.describe()}; ask for fewer tokens") from error
         self._device_pages = device_pool.num_slots // page_size
@@ -144,15 +144,17 @@ class HostPool:
             raise IndexError(f"host page {page}: there are pages 1 … {self.num_pages - 1}")
         return self.pages_view[page]
 
-    def _pin(self) -> None:
-        """Lock the memory. torch's own pinned tensors would round it up to a power of two."""
-        runtime, start = torch.cuda.cudart(), self.memory.data_ptr()
-        assert runtime is not None, "there is a CUDA device"
-        try:
-            torch.cuda.check_error(runtime.cudaHostRegister(start, self.memory.nbytes, 0))
-        except RuntimeError as error:
-            raise MemoryError("the driver cannot lock that much memory") from error
-        weakref.finalize(self, runtime.cudaHostUnregister, start).atexit = False
+
+def pin_memory(owner: object, memory: torch.Tensor) -> None:
+    """Lock this memory for as long as its owner lives. torch's own pinned tensors would round it up to a power of two.
+    Raises MemoryError if the driver cannot."""
+    runtime, start = torch.cuda.cudart(), memory.data_ptr()
+    assert runtime is not None, "there is a CUDA device"
+    try:
+        torch.cuda.check_error(runtime.cudaHostRegister(start, memory.nbytes, 0))
+    except RuntimeError as error:
+        raise MemoryError("the driver cannot lock that much memory") from error
+    weakref.finalize(owner, runtime.cudaHostUnregister, start).atexit = False
 
 
 def _whole_pages(where: str, slots: np.ndarray, page_size: int, num_pages: int) -> np.ndarray:

@@ -164,7 +164,7 @@ class HostTier:
         self.leaving_tokens = 0
         if states is not None:
             assert cache.states is not None, "the model has no states"
-            cache.states.on_host = TierStates(states)
+            cache.states.keep_on_host(states)
         self._least_rest = max(allocator.page_size, min(LEAST_REST, allocator.total_tokens // 256))
 
     # -- as a residency -----------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from ...memory_pool.stores.host_pool import HostPool
+from ...memory_pool.stores.host_state_pool import HostStatePool
 from ...radix.tiers.host_tier import TierCopy
 from .transfer import Ended, check_loads, describe
 
@@ -39,7 +40,8 @@ class _Queued:
     began: Any
     """The event before them."""
     arrived: list[Any]
-    """Loads: the event after each layer. Ends with the event after all, also of a store."""
+    """Loads: the event after the recurrent states, and after each layer. Ends with the event after all, also of a
+    store."""
 
     @property
     def is_over(self) -> bool:
@@ -56,10 +58,17 @@ class StreamTransfers:
     """See `Transfers`, and the module's docstring. Called with the stream current that computes."""
 
     def __init__(
-        self, pool: HostPool, device: torch.device, *, layers_at_once: int = 1, cuda: Any = torch.cuda
+        self,
+        pool: HostPool,
+        device: torch.device,
+        *,
+        states: HostStatePool | None = None,
+        layers_at_once: int = 1,
+        cuda: Any = torch.cuda,
     ) -> None:
         """cuda: creates streams and events; tests pass a double."""
         self._pool = pool
+        self._states = states
         self._cuda = cuda
         self._up, self._down = cuda.Stream(device), cuda.Stream(device)
         starts = range(0, pool.num_layers, layers_at_once)
@@ -96,7 +105,10 @@ class StreamTransfers:
     def wait_layer(self, layer: int) -> None:
         check_loads(self._failed)
         if self._loads:  # those before them are on the same stream
-            self._cuda.current_stream().wait_event(self._loads[-1].arrived[layer])
+            self._cuda.current_stream().wait_event(self._loads[-1].arrived[layer + 1])
+
+    def wait_states(self) -> None:
+        self.wait_layer(-1)
 
     def poll(self) -> list[Ended]:
         for queue in (self._loads, self._stores):
@@ -120,16 +132,27 @@ class StreamTransfers:
         sound, arrived = list(loads), []
         with self._cuda.stream(self._up):
             began = self._mark()
-            for piece in self._pieces:
+            for piece in (None, *self._pieces):
                 for copy in list(sound):
                     try:
-                        self._pool.load(copy.host_slots, copy.device_slots, slice(piece.start, piece.stop))
+                        self._load(copy, piece)
                     except Exception as error:
                         sound.remove(copy)
                         self._give_up(copy, error, self._up)
-                arrived += [self._mark()] * len(piece)
+                if piece is not None:
+                    arrived += [self._mark()] * len(piece)
+                else:
+                    arrived.append(self._mark() if any(copy.device_state for copy in loads) else began)
         if sound:
             self._loads.append(_Queued(sound, began, arrived))
+
+    def _load(self, copy: TierCopy, layers: range | None) -> None:
+        """Load some layers; None: the state."""
+        if layers is not None:
+            self._pool.load(copy.host_slots, copy.device_slots, slice(layers.start, layers.stop))
+        elif copy.device_state:
+            assert self._states is not None
+            self._states.load(copy.host_state, copy.device_state)
 
     def _queue_store(self, copy: TierCopy) -> None:
         self._down.wait_stream(self._cuda.current_stream())
@@ -137,6 +160,9 @@ class StreamTransfers:
             began = self._mark()
             try:
                 self._pool.store(copy.device_slots, copy.host_slots)
+                if copy.device_state:
+                    assert self._states is not None
+                    self._states.store(copy.device_state, copy.host_state)
             except Exception as error:
                 self._give_up(copy, error, self._down)
             else:

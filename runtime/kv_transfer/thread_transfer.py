@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...memory_pool.stores.host_pool import HostPool
+from ...memory_pool.stores.host_state_pool import HostStatePool
 from ...radix.tiers.host_tier import TierCopy
 from .transfer import Ended, check_loads, describe
 
@@ -36,6 +37,8 @@ class _Copy:
     seconds: float = 0.0
     stored: int = 0
     """Tokens of a store that have been copied."""
+    state_layers: int = 0
+    """Layers of the state of a store that have been copied, after all tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +48,7 @@ class _Group:
     loads: list[_Copy]
     """The loads that have not failed."""
     layers: int = 0
-    """Layers that have been copied, for all loads."""
+    """Layers that have been copied, for all loads; -1 while there are recurrent states to come first."""
 
 
 class ThreadTransfers:
@@ -55,10 +58,18 @@ class ThreadTransfers:
     ZMQ socket in it must be this thread's own.
     """
 
-    def __init__(self, pool: HostPool, wake: Callable[[], None], *, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self,
+        pool: HostPool,
+        wake: Callable[[], None],
+        *,
+        states: HostStatePool | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
         self._pool = pool
+        self._states = states
         self._wake = wake
-        self._piece_tokens = max(1, piece_bytes // pool.page_nbytes) * pool.page_size
+        self._piece_tokens = max(1, piece_bytes // max(1, pool.page_nbytes)) * pool.page_size
         self._under_way = 0
         self._changed = threading.Condition()
         """Held for a moment at a time, never during a copy. It guards all below."""
@@ -92,7 +103,7 @@ class ThreadTransfers:
         self._under_way += len(copies)
         with self._changed:
             if loads:
-                self._groups.append(_Group(loads))
+                self._groups.append(_Group(loads, -1 if any(load.what.device_state for load in loads) else 0))
             self._stores += stores
             if self._closing or self._over:
                 self._give_up()
@@ -105,6 +116,9 @@ class ThreadTransfers:
             while not self._failed and self._groups and self._groups[-1].layers <= layer:
                 self._changed.wait()
             check_loads(self._failed)
+
+    def wait_states(self) -> None:
+        self.wait_layer(-1)
 
     def poll(self) -> list[Ended]:
         if not self._ended:
@@ -169,12 +183,10 @@ class ThreadTransfers:
             return self._in_progress
 
     def _load_layer(self, group: _Group) -> bool:
-        """Copy the next layer of all loads of the group. True if any copy has ended."""
-        layer = slice(group.layers, group.layers + 1)
+        """Copy the states, or the next layer, of all loads of the group. True if any copy has ended."""
         failures: list[tuple[_Copy, str]] = []
         for load in group.loads:
-            part = partial(self._pool.load, load.what.host_slots, load.what.device_slots, layer)
-            reason = self._perform(load, part)
+            reason = self._perform(load, partial(self._load_part, load.what, group.layers))
             if reason is not None:
                 failures.append((load, reason))
         with self._changed:
@@ -182,27 +194,43 @@ class ThreadTransfers:
                 group.loads.remove(load)
                 self._fail(load, reason)
             group.layers += 1
-            over = group.layers == self._pool.num_layers or not group.loads
+            over = group.layers >= self._pool.num_layers or not group.loads
             if over:
                 self._groups.popleft()
                 self._ended += [Ended(load.what.fence, True, load.seconds) for load in group.loads]
             self._changed.notify_all()
         return over or bool(failures)
 
+    def _load_part(self, load: TierCopy, layer: int) -> None:
+        if layer >= 0:
+            self._pool.load(load.host_slots, load.device_slots, slice(layer, layer + 1))
+        elif load.device_state:
+            assert self._states is not None
+            self._states.load(load.host_state, load.device_state)
+
     def _store_piece(self, store: _Copy) -> bool:
-        """Copy the next tokens of a store. True if it has ended."""
-        piece, what = slice(store.stored, store.stored + self._piece_tokens), store.what
-        reason = self._perform(store, partial(self._pool.store, what.device_slots[piece], what.host_slots[piece]))
-        store.stored = piece.stop
-        if reason is None and store.stored < len(what.host_slots):
+        """Copy the next tokens of a store, or the next layer of its state. True if it has ended."""
+        reason = self._perform(store, partial(self._store_part, store))
+        num_layers = self._states.num_layers if self._states is not None and store.what.device_state else 0
+        if reason is None and (store.stored < len(store.what.host_slots) or store.state_layers < num_layers):
             return False
         with self._changed:
             self._stores.popleft()
             if reason is not None:
                 self._fail(store, reason)
             else:
-                self._ended.append(Ended(what.fence, True, store.seconds))
+                self._ended.append(Ended(store.what.fence, True, store.seconds))
         return True
+
+    def _store_part(self, store: _Copy) -> None:
+        what, piece = store.what, slice(store.stored, store.stored + self._piece_tokens)
+        if store.stored < len(what.host_slots):
+            store.stored = piece.stop
+            self._pool.store(what.device_slots[piece], what.host_slots[piece])
+            return
+        assert self._states is not None
+        self._states.store(what.device_state, what.host_state, store.state_layers)
+        store.state_layers += 1
 
     def _perform(self, copy: _Copy, part: Callable[[], None]) -> str | None:
         """Make a part of a copy. Returns why that failed, if it did."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ...memory_pool.stores.host_pool import HostPool
+from ...memory_pool.stores.host_state_pool import HostStatePool
 from ...radix.tiers.block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWrite
 from ...radix.tiers.host_tier import TierCopy
 from .block_io import BlockIO, Stored
@@ -108,14 +109,18 @@ class TierIO:
         return all([self.transfers.close(timeout), *(store.close(timeout) for store in self._stores.values())])
 
 
-def make_transfers(pool: HostPool, device: torch.device, wake: Callable[[], None]) -> Transfers:
-    """The copies for this device: a thread on a CPU, streams on a GPU. The caller closes them.
+def make_transfers(
+    pool: HostPool, device: torch.device, wake: Callable[[], None], states: HostStatePool | None = None
+) -> Transfers:
+    """The copies for this device: a thread on a CPU, streams on a GPU. The caller closes them. states: the host's pool
+    of recurrent states, if the model has some.
 
     wake: ends the event loop's sleep, see `ThreadTransfers`; streams do not call it.
     """
     if device.type != "cuda":
-        return ThreadTransfers(pool, wake)
-    return StreamTransfers(pool, device, layers_at_once=pool.num_layers if pool.copied_by == "torch" else 1)
+        return ThreadTransfers(pool, wake, states=states)
+    layers_at_once = max(1, pool.num_layers) if pool.copied_by == "torch" else 1
+    return StreamTransfers(pool, device, states=states, layers_at_once=layers_at_once)
 
 
 def is_finite(block: np.ndarray, dtype: np.dtype | str) -> bool:

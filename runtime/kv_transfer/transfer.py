@@ -48,6 +48,10 @@ class Transfers(Protocol):
         """
         ...
 
+    def wait_states(self) -> None:
+        """The model is about to read recurrent states: likewise, for the states of all loads ordered so far."""
+        ...
+
     @property
     def loading(self) -> bool:
         """True if a step launched now must wait for layers; else `wait_layer` need not be called. A CUDA graph cannot
@@ -71,8 +75,9 @@ class Transfers(Protocol):
 
 def describe(copy: TierCopy) -> str:
     """For logs and errors."""
+    state = " and a recurrent state" if copy.device_state else ""
     way = "from the device to the host" if copy.to_host else "from the host to the device"
-    return f"copy of the KV of {len(copy.host_slots)} tokens {way}"
+    return f"copy of the KV of {len(copy.host_slots)} tokens{state} {way}"
 
 
 def check_loads(failed: dict[int, str]) -> None:

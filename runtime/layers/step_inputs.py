@@ -11,10 +11,14 @@ from .states.state_batch import StateBatch
 
 
 class Arrivals(Protocol):
-    """KV on its way to the device's pool, layer by layer."""
+    """KV and recurrent states on their way to the device's pools: the states first, then the KV layer by layer."""
 
     def wait_layer(self, layer: int) -> None:
         """Return once this layer's K and V may be read. Raises if they will not come."""
+        ...
+
+    def wait_states(self) -> None:
+        """Return once all recurrent states may be read. Raises if they will not come."""
         ...
 
 

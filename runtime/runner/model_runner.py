@@ -332,6 +332,8 @@ class ModelRunner:
         step.inputs.arrivals = arrivals
         if self.state_pool is not None:
             assert batch.states is not None, "a step of a model with recurrent states must say where they are"
+            if arrivals is not None:
+                arrivals.wait_states()
             step.inputs.states = plan_states(self.state_pool, batch.states, batch.extend_lens)
         if step.copies is not None:
             if arrivals is not None:  # what is copied may have to come first

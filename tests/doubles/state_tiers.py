@@ -7,7 +7,6 @@ import numpy as np
 from baton.memory_pool.state_slots import StateSlots
 from baton.radix.invariants import check_states
 from baton.radix.node import StateKind
-from baton.radix.node_states import TierStates
 from baton.radix.tiers.host_tier import HostPolicy
 from tests.doubles.cache_rig import Running, int32
 from tests.doubles.host_rig import TierRig
@@ -33,7 +32,9 @@ class StateTierRig(TierRig, StateRig):
             host_tokens, policy, num_tokens=num_tokens, page_size=page_size, rows=rows, context=context, states=states
         )
         self.host_slots = StateSlots(host_states, fences=self.allocator.fences, check=True)
-        self.on_host = self.nodes.on_host = TierStates(self.host_slots)
+        self.nodes.keep_on_host(self.host_slots)
+        assert self.nodes.on_host is not None
+        self.on_host = self.nodes.on_host
         self.host_states: list[tuple[str, bytes] | None] = [None] * (host_states + 1)
 
     def turn(self, ids: np.ndarray, kind: StateKind = StateKind.TURN_END) -> None:

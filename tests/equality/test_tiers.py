@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton.memory_pool.stores.host_state_pool import HostStatePool
 from baton.runtime.config import TierConfig
+from baton.runtime.kv_transfer.transfer import TransferError
 from baton.scheduler import offload
 from baton.scheduler.request import FoundTokens
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.local_worker import LocalWorker
 from tests.doubles.mixed_requests import assert_same_answers, mixed_requests, some_items
 from tests.doubles.redis_servers import RedisServer
+from tests.doubles.tiny_models import save_reference
 
 pytestmark = pytest.mark.equality
 
@@ -57,6 +60,73 @@ def test_kv_reloaded_from_host_gives_equal_outputs(options: dict[str, Any], poli
             tiers.end_copies()
         flood(tiers, options["max_total_tokens"], turn)
     assert tier.counts.loaded > 300 and tier.counts.failed_loads == 0, tier.counts
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_next"])
+def hybrid(request, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_reference(request.param, folder)
+    return folder
+
+
+def small_ids(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 131, count).tolist()
+
+
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("write_through", {"page_size": 1, "max_total_tokens": 400, "max_states": 4}),
+        (
+            "write_back",
+            {"page_size": 16, "max_total_tokens": 4096, "max_states": 4, "overlap": True, "chunked_prefill_size": 33},
+        ),
+    ],
+)
+def test_states_reloaded_from_host_give_equal_outputs(hybrid: Path, options: dict[str, Any], policy: Any) -> None:
+    """Conversations that wait while others take their states, or all of the pool."""
+    plain = LocalWorker(hybrid, disable_radix_cache=True)
+    tiers = LocalWorker(hybrid, tiers=TierConfig(host_cache_ratio=8.0, host_write_policy=policy), **options)
+    host = tiers.scheduler._memory.tier
+    assert host is not None
+    talks = [small_ids(40 + 7 * number, number) for number in range(4)]
+    for turn in range(3):
+        for number, talk in enumerate(talks):
+            (answer,) = tiers.generate([talk], GREEDY)
+            assert answer.tokens == plain.generate([talk], GREEDY)[0].tokens
+            tiers.end_copies()
+            assert turn == 0 or answer.cached_tokens >= len(talk) - 6 - 2 * options["page_size"]
+            talks[number] = [*talk, *answer.tokens, *small_ids(5, 100 * turn + number)]
+        for noise in range(8):
+            tiers.generate([small_ids(60, 1000 + 10 * turn + noise)], GREEDY)
+            tiers.end_copies()
+    tiers.scheduler.check_invariants()
+    tiers.close()
+    assert host.counts.loaded_states >= 3 and host.counts.failed_loads == 0, host.counts
+
+
+def test_states_that_cannot_be_copied_are_computed_again(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing load ends the request that waits for it; the next time its prefix is computed."""
+    tiers = LocalWorker(hybrid, tiers=TierConfig(host_cache_ratio=8.0))
+    memory, talk = tiers.scheduler._memory, small_ids(50, 1)
+    (first,) = tiers.generate([talk], GREEDY)
+    tiers.end_copies()
+    memory.leases.break_all()
+    assert memory.cache.evict_states(8, kept_too=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(HostStatePool, "load", lambda *_: 1 / 0)
+        with pytest.raises(TransferError):
+            tiers.generate([[*talk, *first.tokens, 5]], GREEDY)
+        (event,) = tiers.scheduler.fail_step(0.0, "a load failed")
+        assert event.finish is not None and event.finish.type == "abort"
+        tiers.end_copies()
+    tiers.scheduler.check_invariants()
+    (again,) = tiers.generate([[*talk, *first.tokens, 5]], GREEDY)
+    assert again.tokens == LocalWorker(hybrid).generate([[*talk, *first.tokens, 5]], GREEDY)[0].tokens
+    tiers.close()
 
 
 def prompts() -> list[list[int]]:

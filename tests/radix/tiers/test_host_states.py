@@ -223,6 +223,17 @@ class TestFailures:
 
 
 class TestRoom:
+    def test_turn_ends_with_a_copy_leave_the_device_for_what_is_optional(self) -> None:
+        rig = StateTierRig()
+        for first in (1, 1000):
+            rig.turn(tokens(32, first))
+            if first == 1:
+                rig.store_all()
+        assert rig.cache.evict_states(2, kept_too=False) == 1
+        assert not node_of(rig, IDS).state and node_of(rig, tokens(32, 1000)).state
+        rig.tier.evict(32)
+        rig.check()
+
     def test_turn_ends_leave_the_host_last(self) -> None:
         rig = StateTierRig(host_states=2)
         rig.turn(IDS)
