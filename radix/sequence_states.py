@@ -67,9 +67,12 @@ class SequenceStates:
 
     def write(self, states: list[HeldState]) -> None:
         """A step is formed that writes these, ascending; their slots are named already."""
+        held, self.targets = self.held, []
+        if held and held[-1].slot == states[-1].slot and len(states) == 1:
+            held[-1] = states[0]
+            return
         written = {state.slot for state in states}
-        self.held = [state for state in self.held if state.slot not in written] + states
-        self.targets = []
+        self.held = [state for state in held if state.slot not in written] + states
 
     def cut(self, slots: StateSlots, length: int, fence: int | None = None) -> None:
         """Name no state of more than ``length`` tokens any more. fence: of a step that may still write those."""

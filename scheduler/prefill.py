@@ -174,7 +174,8 @@ class PrefillScheduler:
                     continue
                 # Quarantined pages come back with the step in flight: wait for them, let nothing give way. As for
                 # copies.
-                comes_back = self._memory.allocator.quarantined_tokens or self._memory.copies_under_way
+                memory = self._memory
+                comes_back = memory.allocator.quarantined_tokens or memory.copies_under_way or memory.returning_states
                 alone = not (running or step.requests or comes_back)
                 own_reserve = self._reserve.reserved_tokens(request)
                 if not self._enter(request, step, 0 if alone else reserve + own_reserve, alone, now):

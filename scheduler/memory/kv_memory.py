@@ -91,6 +91,11 @@ class KVMemory:
     def _leaving_tokens(self) -> int:
         return self.cache.residency.leaving_tokens
 
+    @property
+    def returning_states(self) -> int:
+        """Slots of recurrent states that will be free once the steps in flight have ended."""
+        return self.states.returning if self.states is not None else 0
+
     def round_up(self, num_tokens: int) -> int:
         """``num_tokens`` in whole pages."""
         page = self.page_size
@@ -311,16 +316,11 @@ class KVMemory:
     def reserve_states(self, requests: Iterable[Request], now: float) -> bool:
         """Have a slot for the state that the next step of each request leaves behind; evict and break leases if need
         be. False if there is none: some have one then, and keep it."""
-        states = self.states
-        if states is None:
-            return True
-        for request in requests:
-            held, may_end = request.held_kv.states, request.num_output_placeholders > 0
-            while not states.reserve(held, request.committed_len, may_end=may_end, cut_len=request.cut_len):
-                lease = self.leases.least_valuable(now)
-                if lease is None:
-                    return False
-                self.break_lease(lease)
+        while self.states is not None and not self.states.reserve_each(requests):
+            lease = self.leases.least_valuable(now)
+            if lease is None:
+                return False
+            self.break_lease(lease)
         return True
 
     def reserve_beam_states(self, beams: BeamKV, now: float) -> bool:
@@ -529,7 +529,7 @@ class KVMemory:
 
     def settle_states(self, request: Request) -> None:
         """After a step of a request: give up the states that nothing can use any more."""
-        if self.states is not None:
+        if self.states is not None and len(request.held_kv.states.held) > 1:
             self.states.settle(request)
 
     def cut_states(self, request: Request, length: int, fence: int | None) -> None:

@@ -14,7 +14,7 @@ others are expected to continue; these are written only while there are slots to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -67,6 +67,26 @@ class StateMemory:
         if newest is not None and (not self._slots.is_shared(newest.slot) or self._is_unsharable(newest.slot)):
             return True
         return self.available > 0
+
+    def reserve_each(self, requests: Iterable[Request]) -> bool:
+        """Make sure that the next step of each request has a slot to write its last state to. False if one has none and
+        no slot can be had; those that have one keep it."""
+        refs, is_plain = self._slots.refs, self._states.align == 1
+        for request in requests:
+            states, may_end = request.held_kv.states, request.num_output_placeholders > 0
+            held, targets = states.held, states.targets
+            if (
+                held
+                and not targets
+                and refs[held[-1].slot] == 1
+                and is_plain
+                and not may_end
+                and request.cut_len is None
+            ):
+                targets.append(held[-1].slot)  # nearly always, so without a call
+            elif not self.reserve(states, request.committed_len, may_end=may_end, cut_len=request.cut_len):
+                return False
+        return True
 
     def reserve(self, states: SequenceStates, committed: int, *, may_end: bool, cut_len: int | None = None) -> bool:
         """Make sure that the next step of a sequence has a slot to write its last state to. committed: its tokens that
@@ -175,28 +195,27 @@ class StateMemory:
         """What each row of a step reads and writes; its sequences have targets. They name what it writes from now
         on."""
         batch = step.batch
-        olds, news = batch.prefix_lens.tolist(), batch.seq_lens.tolist()
         sources: list[int] = []
         rows: list[int] = []
         ends: list[int] = []
         slots: list[int] = []
         written: list[tuple[SequenceStates, list[HeldState]]] = []
         beams = {beam.start: search for beam, search in zip(batch.beams, step.searches) if search.beam_kv is not None}
-        num_single = min(beams, default=len(batch))
-        for row, (request, old, new) in enumerate(zip(step.requests[:num_single], olds, news)):
+        single = step.requests[: min(beams, default=len(batch))]
+        for row, (request, old, new) in enumerate(zip(single, batch.prefix_lens.tolist(), batch.seq_lens.tolist())):
             states = request.held_kv.states
-            newest = states.newest
-            if (newest.length if newest is not None else 0) != old or not states.targets:
+            held, targets = states.held, states.targets
+            if (held[-1].length if held else 0) != old or not targets:
                 raise RequestFault(request) from InvariantError(f"a row after {old} tokens, but {states}")
-            sources.append(newest.slot if newest is not None else 0)
-            last = new - len(states.targets) + 1
-            outs = [HeldState(slot, length) for length, slot in enumerate(states.targets, last)]
+            sources.append(held[-1].slot if held else 0)
+            last = new - len(targets) + 1
+            outs = [HeldState(slot, length) for length, slot in enumerate(targets, last)]
             if row < step.num_prompts:
                 outs = self._inner_states(request, old, last) + outs
-            for out in outs:
+            for slot, length in outs:
                 rows.append(row)
-                ends.append(out.length - old)
-                slots.append(out.slot)
+                ends.append(length - old)
+                slots.append(slot)
             written.append((states, outs))
         for start, search in beams.items():
             group = search.held_beams
@@ -210,7 +229,7 @@ class StateMemory:
             states.write(outs)
         for search in beams.values():
             self._write_beams(search.held_beams)
-        return StateRows(*(np.array(values, dtype=np.int32) for values in (sources, rows, ends, slots)))
+        return StateRows(*np.array([sources], dtype=np.int32), *np.array([rows, ends, slots], dtype=np.int32))
 
     def _write_beams(self, beams: BeamKV) -> None:
         """A step is formed that writes the targets of these beams."""
