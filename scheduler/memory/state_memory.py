@@ -75,14 +75,8 @@ class StateMemory:
         for request in requests:
             states, may_end = request.held_kv.states, request.num_output_placeholders > 0
             held, targets = states.held, states.targets
-            if (
-                held
-                and not targets
-                and refs[held[-1].slot] == 1
-                and is_plain
-                and not may_end
-                and request.cut_len is None
-            ):
+            is_later_useless = is_plain and not may_end and request.cut_len is None
+            if is_later_useless and held and not targets and refs[held[-1].slot] == 1:
                 targets.append(held[-1].slot)  # nearly always, so without a call
             elif not self.reserve(states, request.committed_len, may_end=may_end, cut_len=request.cut_len):
                 return False
