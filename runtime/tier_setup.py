@@ -69,16 +69,9 @@ def plan_host_tokens(
     CPU takes its memory only as it is used, so its size must be subtracted.
     kv_share: of cache_gb; the rest is for recurrent states (`plan_host_states`).
     """
-    for flag, value in (("--host-cache-gb", cache_gb), ("--host-cache-ratio", cache_ratio)):
-        if not 0 <= value < math.inf:  # false for NaN too
-            raise HostCacheError(f"{flag} is {value}; use a number from 0 (no host cache) up")
-    if not cache_gb and not cache_ratio:
+    asked = _asked_size(cache_gb, cache_ratio)
+    if not asked:
         return 0
-    if cache_gb and cache_ratio:
-        raise HostCacheError(
-            f"--host-cache-gb {cache_gb} and --host-cache-ratio {cache_ratio} both size the host cache; set one of them"
-        )
-    asked = f"--host-cache-gb {cache_gb}" if cache_gb else f"--host-cache-ratio {cache_ratio}"
     if cache_gb:
         pages = int(cache_gb * kv_share * GB) // bytes_per_token // page_size - 1  # one is the padding page
     else:
@@ -97,15 +90,32 @@ def plan_host_tokens(
     return tokens
 
 
+def _asked_size(cache_gb: float, cache_ratio: float) -> str:
+    """The flag that sizes the host cache, with its value; empty if neither does. Raises HostCacheError for values that
+    make no sense."""
+    for flag, value in (("--host-cache-gb", cache_gb), ("--host-cache-ratio", cache_ratio)):
+        if not 0 <= value < math.inf:  # false for NaN too
+            raise HostCacheError(f"{flag} is {value}; use a number from 0 (no host cache) up")
+    if cache_gb and cache_ratio:
+        raise HostCacheError(
+            f"--host-cache-gb {cache_gb} and --host-cache-ratio {cache_ratio} both size the host cache; set one of them"
+        )
+    if not cache_gb and not cache_ratio:
+        return ""
+    return f"--host-cache-gb {cache_gb}" if cache_gb else f"--host-cache-ratio {cache_ratio}"
+
+
 def plan_host_states(cache_gb: float, cache_ratio: float, states: StatePool, kv_share: float) -> int:
-    """Recurrent states that the host keeps, at least one. cache_gb, cache_ratio: as for `plan_host_tokens`. states: the
-    device's pool."""
+    """Recurrent states that the host keeps; 0 where neither flag asks for a host cache, else at least one. cache_gb,
+    cache_ratio: as for `plan_host_tokens`. states: the device's pool."""
+    asked = _asked_size(cache_gb, cache_ratio)
+    if not asked:
+        return 0
     if cache_gb:
         count = int(cache_gb * (1 - kv_share) * GB) // states.bytes_per_state - 1  # one slot is not used
     else:
         count = int(cache_ratio * states.num_states)
     if count < 1:
-        asked = f"--host-cache-gb {cache_gb}" if cache_gb else f"--host-cache-ratio {cache_ratio}"
         raise HostCacheError(f"{asked} has no room for a recurrent state of {states.bytes_per_state} bytes; raise it")
     return count
 
@@ -125,35 +135,49 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.2f} MiB"
 
 
+def _check_room(config: TierConfig, needed: int) -> None:
+    """Raises HostCacheError if the machine does not have so many bytes."""
+    available = available_memory(torch.device("cpu"))
+    if needed > available:
+        asked = _asked_size(config.host_cache_gb, config.host_cache_ratio)
+        raise HostCacheError(f"{asked} needs {_gib(needed)} of host memory, but {_lower(available, asked)}")
+
+
 def make_host_states(config: TierConfig, device_pool: KVPool, states: StatePool | None) -> HostStatePool | None:
     """The host's pool of recurrent states; None if the settings ask for no host cache, or the model has no states.
     Raises HostCacheError as `make_host_pool` does, which counts its memory too. states: the device's pool."""
-    if states is None or not (config.host_cache_gb or config.host_cache_ratio):
+    count = _planned_states(config, device_pool, states)
+    if states is None or not count:
         return None
-    count = plan_host_states(config.host_cache_gb, config.host_cache_ratio, states, _kv_share(device_pool, states))
     pool = HostStatePool(states, count)
     logger.info("tiers: %s", pool.describe())
     return pool
 
 
+def _planned_states(config: TierConfig, device_pool: KVPool, states: StatePool | None) -> int:
+    share = _kv_share(device_pool, states)
+    return plan_host_states(config.host_cache_gb, config.host_cache_ratio, states, share) if states is not None else 0
+
+
 def make_host_pool(
     config: TierConfig, device_pool: KVPool, transfer: CopyKVOp, states: StatePool | None = None
 ) -> HostPool | None:
-    """The pool in host memory; None if the settings ask for none, or the model has no KV. Raises HostCacheError (a
-    ModelLoadError) if the machine does not have the memory. transfer: the device's own copies to and from the host.
-    states: the device's recurrent states, which need their share of the host's memory."""
-    if not device_pool.bytes_per_token:
-        if config.host_cache_gb or config.host_cache_ratio:
-            logger.warning("there is no host cache: the model's layers keep no K and V")
-        return None
+    """The pool in host memory; None if the settings ask for none. Where the model has recurrent states only, it has
+    slots for tokens, so that the tree can name them, but no memory. Raises HostCacheError (a ModelLoadError) if the
+    machine does not have the memory. transfer: the device's own copies to and from the host. states: the device's
+    recurrent states, which need their share of the host's memory."""
     # Pools on a CPU take their memory only as it is used, so the available memory still contains all of it.
     promised = device_pool.num_slots * device_pool.bytes_per_token if device_pool.device.type == "cpu" else 0
+    num_states = _planned_states(config, device_pool, states)
     if states is not None:
         promised += states.nbytes if device_pool.device.type == "cpu" else 0
-        if config.host_cache_ratio:
-            promised += int(config.host_cache_ratio * states.num_states) * states.bytes_per_state
-        else:
-            promised += int(config.host_cache_gb * (1 - _kv_share(device_pool, states)) * GB)
+        promised += (num_states + 1) * states.bytes_per_state if num_states else 0
+    if not device_pool.bytes_per_token:
+        if states is None or not num_states:
+            return None
+        _check_room(config, promised)
+        pages = device_pool.num_tokens * num_states // states.num_states // device_pool.page_size
+        return HostPool(device_pool, max(1, pages) * device_pool.page_size)
     num_tokens = plan_host_tokens(
         config.host_cache_gb,
         config.host_cache_ratio,

@@ -19,7 +19,8 @@ from .host_copies import CopyPages, PagedLayers, copies_for, device_planes, host
 
 
 class HostPool:
-    """Host memory for num_tokens tokens of a device pool. Raises MemoryError where the host cannot hold it.
+    """Host memory for num_tokens tokens of a device pool. Raises MemoryError where the host cannot hold it. Of a pool
+    without layers it takes none.
 
     pin: lock the memory, so that a GPU reads and writes it by itself; by default if the device is a GPU. Memory that is
     not pinned is taken only as it is used.
@@ -64,7 +65,7 @@ class HostPool:
         try:
             shape = (self.num_pages, self._first_planes[-1], size)
             self.memory = untouched_zeros(shape, torch.uint8, torch.device("cpu"))
-            if self.pinned:
+            if self.pinned and self.memory.nbytes:
                 pin_memory(self, self.memory)
         except (MemoryError, ValueError) as error:  # ValueError: more than there are addresses
             raise MemoryError(f"cannot allocate the {self.describe()}; ask for fewer tokens") from error
@@ -95,7 +96,7 @@ class HostPool:
         """Copy tokens of all layers to the host. int32 or int64 [n]: whole pages in any order, the tokens of a page in
         theirs, no host page twice."""
         device_pages, host_pages = self._pages(device_slots, host_slots)
-        if len(host_pages):
+        if len(host_pages) and self._device.planes:
             self._copy_pages(self._device, self._host, device_pages, host_pages)
 
     def load(self, host_slots: np.ndarray, device_slots: np.ndarray, layers: slice | None = None) -> None:

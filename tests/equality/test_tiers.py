@@ -62,7 +62,7 @@ def test_kv_reloaded_from_host_gives_equal_outputs(options: dict[str, Any], poli
     assert tier.counts.loaded > 300 and tier.counts.failed_loads == 0, tier.counts
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen3_next"])
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_next", "mamba2"])
 def hybrid(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     save_reference(request.param, folder)

@@ -235,4 +235,5 @@ def test_models_without_attention_keep_no_kv(tmp_path):
     runner = make_runner(tmp_path, max_total_tokens=0, page_size=16)
     assert runner.kv_pool.bytes_per_token == 0 and runner.max_total_tokens == 8 * 512
     tiers = TierConfig(host_cache_ratio=2.0)
-    assert make_host_pool(tiers, runner.kv_pool, runner.transfer_kv) is None
+    pool = make_host_pool(tiers, runner.kv_pool, runner.transfer_kv, runner.state_pool)
+    assert pool is not None and pool.num_tokens == 2 * 8 * 512 and not pool.memory.nbytes
