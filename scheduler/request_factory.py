@@ -83,9 +83,10 @@ class RequestFactory:
         first.set_prompt(prompt, max_new_tokens)
         for sibling in requests[1:]:
             sibling.set_prompt(prompt.share(), max_new_tokens)
-        if len(requests) > 1:
+        warms_cache = not max_new_tokens and first.spec.pooling is None and first.logprobs is None
+        if len(requests) > 1 or warms_cache:
             for sibling in requests:
-                sibling.state_points.add(sibling.prefix_limit)  # the others continue from there
+                sibling.state_points.add(sibling.prefix_limit)  # the others, or the same prompt later, continue there
         if first.is_search:  # then it is alone
             num_end_ids = len(self._stopping_criteria.end_ids(first))
             first.beams = BeamGroup(first.sampling, max_new_tokens, first.constraint, num_end_ids)

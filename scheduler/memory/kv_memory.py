@@ -418,8 +418,14 @@ class KVMemory:
     def publish(self, request: Request) -> None:
         """Share the KV that a request has computed so far, and the states where others are expected to continue; the
         request keeps running."""
+        self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
+        if request.state_points:
+            self._leave_states(request)
+
+    def _leave_states(self, request: Request) -> None:
+        """Leave the states where others are expected to continue, as far as the tree has what a request has computed. A
+        request may also end in the step that computes its prompt, and leaves them then."""
         kv, page = request.held_kv, self.page_size
-        self.cache.cache_unfinished_req(kv, request.token_ids.view(0, request.committed_len))
         for point in [point for point in request.state_points if point <= request.committed_len]:
             request.state_points.remove(point)
             self.cache.leave_state(kv, kv.open_node(), StateKind.BRANCH, point - point % page)
@@ -433,6 +439,8 @@ class KVMemory:
         in_flight = fence if request.scheduled_len > request.committed_len else None
         if kv.tree_len <= length:
             self.cache.cache_unfinished_req(kv, ids)
+        if request.state_points:
+            self._leave_states(request)
         truncate(self.cache, kv, length, fence=in_flight)
         self.cache.leave_state(kv, kv.open_node(), StateKind.TURN_END, turns_kept=request.spec.retain_states)
         self.settle_states(request)
@@ -503,6 +511,8 @@ class KVMemory:
         committed = request.committed_len
         if self.copies.has_copies(kv):
             committed = kv.tree_len  # its KV behind the tree still had to be copied, and never will be
+        elif self.states is not None and any(point <= committed for point in request.state_points):
+            self.publish(request)
         ended = request.finish is not None and request.finish.type != "abort" and request.spec.pooling is None
         kind = StateKind.TURN_END if ended else StateKind.PASSING
         self.cache.cache_finished_req(

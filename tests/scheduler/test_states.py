@@ -51,25 +51,28 @@ def test_an_edit_of_the_last_message_starts_from_the_turn_before(page) -> None:
 
 
 @PAGES
-def test_the_third_user_of_a_beginning_finds_it_whole(page) -> None:
-    harness, system = scene(page), prompt_of(128)
-    finds = [ask(harness, f"u{user}", [*system, *prompt_of(30, user + 1)])[1] for user in range(3)]
+@pytest.mark.parametrize("more", [{}, {"retain_ttl": 0.5}])
+@pytest.mark.parametrize("new", [0, 1, 8])
+def test_the_third_user_of_a_beginning_finds_it_whole(page, new, more) -> None:
+    harness, system = scene(page, chunk=500), prompt_of(128)
+    finds = [ask(harness, f"u{user}", [*system, *prompt_of(30, user + 1)], new, **more)[1] for user in range(3)]
     aligned = 128 if page == 64 else 0  # the state at the last whole page of the first prompt
     assert finds == [0, aligned, 128]
     kinds = [node.state_kind for node in harness.cache.states.nodes() if node.prefix_len == 128]
-    assert kinds == [StateKind.TURN_END if page == 64 else StateKind.BRANCH]
+    assert kinds == [StateKind.TURN_END if page == 64 and new else StateKind.BRANCH]
 
 
 @PAGES
 @pytest.mark.parametrize("chunk", [7, 64, 500])
-def test_samples_of_one_prompt_compute_it_once(page, chunk) -> None:
+@pytest.mark.parametrize("new", [1, 6])
+def test_samples_of_one_prompt_compute_it_once(page, chunk, new) -> None:
     harness, prompt = scene(page, chunk=chunk, policy="lpm"), prompt_of(200)
-    harness.add("a", prompt, 6, n=4)
+    harness.add("a", prompt, new, n=4)
     harness.run()
     found = [harness.outcomes["a", sample].request.found.total for sample in range(4)]
     assert found[0] == 0 and found[1:] == [199 // page * page] * 3
     for sample in range(4):
-        assert harness.outcomes["a", sample].tokens == expected_output(prompt, 6, stateful=True)
+        assert harness.outcomes["a", sample].tokens == expected_output(prompt, new, stateful=True)
 
 
 @PAGES
@@ -127,6 +130,15 @@ def test_a_search_for_stop_strings_takes_no_state_from_others() -> None:
     harness, prompt = scene(states=1), prompt_of(40)
     find_stop(harness, 2, 30)
     ask(harness, "a", prompt, 20, stop=("a stop",))
+
+
+@PAGES
+@pytest.mark.parametrize("chunk", [50, 500])
+def test_a_prompt_that_was_sent_without_output_is_found_by_the_same_prompt(page, chunk) -> None:
+    harness, prompt = scene(page, chunk=chunk), prompt_of(140)
+    ask(harness, "warm", prompt, 0)
+    assert ask(harness, "same", prompt)[1] == 139 // page * page
+    assert ask(harness, "longer", [*prompt, 1, 2])[1] == 140 // page * page
 
 
 def test_a_passed_state_does_not_count_as_used() -> None:
