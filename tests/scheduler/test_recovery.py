@@ -29,6 +29,7 @@ KINDS: list[dict[str, Any]] = [
     {"page_size": 16, "depth": 2, "jobs": True, "prepares": True, "policy": "handoff"},
     {"page_size": 1, "depth": 2, "states": 5},
     {"page_size": 16, "states": 64, "jobs": True, "policy": "handoff", "speculative_algorithm": "NGRAM"},
+    {"page_size": 1, "depth": 2, "states": 6, "host_ratio": 3.0},
 ]
 STEPS = 40
 
