@@ -161,5 +161,7 @@ def test_the_report_names_what_no_state_makes_usable() -> None:
     harness.run()
     harness.add("b", [*prompt_of(30), 1, 2], 4)
     harness.run()
-    report = harness.outcomes["b", 0].request.cache_report
+    request = harness.outcomes["b", 0].request
+    assert request is not None and request.cache_report is not None
+    report = request.cache_report
     assert [(span.reason, span.tokens) for span in report.missed] == [("no_state", 30), ("unseen", 1), ("required", 1)]
