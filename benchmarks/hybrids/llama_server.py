@@ -1,0 +1,33 @@
+"""llama.cpp's server, from the package ``xllamacpp``, until a signal ends it. Runs under the python of that package's
+environment, which has nothing of ours:
+
+    PYTHON llama_server.py '{"model": FILE, "port": 8000, "threads": 2, "n_ctx": 4096}'
+
+Other keys are settings of llama.cpp's, by their names in ``CommonParams``. All others are at their defaults.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Any
+
+import xllamacpp  # type: ignore[import-not-found]
+
+
+def start(model: str, threads: int, **settings: Any) -> Any:
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # as exact as the others' KV
+    params.verbosity = 1
+    for name, value in settings.items():
+        setattr(params, name, value)
+    return xllamacpp.Server(params)
+
+
+if __name__ == "__main__":
+    server = start(**json.loads(sys.argv[1]))
+    print(server.listening_address, flush=True)
+    signal.sigwait({signal.SIGINT, signal.SIGTERM})
