@@ -3,16 +3,17 @@
     python -m benchmarks.core.host_time [--batch-sizes 1 16 64 256] [--plain] [--cprofile decode] [--plot]
 
 The event loop, the scheduler, the step runner with its sampler, the upload and the channels are the server's own, on
-one thread; only the model is a double that answers every step with the same logits. Three kinds of steps:
+one thread; only the model is a double that answers every step with the same logits. Four kinds of steps:
 
     decode   every running request gets a token and streams it
+    states   the same, of a model with recurrent states: the rows' states are planned and uploaded, too
     extend   a batch of continuations with 8 ids each goes on from leased requests: messages, handoff, step, outputs
     beam     the same, but each continuation is a beam search of width 32 for 3 tokens; size counts the searches
 
 Host time is receive + schedule + plan + commit (see runtime/runner/step_profile.py): with a GPU all of it but the
 beams' can hide behind the device. The launch is left out: the sampler on a CPU is not what a GPU's host does. By
-default one step is in flight while the next is formed, as on a GPU; --plain waits for each. Prints a table, writes
-host_time.json.
+default one step is in flight while the next is formed, as on a GPU; --plain waits for each. Times are the thread's CPU
+time, so that other programs on the cores matter less. Prints a table, writes host_time.json.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import gc
 import json
 import pstats
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,11 +35,15 @@ import torch
 
 from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.memory_pool.state_pool import StatePool, StateShape, StateTensor
+from baton.memory_pool.state_slots import StateSlots
 from baton.radix.cache import RadixCache
+from baton.radix.node_states import NodeStates
 from baton.runtime.channels import Endpoints, Receiver, Sender
 from baton.runtime.constraints.grammars import Grammars
 from baton.runtime.constraints.item_tries import ItemTries
 from baton.runtime.event_loop import EventLoop
+from baton.runtime.layers.states.state_batch import plan_states
 from baton.runtime.lora.adapter_weights import AdapterWeights
 from baton.runtime.lora.adapters import Adapters
 from baton.runtime.messages import FromWorker, ToWorker
@@ -60,6 +66,9 @@ VOCAB = 256
 BEAMS = 32
 PROMPT, SUFFIX = 700, 8
 GOAL_MS, GOAL_BATCH_SIZE = 1.0, 64
+GOAL_STATES = 1.1
+"""Host time of a decode step with states over that of one without."""
+STATE: StateShape = {"conv": StateTensor((2, 16), torch.float32)}
 
 Kinds = dict[str, dict[str, Any]]
 """The figures of a profile, by kind of step."""
@@ -68,10 +77,13 @@ Kinds = dict[str, dict[str, Any]]
 class FreeRunner:
     """A model runner that uploads and plans a step as a real one does, and then has the answer ready."""
 
-    def __init__(self, num_rows: int, context: int, max_rows: int, profiler: StepProfiler) -> None:
+    def __init__(
+        self, num_rows: int, context: int, max_rows: int, profiler: StepProfiler, states: StatePool | None
+    ) -> None:
         self.config = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=())
         self.device = torch.device("cpu")
         self.profiler = profiler
+        self._states = states
         self._mirror = torch.zeros(num_rows + 1, context, dtype=torch.int32)  # the last row is padding
         self._logits = torch.randn(max_rows, VOCAB, generator=torch.Generator().manual_seed(0))
 
@@ -81,8 +93,11 @@ class FreeRunner:
         batch: ScheduleBatch,
         previous_ids: torch.Tensor | None = None,
         prepared: Callable[[], None] = lambda: None,
+        adapters: Sequence[str] = (),
     ) -> ForwardOutput:
         build_forward_batch(batch, attention_batch(batch, self._mirror), previous_ids)
+        if self._states is not None and batch.states is not None:
+            _ = plan_states(self._states, batch.states, batch.extend_lens).table  # as the compiled kernels take them
         prepared()
         self.profiler.lap("plan")
         return ForwardOutput(self._logits[: int(batch.samples.sum())], None)
@@ -101,9 +116,9 @@ class Turns(threading.Event):
 
 
 class Rig:
-    """A worker with a free model; its clients are this object."""
+    """A worker with a free model; its clients are this object. stateful: the model has recurrent states."""
 
-    def __init__(self, max_running: int, max_leased: int, *, overlap: bool) -> None:
+    def __init__(self, max_running: int, max_leased: int, *, overlap: bool, stateful: bool = False) -> None:
         context = 2048
         tokens = (max_running + max_leased) * context
         config = SchedulerConfig(
@@ -115,9 +130,14 @@ class Rig:
             chunked_prefill_size=max(2048, max_running * PROMPT),
         )
         pool, allocator = ReqToTokenPool(config.num_rows, context), Allocator(tokens)
-        self.scheduler = Scheduler(config, pool, allocator, RadixCache(pool, allocator, page_size=1), ())
-        self.profiler = StepProfiler(torch.device("cpu"))
-        runner: Any = FreeRunner(config.num_rows, context, max_running, self.profiler)
+        states, nodes = None, None
+        if stateful:
+            states = StatePool(4 * config.num_rows, [STATE], torch.device("cpu"))
+            nodes = NodeStates(StateSlots(states.num_states, fences=allocator.fences), align=1)
+        cache = RadixCache(pool, allocator, page_size=1, states=nodes)
+        self.scheduler = Scheduler(config, pool, allocator, cache, ())
+        self.profiler = StepProfiler(torch.device("cpu"), time.thread_time)
+        runner: Any = FreeRunner(config.num_rows, context, max_running, self.profiler, states)
         step_runner = StepRunner(runner, Sampler(VOCAB, (), "cpu"), cast(Any, None), self.profiler)
         endpoints = Endpoints.for_threads()
         self._inbox: Receiver[ToWorker] = Receiver(endpoints.to_worker, ToWorker)
@@ -170,7 +190,14 @@ class Rig:
 
 
 def decode_steps(size: int, steps: int, overlap: bool) -> Kinds:
-    rig = Rig(size, 4, overlap=overlap)
+    return {"decode": measure_decodes(Rig(size, 4, overlap=overlap), size, steps)}
+
+
+def state_steps(size: int, steps: int, overlap: bool) -> Kinds:
+    return {"states": measure_decodes(Rig(size, 4, overlap=overlap, stateful=True), size, steps)}
+
+
+def measure_decodes(rig: Rig, size: int, steps: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     for i in range(size):
         rig.ask(f"r{i}", rng.integers(0, VOCAB, PROMPT), max_new_tokens=steps + 100)
@@ -179,7 +206,7 @@ def decode_steps(size: int, steps: int, overlap: bool) -> Kinds:
     rig.turns(steps)
     profile = rig.profiler.stop()
     rig.close()
-    return {"decode": profile["kinds"]["decode"]}
+    return profile["kinds"]["decode"]
 
 
 def extend_steps(size: int, steps: int, overlap: bool) -> Kinds:
@@ -219,6 +246,7 @@ def second_stages(size: int, max_running: int, steps: int, overlap: bool, **samp
 
 KINDS: dict[str, Callable[[int, int, bool], Kinds]] = {
     "decode": decode_steps,
+    "states": state_steps,
     "extend": extend_steps,
     "beam": beam_steps,
 }
@@ -261,6 +289,11 @@ def main() -> None:
     for kind in ("decode", "extend"):
         if case := profiles.get(f"{kind} {GOAL_BATCH_SIZE}"):
             print(f"{kind}, bs {GOAL_BATCH_SIZE}: {case['host_ms']['median']:.2f} ms (goal: {GOAL_MS:g})")
+    for size in args.batch_sizes:
+        plain, stateful = profiles.get(f"decode {size}"), profiles.get(f"states {size}")
+        if plain and stateful:
+            times = stateful["host_ms"]["median"] / plain["host_ms"]["median"]
+            print(f"states over decode, bs {size}: {times:.2f} (goal: {GOAL_STATES:g})")
     args.out.mkdir(parents=True, exist_ok=True)
     report = {**about_this_run("cpu"), "goal_ms": GOAL_MS, "steps": args.steps, "cases": profiles}
     (args.out / "host_time.json").write_text(json.dumps(report, indent=1) + "\n")

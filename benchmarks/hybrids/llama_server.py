@@ -8,15 +8,15 @@ Other keys are settings of llama.cpp's, by their names in ``CommonParams``. All 
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import sys
 from typing import Any
 
-import xllamacpp  # type: ignore[import-not-found]
-
 
 def start(model: str, threads: int, **settings: Any) -> Any:
+    xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
