@@ -90,6 +90,8 @@ def draw(report: Report, file: Path) -> None:
         draw_lines(grid[0][column], report, kind, engines, "ttft", 1e3)
         draw_lines(grid[1][column], report, kind, engines, "computed", 1)
         grid[1][column].set_xlabel("turn", fontsize=8)
+    for row in grid:
+        row[0].set_ylim(bottom=0)  # after all is drawn, since the panels of a row share the axis
     grid[0][0].set_ylabel("TTFT, ms", fontsize=8)
     grid[1][0].set_ylabel("prompt tokens computed", fontsize=8)
     named = {label: handle for panel in grid[0] for handle, label in zip(*panel.get_legend_handles_labels())}
@@ -105,6 +107,5 @@ def draw_lines(panel: Any, report: Report, kind: str, engines: Sequence[str], fi
     for engine in engines:
         values = [scale * value for value in later_turns(report, kind, engine, figure)]
         panel.plot(range(2, len(values) + 2), values, marker="o", ms=3, color=COLOURS[engine], label=engine)
-    panel.set_ylim(bottom=0)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.tick_params(labelsize=7)
