@@ -23,6 +23,8 @@ import argparse
 import contextlib
 import json
 import os
+import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with this process
     if args.draw:
         draw(json.loads(args.draw.read_text()), args.out / "hybrid_chat.png")
         return
