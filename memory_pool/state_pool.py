@@ -68,17 +68,13 @@ class StatePool:
         except torch.OutOfMemoryError:  # on a GPU: the caller, which shares out its memory, knows what to change
             raise
         except (MemoryError, ValueError) as error:  # ValueError: more than there are addresses
-            raise MemoryError(f"cannot allocate {self.describe()} on {device}; lower --max-states") from error
+            size = f"{num_states} states × {self.bytes_per_state} bytes in {self.nbytes / 2**30:.2f} GiB"
+            raise MemoryError(f"cannot allocate {size} on {device}; lower --max-states") from error
 
     @property
     def nbytes(self) -> int:
         """Bytes of all slots, the two that are not handed out included."""
         return (self.num_states + 2) * self.bytes_per_state
-
-    def describe(self) -> str:
-        """For the start-up log: states x bytes per state = size."""
-        size = self.nbytes / 2**30
-        return f"{self.num_states} states × {self.bytes_per_state} bytes in {size:.2f} GiB ({self.num_layers} layers)"
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots source to slots target in all layers (int64 [n], no target twice)."""

@@ -501,7 +501,7 @@ class RadixCache:
         self.tree = RadixTree(self.page_size)
         self.order.clear()
         if self.states is not None:
-            self.states.clear()
+            self.states.forget_nodes()
         self.watchers.cache_cleared()
         self.evictable_tokens = self.protected_tokens = 0
 

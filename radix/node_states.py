@@ -97,7 +97,7 @@ class TierStates:
             self.push(slot)
         return list(victims.values())
 
-    def clear(self) -> None:
+    def forget_nodes(self) -> None:
         self.nodes.clear()
         self._named[:] = False
         self._order = LazyHeap(self._rank_of)
@@ -233,16 +233,16 @@ class NodeStates:
 
     # -- all at once --------------------------------------------------------------------------------------------------
 
-    def clear(self) -> None:
+    def forget_nodes(self) -> None:
         """The tree is dropped with all its nodes, and the slots are reset."""
-        self.on_device.clear()
+        self.on_device.forget_nodes()
         if self.on_host is not None:
-            self.on_host.clear()
+            self.on_host.forget_nodes()
 
     def restore(self, nodes: Iterable[TreeNode]) -> None:
         """Count anew what follows from the nodes' states, after an exception. nodes: all of the tree with the root,
         parents before children."""
-        self.clear()
+        self.forget_nodes()
         for node in reversed(list(nodes)):
             node.states_below = sum(child.has_states for child in node.children.values())
             if node.state:

@@ -376,7 +376,7 @@ def test_cache_statistics_match_twin_in_simulation(options: dict[str, Any]) -> N
     print("seed", SEED)
     seen = HitTokens()
     evicted = to_host = retired = 0
-    for seed in range(SEED, SEED + 4):
+    for seed in range(SEED, SEED + 6):
         simulation = Simulation(seed, grammars=False, check_every=9, **options)
         statistics, page_size = simulation.harness.scheduler._cache_statistics, simulation.harness.config.page_size
         twin = Twin(statistics, page_size)
