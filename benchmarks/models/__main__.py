@@ -34,7 +34,7 @@ transformers' modelling with Baton's attention and KV cache
 ([how](design/model_and_attention.md#models-that-transformers-computes)), which `--model-impl transformers` forces for
 all. Columns: 24 greedy tokens of 5 prompts at pages of 1 and 16, computed in chunks and again from the cache; a
 continuation that takes over its parent's KV; one that forks a running parent; a request that gives its KV up and
-computes it again; a beam search; KV that went to host memory and came back.
+computes it again; a beam search; KV, and recurrent states, that went to host memory and came back for the next turn.
 """
 
 

@@ -149,14 +149,17 @@ def check_beam(scene: Scene) -> None:
 
 
 def check_host(scene: Scene) -> None:
-    """KV goes to the host, other prompts take the device's memory, and the first ones come back."""
+    """KV goes to the host, other prompts take the device's memory, and what continues the first ones brings it back."""
     rng, loaded = random.Random(1), 0
+    prompts = scene.prompts[3:]
     with scene.engine(page_size=16, max_total_tokens=512, host_cache_ratio=8.0) as engine:
         for _ in range(2):
-            for prompt in scene.prompts[3:]:
+            asked, prompts = prompts, []
+            for prompt in asked:
                 (answer,) = answers(engine, [prompt])
                 scene.compare("host", prompt, answer["output_ids"])
                 loaded += answer["meta_info"]["cached_tokens_details"]["host"]
+                prompts.append(prompt + answer["output_ids"] + scene.suffix)
             for _ in range(5):
                 answers(engine, [[rng.randrange(3, VOCABULARY) for _ in range(120)]], GREEDY | {"max_new_tokens": 1})
         if not loaded:
