@@ -38,5 +38,9 @@ class Fences:
         """Close all others, because the owners that should close them were lost."""
         self._open.intersection_update(fences)
 
+    def open_fences(self) -> list[int]:
+        """Those of all operations that have not ended."""
+        return sorted(self._open)
+
     def is_open(self, fence: int) -> bool:
         return fence in self._open

@@ -76,12 +76,6 @@ class StatePool:
         """Bytes of all slots, the two that are not handed out included."""
         return (self.num_states + 2) * self.bytes_per_state
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy slots source to slots target in all layers (int64 [n], no target twice)."""
-        for layer in self.layers:
-            for tensor in layer.values():
-                tensor.index_copy_(0, target, tensor.index_select(0, source))
-
     def find_not_finite(self, slots: torch.Tensor) -> torch.Tensor:
         """bool [n]: which of these slots (int64 [n]) hold a NaN or an infinity in any layer."""
         bad = torch.zeros(len(slots), dtype=torch.bool, device=self.device)

@@ -347,16 +347,17 @@ class RadixCache:
 
     # -- recurrent states --------------------------------------------------------------------------------------------
 
-    def begin_states(self, seq: KVSequence) -> None:
-        """Have a sequence start from the state of its node, in place of those that it names."""
+    def begin_states(self, seq: KVSequence, fence: int | None = None) -> None:
+        """Have a sequence start from the state of its node, in place of those that it names. fence: of a step that may
+        still write those."""
         if self.states is None:
             return
         node = seq.open_node()
         if node.state:
-            seq.states.begin(self.states.slots, node.state, node.prefix_len)
+            seq.states.begin(self.states.slots, node.state, node.prefix_len, fence)
             self.states.note_use(node)
         else:
-            seq.states.release(self.states.slots)
+            seq.states.release(self.states.slots, fence=fence)
 
     def leave_state(
         self,

@@ -35,7 +35,7 @@ def truncate(cache: RadixCache, seq: KVSequence, length: int, *, fence: int | No
     if cache.states is not None:
         seq.states.cut(cache.states.slots, length, fence)
         if seq.states.of(length) is None:
-            cache.begin_states(seq)
+            cache.begin_states(seq, fence)
 
 
 def fork_sequence(
@@ -93,4 +93,4 @@ def advance(cache: RadixCache, seq: KVSequence, token_ids: np.ndarray, *, fence:
     cache.req_to_token.write(seq.row, seq.tree_len, np.concatenate(cache.tree.path_values(match.handle, node)))
     cache.allocator.quarantine(private, [] if fence is None else [fence])
     seq.node, seq.tree_len, seq.length = match.handle, match.device_len, match.device_len
-    cache.begin_states(seq)
+    cache.begin_states(seq, fence)

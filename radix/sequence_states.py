@@ -59,10 +59,11 @@ class SequenceStates:
         held = [state.slot for state in self.held]
         return held + [slot for slot in self.targets if slot not in held]
 
-    def begin(self, slots: StateSlots, slot: int, length: int) -> None:
-        """Name the state that the sequence starts from, in place of all that it names."""
+    def begin(self, slots: StateSlots, slot: int, length: int, fence: int | None = None) -> None:
+        """Name the state that the sequence starts from, in place of all that it names. fence: of a step that may still
+        write those."""
         slots.share(slot)
-        self.release(slots)
+        self.release(slots, fence=fence)
         self.held = [HeldState(slot, length)]
 
     def write(self, states: list[HeldState]) -> None:

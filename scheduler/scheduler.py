@@ -447,9 +447,9 @@ class Scheduler:
             return None
         if not step.is_preparation:
             self._preparations.note_step()
+        step.formed, step.fence = now, self._memory.allocator.fences.open_fence()
         if self._memory.states is not None:
             step.batch.states = self._memory.states.plan_rows(step)
-        step.formed, step.fence = now, self._memory.allocator.fences.open_fence()
         self._memory.copies.confirm_taken()
         # From here on nothing can fail.
         step.batch.closed, self._closed = self._closed, []

@@ -31,12 +31,6 @@ class HostStatePool:
         self.bytes_per_state = device_pool.bytes_per_state
         self.num_layers = device_pool.num_layers
         self.pinned = device_pool.device.type == "cuda" if pin is None else pin
-        self.layout = " ".join(
-            f"{name} {tensor.dtype} {list(tensor.shape[1:])}"
-            for layer in device_pool.layers
-            for name, tensor in layer.items()
-        )
-        """What the bytes of a state mean, for fingerprints."""
         layers = [list(layer.values()) for layer in device_pool.layers]
         self._layers = [[tensor.view(len(tensor), -1).view(torch.uint8) for tensor in layer] for layer in layers]
         """The tensors of each layer, uint8 [slots on the device, bytes]."""
@@ -55,11 +49,6 @@ class HostStatePool:
     def nbytes(self) -> int:
         """Bytes of all slots, the one that is not used included."""
         return (self.num_states + 1) * self.bytes_per_state
-
-    @property
-    def states_view(self) -> np.ndarray:
-        """uint8 [num_states + 1, bytes of a state]: the pool's memory itself, to be read and written."""
-        return self.memory.numpy()
 
     def describe(self) -> str:
         """For the start-up log: states x bytes per state = size."""

@@ -156,7 +156,7 @@ def named_states(sequences: Sequence[KVSequence], holders: Sequence[Request]) ->
 
 def free_lost_states(cache: RadixCache, names: Sequence[int]) -> tuple[int, bool]:
     """Compare the counted holders of each state with the holders, and free those that none holds. names: as
-    `named_states`. Returns how many were freed, and False if a state that is held may be given away."""
+    `named_states`. Returns how many these were, and False if a state that is held may be given away."""
     if cache.states is None:
         return 0, True
     slots = cache.states.slots
@@ -174,6 +174,5 @@ def free_lost_states(cache: RadixCache, names: Sequence[int]) -> tuple[int, bool
     )
     if counts[gone].any() or (counts > slots.refs).any() or unaccounted < 0:
         return 0, False
-    free = slots.free
-    slots.rebuild({slot: int(counts[slot]) for slot in np.flatnonzero(counts).tolist()}, [])
-    return slots.free - free, True
+    names_of = {slot: int(counts[slot]) for slot in np.flatnonzero(counts).tolist()}
+    return slots.rebuild(names_of, cache.allocator.fences.open_fences()), True

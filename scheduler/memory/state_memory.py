@@ -186,8 +186,8 @@ class StateMemory:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def plan_rows(self, step: PlannedStep) -> StateRows:
-        """What each row of a step reads and writes; its sequences have targets. They name what it writes from now
-        on."""
+        """What each row of a step reads and writes. The step's fence is open, and its sequences have targets; they name
+        what it writes from now on."""
         batch = step.batch
         sources: list[int] = []
         rows: list[int] = []
@@ -222,14 +222,15 @@ class StateMemory:
         for states, outs in written:
             states.write(outs)
         for search in beams.values():
-            self._write_beams(search.held_beams)
+            self._write_beams(search.held_beams, step.fence)
         return StateRows(*np.array([sources], dtype=np.int32), *np.array([rows, ends, slots], dtype=np.int32))
 
-    def _write_beams(self, beams: BeamKV) -> None:
-        """A step is formed that writes the targets of these beams."""
+    def _write_beams(self, beams: BeamKV, fence: int) -> None:
+        """A step is formed that writes the targets of these beams. fence: the step's. It still reads what no beam names
+        any more, and a load from the host would not wait for that."""
         for slot, target in zip(beams.states.tolist(), beams.targets.tolist()):
             if target != slot:
-                self._slots.drop(slot)
+                self._slots.drop(slot, fence)
         beams.states, beams.targets = beams.targets, NO_STATES
 
     def _inner_states(self, request: Request, old: int, last: int) -> list[HeldState]:

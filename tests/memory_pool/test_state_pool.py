@@ -50,17 +50,6 @@ def test_pool_beyond_all_memory_names_the_flag():
         StatePool(0, SHAPES, CPU)
 
 
-def test_copies_read_all_sources_first():
-    pool = StatePool(4, SHAPES, CPU)
-    for layer in pool.layers:
-        for tensor in layer.values():
-            tensor.copy_(torch.arange(6).view(-1, *[1] * (tensor.dim() - 1)).expand_as(tensor))
-    pool.copy(torch.tensor([1, 2]), torch.tensor([2, 3]))
-    for layer in pool.layers:
-        for tensor in layer.values():
-            assert tensor.flatten(1)[:, 0].tolist() == [0, 1, 1, 2, 4, 5]
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_states_that_are_not_finite_are_found_in_every_layer(value):
     pool = StatePool(4, SHAPES, CPU)

@@ -261,3 +261,36 @@ def test_an_aborted_fork_gives_its_names_back() -> None:
     harness.scheduler.release_leases("a")
     slots = states_of(harness).slots
     assert slots.held == len(states_of(harness))
+
+
+def test_a_state_that_a_step_in_flight_reads_is_not_handed_out() -> None:
+    """Beams that part name their parent's state no more once their step is formed. A load from the host could take the
+    slot then, and would not wait for the step."""
+    harness = scene(states=16, depth=2)
+    harness.add("search", prompt_of(20), 6, beam_width=4, n=4)
+    harness.add("other", prompt_of(12, 1), 30)
+    slots, waited = states_of(harness).slots, 0
+    while harness.scheduler.live_requests:
+        batch = harness.scheduler.next_batch(harness.now)
+        if batch is None or batch.states is None:
+            break
+        free = set(slots.free_slots().tolist())
+        assert not free & set(batch.states.sources.tolist())
+        waited += slots.quarantined
+        harness.take_ends(harness.scheduler.process_result(harness.model.forward(batch), harness.now))
+    assert waited
+
+
+def test_a_lost_state_waits_for_the_steps_in_flight() -> None:
+    harness = scene(states=8)
+    harness.add("a", prompt_of(20), 20)
+    harness.step()
+    slots = states_of(harness).slots
+    slots.take()  # its holder is lost
+    batch = harness.scheduler.next_batch(harness.now)
+    assert batch is not None
+    harness.scheduler.self_check(harness.now)
+    assert (slots.quarantined, harness.scheduler.stats().states.leaked) == (1, 1)
+    harness.scheduler.process_result(harness.model.forward(batch), harness.now)
+    assert slots.quarantined == 0
+    harness.scheduler.check_invariants()
