@@ -1,5 +1,5 @@
-"""Measures a chat of ten turns with a hybrid model, one whose layers are recurrent but for a few with attention, on
-Baton's server and others'.
+"""Measures a chat of ten turns on Baton's server and on others. The model is a hybrid: most of its layers are
+recurrent, and a few attend.
 
     python -m benchmarks.hybrids [--llamacpp PYTHON] [--vllm PYTHON] [--shape lfm2-75m] [--rounds 3] [--plot] [--quick]
 
@@ -62,7 +62,8 @@ class Running:
 def start_servers(
     engines: list[Contender], model: Path, work: Path, skipped: dict[str, str], stack: contextlib.ExitStack
 ) -> list[Running]:
-    """Those that start. skipped: takes, by name, what became of the others."""
+    """Start the servers of these engines, and return those that are ready. skipped: gets, by name, why the others are
+    not."""
     found: list[Running] = []
     cores = sorted(os.sched_getaffinity(0))
     for engine in engines:

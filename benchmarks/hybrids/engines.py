@@ -19,9 +19,9 @@ class Contender(Engine):
     """Tokens that its server has room for."""
 
     fields: ClassVar[Mapping[str, Any]] = {}
-    """Of every request of its chats, beside prompt and length."""
+    """Fields of every request of its chats, beside prompt and length."""
     scenarios = tuple(SCENARIOS)
-    """Those that it is measured in."""
+    """Scenarios in which it is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class LlamaCpp(Contender):
     settings_of_its_own: ClassVar[Mapping[str, Any]] = {}
 
     def server(self, model: Path, dtype: str, port: int) -> list[str]:
-        """Of ``model.gguf`` in the folder, whose weights have the dtype."""
+        """The command of a server for ``model.gguf`` in the folder; its weights are in the dtype already."""
         settings: dict[str, Any] = {"model": str(model / "model.gguf"), "port": port, "n_ctx": self.context}
         settings |= {"threads": len(os.sched_getaffinity(0)), **self.settings_of_its_own}
         return [str(self.python), str(Path(__file__).with_name("llama_server.py")), json.dumps(settings)]

@@ -36,7 +36,7 @@ def by_turn(report: Report, kind: str, engine: str, figure: str) -> list[float]:
 
 
 def later_turns(report: Report, kind: str, engine: str, figure: str) -> list[float]:
-    """Of turn 2 and all after it. Nothing is cached at the first, and it cannot be edited."""
+    """A figure at turn 2 and at each later one. Nothing is cached at the first turn, and it cannot be edited."""
     return by_turn(report, kind, engine, figure)[kind != "edited" :]
 
 
