@@ -329,7 +329,7 @@ class Episode:
         for node in (*rig.cache.tree.nodes(), rig.cache.tree.root):
             node.states_below = self.rng.randrange(3)
         rig.slots.refs[:] = self.rng.randrange(3)
-        rig.nodes.clear()
+        rig.nodes.forget_nodes()
         restore_tree(rig.cache, [running.kv for running in rig.running])
         names = [slot for running in rig.running for slot in running.kv.states.names()]
         names += [node.state for node in rig.nodes.nodes()]
