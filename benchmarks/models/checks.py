@@ -148,8 +148,12 @@ def check_beam(scene: Scene) -> None:
             raise Difference(f"beam {rank} is {ours['output_ids']}, not {theirs[len(prompt) :].tolist()}")
 
 
-def check_host(scene: Scene) -> None:
-    """KV goes to the host, other prompts take the device's memory, and what continues the first ones brings it back."""
+def check_host(scene: Scene, *, continued: bool = True) -> None:
+    """KV goes to the host, other prompts take the device's memory, and what continues the first ones brings it back.
+
+    Recurrent states need ``continued``: the state behind a turn is of no use to the turn's own prompt. Sparse decodes
+    need the prompts themselves: an output's KV is not what computing it as a prompt gives.
+    """
     rng, loaded = random.Random(1), 0
     prompts = scene.prompts[3:]
     with scene.engine(page_size=16, max_total_tokens=512, host_cache_ratio=8.0) as engine:
@@ -159,7 +163,7 @@ def check_host(scene: Scene) -> None:
                 (answer,) = answers(engine, [prompt])
                 scene.compare("host", prompt, answer["output_ids"])
                 loaded += answer["meta_info"]["cached_tokens_details"]["host"]
-                prompts.append(prompt + answer["output_ids"] + scene.suffix)
+                prompts.append(prompt + answer["output_ids"] + scene.suffix if continued else prompt)
             for _ in range(5):
                 answers(engine, [[rng.randrange(3, VOCABULARY) for _ in range(120)]], GREEDY | {"max_new_tokens": 1})
         if not loaded:
