@@ -26,7 +26,7 @@ import numpy as np
 
 from ..radix.kv_sequence import KVSequence
 from ..radix.lease import Lease, LeaseTerms
-from ..radix.node import TreeNode
+from ..radix.node import StateKind, TreeNode
 from .beam.rows import BeamKV
 from .beam.search import BeamGroup
 from .constraints.constraint import Constraint, ConstraintState
@@ -225,7 +225,7 @@ class Request:
         self.drafts = NO_DRAFTS
         self.prefix_node: TreeNode | None = None
         """A node that its tokens match whole, found while it waits; the next look-up starts there."""
-        self.state_points = set(spec.state_points)
+        self.state_points = dict.fromkeys(spec.state_points, StateKind.BRANCH)
         """Numbers of tokens after which the recurrent state is left for others; see state_memory.py."""
         self.found = FoundTokens()
         """Cached tokens that the first admission found, by tier."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..memory_pool.allocator import Allocator
+from ..radix.node import StateKind
 from .beam.search import BeamGroup
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
@@ -83,10 +84,19 @@ class RequestFactory:
         first.set_prompt(prompt, max_new_tokens)
         for sibling in requests[1:]:
             sibling.set_prompt(prompt.share(), max_new_tokens)
-        warms_cache = not max_new_tokens and first.spec.pooling is None and first.logprobs is None
-        if len(requests) > 1 or warms_cache:
+        if self._config.max_states:
+            warms_cache = not max_new_tokens and first.spec.pooling is None and first.logprobs is None
             for sibling in requests:
-                sibling.state_points.add(sibling.prefix_limit)  # the others, or the same prompt later, continue there
+                _leave_state_for_same_prompt(sibling, is_expected=len(requests) > 1 or warms_cache)
         if first.is_search:  # then it is alone
             num_end_ids = len(self._stopping_criteria.end_ids(first))
             first.beams = BeamGroup(first.sampling, max_new_tokens, first.constraint, num_end_ids)
+
+
+def _leave_state_for_same_prompt(request: Request, *, is_expected: bool) -> None:
+    """Have a request leave its state where the same prompt continues: behind all but its last token. is_expected: it
+    will be sent again. Else it may be; but a client that names points, and a continuation, have a state close by."""
+    if is_expected:
+        request.state_points[request.prefix_limit] = StateKind.BRANCH
+    elif not request.state_points and request.spec.continuation is None and request.spec.pooling is None:
+        request.state_points[request.prefix_limit] = StateKind.PASSING

@@ -165,7 +165,7 @@ class KVMemory:
         try:
             whole = self._bring_back(match)
             if match.unused:
-                request.state_points.add(match.device_len + match.host_len + match.unused)
+                request.state_points[match.device_len + match.host_len + match.unused] = StateKind.BRANCH
             opened = self.cache.open_sequence(request.namespace, whole, row, spec.priority, spec.client)
             return opened, whole.device_len - match.device_len
         except NotYet:
@@ -427,8 +427,8 @@ class KVMemory:
         request may also end in the step that computes its prompt, and leaves them then."""
         kv, page = request.held_kv, self.page_size
         for point in [point for point in request.state_points if point <= request.committed_len]:
-            request.state_points.remove(point)
-            self.cache.leave_state(kv, kv.open_node(), StateKind.BRANCH, point - point % page)
+            kind = request.state_points.pop(point)
+            self.cache.leave_state(kv, kv.open_node(), kind, point - point % page)
 
     def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> tuple[Lease | None, int]:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...radix.cache import RadixCache
-from ...radix.node import TreeNode
+from ...radix.node import StateKind, TreeNode
 from ..request import Request
 
 
@@ -87,13 +87,14 @@ class _Index:
         point = int(differing[0]) if len(differing) else length
         point -= point % self._cache.page_size
         if point in other.state_points:
+            other.state_points[point] = StateKind.BRANCH
             return True
         if point <= other.scheduled_len:
             states = other.held_kv.states
             held = states.of(point)
             if held is None or held.slot in states.targets:
                 return False
-        other.state_points.add(point)
+        other.state_points[point] = StateKind.BRANCH
         return True
 
     def _head(self, request: Request) -> tuple[str, bytes]:

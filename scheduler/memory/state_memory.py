@@ -21,7 +21,7 @@ import numpy as np
 from ...radix.cache import RadixCache
 from ...radix.invariants import InvariantError
 from ...radix.kv_sequence import KVSequence
-from ...radix.node import TreeNode
+from ...radix.node import StateKind, TreeNode
 from ...radix.node_states import NodeStates
 from ...radix.sequence_states import HeldState, SequenceStates
 from ..batch import StateRows
@@ -172,12 +172,19 @@ class StateMemory:
         return slot if slot is not None else self._take_old(states, committed, [])
 
     def _take_old(self, states: SequenceStates, committed: int, wanted: Sequence[HeldState | None]) -> int | None:
-        """The slot of an older state that is not wanted; the sequence does not hold that state any more."""
+        """The slot of an older state that is not wanted; the sequence does not hold that state any more, nor does a node
+        that need not keep it."""
         for state in states.held[:-1]:  # the step that reads it is in flight, and ends before this one begins
-            if state.length <= committed and state not in wanted and not self._slots.is_shared(state.slot):
+            if state.length <= committed and state not in wanted and self._unshare(state.slot):
                 states.held.remove(state)
                 return state.slot
         return None
+
+    def _unshare(self, slot: int) -> bool:
+        """True if the caller alone names this slot; a node that need not keep its state gives its name up."""
+        if self._is_unsharable(slot) and self._states.node_of(slot).state_kind is StateKind.PASSING:
+            self._cache.remove_state(self._states.node_of(slot))
+        return not self._slots.is_shared(slot)
 
     def _is_unsharable(self, slot: int) -> bool:
         """True if only one sequence and a node name a slot: the node can do without."""

@@ -193,6 +193,7 @@ class Harness:
         unasked: bool = False,
         default_lease: bool = False,
         pooling: PoolingSpec | None = None,
+        state_points: tuple[int, ...] = (),
         **sampling,
     ) -> None:
         if trie is not None:
@@ -218,6 +219,7 @@ class Harness:
             unasked=unasked,
             default_lease=default_lease,
             pooling=pooling,
+            state_points=state_points,
         )
         constraint = ItemConstraint(trie, "items") if trie is not None else grammar
         if params.allowed_token_ids:

@@ -95,15 +95,27 @@ def test_a_kept_parent_can_be_continued_again(folder, replay, prompts, page_size
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_what_is_cached_is_used_as_far_as_states_reach(folder, replay, prompts, page_size) -> None:
-    """The second request that shares a beginning leaves a state at its end, which the third finds."""
+    """The second request that shares a beginning leaves a state at its end, which the third finds. Long pages end
+    there anyway: the first prompt's last whole page."""
     worker = LocalWorker(folder, page_size=page_size, max_states=32)
     stem = prompts[-1][:48]
     for number, tail in enumerate(([1, 2], [3, 4], [5, 6])):
         (answer,) = worker.generate([stem + tail], GREEDY)
         assert answer.tokens == says(replay, stem + tail)
-        assert answer.cached_tokens == (48 if number == 2 else 0)
+        assert answer.cached_tokens == (48 if number == 2 or (number == 1 and page_size == 16) else 0)
     (edited,) = worker.generate([[*stem, 5, 6, *says(replay, [*stem, 5, 6])[:-1], 4]], GREEDY)
     assert edited.cached_tokens >= 48
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_same_prompt_again_computes_its_last_token_or_page(folder, replay, prompts, page_size, chunk) -> None:
+    worker = LocalWorker(folder, page_size=page_size, max_states=32, chunked_prefill_size=chunk)
+    for prompt in prompts:
+        for _ in range(2):
+            (answer,) = worker.generate([prompt], GREEDY)
+            assert answer.tokens == says(replay, prompt)
+        assert answer.cached_tokens == (len(prompt) - 1) // page_size * page_size
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -82,12 +82,41 @@ def test_samples_of_one_prompt_compute_it_once(page, chunk, new) -> None:
 
 
 @PAGES
+@pytest.mark.parametrize("chunk", [7, 500])
+@pytest.mark.parametrize("new", [1, 6])
+def test_a_prompt_that_is_sent_again_computes_its_last_token_only(page, chunk, new) -> None:
+    harness, prompt = scene(page, chunk=chunk), prompt_of(200)
+    finds = [ask(harness, f"a{turn}", prompt, new)[1] for turn in range(3)]
+    assert finds == [0, 199 // page * page, 199 // page * page]
+    if page == 1:  # else the turn's end may be in the same page
+        kinds = {node.prefix_len: node.state_kind for node in states_of(harness).nodes()}
+        assert kinds[199] is StateKind.PASSING
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_state_for_the_same_prompt_gives_way_to_that_of_the_turn(depth) -> None:
+    """The tree and the sequence both name the one at 48 tokens when the one at 64 needs a slot."""
+    harness, prompt = scene(16, states=2, depth=depth), prompt_of(60)
+    said, _ = ask(harness, "a", prompt, 10)
+    _, found = ask(harness, "b", [*prompt, *said, *prompt_of(20, 1)])
+    assert found == 64
+
+
+def test_a_state_for_the_same_prompt_is_left_only_where_none_is_near() -> None:
+    """Not behind a point that the client names, nor by a continuation."""
+    harness, prompt = scene(), prompt_of(40)
+    ask(harness, "a", prompt, 6, state_points=(30,), retain_ttl=100.0)
+    assert sorted(node.prefix_len for node in states_of(harness).nodes()) == [30, 45]
+    harness.continue_from("a", "b", [1, 2, 3], 6)
+    harness.run()
+    assert sorted(node.prefix_len for node in states_of(harness).nodes()) == [30, 45, 54]
+
+
+@PAGES
 def test_a_state_is_left_where_the_client_expects_a_later_prompt_to_part(page) -> None:
     """As behind the last message of a chat, where a template drops the thoughts of the answer that followed."""
     harness, prompt = scene(page), prompt_of(192)
-    spec = make_spec("a", prompt, state_points=(128,))
-    harness.outcomes |= {r.key: Outcome(request=r) for r in harness.scheduler.add_request(spec, harness.now)}
-    harness.run()
+    ask(harness, "a", prompt, state_points=(128,))
     _, found = ask(harness, "b", [*prompt[:128], *prompt_of(30, 5)])
     assert found == 128
 

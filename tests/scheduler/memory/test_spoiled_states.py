@@ -16,7 +16,7 @@ STEM = prompt_of(128)
 def served(page_size: int, depth: int, ttl: float = 0.0) -> Harness:
     """A prompt that fills whole pages has been computed, and its state is in the tree."""
     harness = Harness(num_tokens=2048, page_size=page_size, depth=depth, states=16)
-    harness.add("first", STEM, 1, retain_ttl=ttl)
+    harness.add("first", STEM, 1, retain_ttl=ttl, state_points=(len(STEM),))
     harness.run()
     assert [node.prefix_len for node in states_of(harness).nodes()] == [128]
     return harness
