@@ -172,8 +172,8 @@ class StateMemory:
         return slot if slot is not None else self._take_old(states, committed, [])
 
     def _take_old(self, states: SequenceStates, committed: int, wanted: Sequence[HeldState | None]) -> int | None:
-        """The slot of an older state that is not wanted; the sequence does not hold that state any more, nor does a node
-        that need not keep it."""
+        """The slot of an older state that is not wanted; the sequence, and a node that need not keep it, do not hold
+        that state any more."""
         for state in states.held[:-1]:  # the step that reads it is in flight, and ends before this one begins
             if state.length <= committed and state not in wanted and self._unshare(state.slot):
                 states.held.remove(state)
