@@ -24,6 +24,11 @@ class Reach:
     window: int | None = None
     chunk: int | None = None
 
+    @property
+    def most(self) -> int | None:
+        """The most tokens that a query sees, itself included; None: all."""
+        return min((limit for limit in (self.window, self.chunk) if limit is not None), default=None)
+
     def first_keys(self, positions: np.ndarray) -> np.ndarray:
         """int64, as positions: the first position that a query at each of them sees.
 
@@ -123,6 +128,8 @@ class AttentionBatch:
     decodes: np.ndarray | None = None
     """bool [bs], host: True for sequences with one new token that is output, not prompt. None: all False. Only sparse
     attention reads it."""
+    req_to_window: torch.Tensor | None = None
+    """Like req_to_token, for layers with a window that have a pool of their own; see windowed.py."""
 
 
 def without_sequences(batch: AttentionBatch, gone: np.ndarray) -> AttentionBatch:

@@ -130,7 +130,7 @@ def check_scheduler(scheduler: SchedulerConfig) -> None:
     for name in ("context_length", "max_total_tokens", "max_states", "chunked_prefill_size"):
         value = getattr(scheduler, name)
         _need(value >= 0, f"{flag_name(name)} is {value}; use a positive number, or 0 for automatic")
-    for name in ("max_leased_ratio", "max_client_leased_ratio", "hit_rate_alert"):
+    for name in ("max_leased_ratio", "max_client_leased_ratio", "hit_rate_alert", "swa_full_tokens_ratio"):
         value = getattr(scheduler, name)
         _need(0.0 <= value <= 1.0, f"{flag_name(name)} is {value}; use a share between 0 and 1")
     sizes = ("max_running_requests", "speculative_num_draft_tokens")

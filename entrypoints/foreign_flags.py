@@ -130,6 +130,8 @@ FOREIGN: dict[str, Foreign] = {
     "max_num_queued_reqs": Alias("max_queued_requests"),
     "max_num_batched_tokens": Alias("chunked_prefill_size", convert=_tokens, about=_STEP_TOKENS),
     "max_prefill_tokens": Refused("--chunked-prefill-size bounds the new prompt tokens of a step"),
+    "disable_hybrid_swa_memory": Alias("swa_full_tokens_ratio", 1.0),
+    "disable_hybrid_kv_cache_manager": Alias("swa_full_tokens_ratio", 1.0),
     "block_size": Alias("page_size"),
     "num_gpu_blocks_override": Refused("--max-total-tokens sets the pool in tokens"),
     "kv_cache_memory_bytes": Refused("--max-total-tokens sets the pool in tokens"),
@@ -368,7 +370,7 @@ _SGLANG = """
     default_chat_template_kwargs default_priority_value delete_ckpt_after_loading detokenizer_worker_num
     disable_aiter_allreduce_fusion_in_decode disable_aiter_allreduce_fusion_in_prefill disable_attn_tp_gather
     disable_chunked_prefix_cache disable_cuda_graph_padding disable_decode_cuda_graph disable_fast_image_processor
-    disable_flashinfer_autotune disable_flashinfer_cutlass_moe_fp4_allgather disable_hybrid_swa_memory
+    disable_flashinfer_autotune disable_flashinfer_cutlass_moe_fp4_allgather
     disable_outlines_disk_cache disable_prefill_cuda_graph disable_priority_preemption disable_shared_experts_fusion
     disable_tokenizer_batch_decode disaggregation_bootstrap_port disaggregation_decode_allocation_policy
     disaggregation_decode_enable_offload_kvcache disaggregation_decode_enable_radix_cache
@@ -459,7 +461,7 @@ _SGLANG = """
     speculative_ngram_max_bfs_breadth speculative_ngram_max_trie_depth speculative_ngram_min_bfs_breadth
     speculative_num_steps speculative_token_map speculative_use_block_verification
     speculative_use_rejection_sampling ssl_ca_certs ssl_keyfile_password startup_weight_load_mode stat_loggers
-    stream_response_default_include_usage strip_thinking_cache swa_full_tokens_ratio swa_prefix_tails
+    stream_response_default_include_usage strip_thinking_cache swa_prefix_tails
     tbo_token_distribution_threshold tokenizer_backend tokenizer_metrics_allowed_custom_labels
     tokenizer_metrics_custom_labels_header tool_server torch_compile_max_bs trace_modules
     triton_attention_num_kv_splits triton_attention_reduce_in_fp32 triton_attention_split_tile_size
@@ -482,7 +484,7 @@ _VLLM = """
     dbo_prefill_token_threshold dcp_comm_backend dcp_kv_cache_interleave_size dcp_q_replicate
     decode_context_parallel_size default_chat_template_kwargs default_mm_loras device_ids diffusion_config
     disable_access_log_for_endpoints disable_cascade_attn disable_chunked_mm_input disable_fastapi_docs
-    disable_hybrid_kv_cache_manager disable_nccl_for_dp_synchronization disable_sliding_window
+    disable_nccl_for_dp_synchronization disable_sliding_window
     distributed_timeout_seconds dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s
     dp_supervisor_probe_timeout_s dp_sync_interval ec_manager_config ec_transfer_config elastic_ep_max_dp_size
     enable_batch_sharded_sampling enable_cumem_allocator enable_dbo enable_elastic_ep enable_ep_weight_filter

@@ -107,6 +107,16 @@ class Allocator:
         return self._top - 1 << self._shift
 
     @property
+    def spare_tokens(self) -> int:
+        """Tokens that `alloc_extend` can hand out; whole pages."""
+        return self.free_tokens
+
+    def room_beside(self, shared: int) -> int:
+        """Tokens that branches of one prefix, of ``shared`` tokens, can have for themselves, with nothing else in the
+        pool."""
+        return self.total_tokens - shared
+
+    @property
     def quarantined_tokens(self) -> int:
         """Tokens given back that are not free yet, because a step or a copy in flight still touches them."""
         return self._quarantined_pages << self._shift

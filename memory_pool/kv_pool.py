@@ -106,10 +106,6 @@ class KVPool(Protocol):
     layers: KVLayers
     """All memory, each byte once."""
 
-    def describe(self) -> str:
-        """One line for the start-up log: tokens x bytes per token = size."""
-        ...
-
     def copy(self, source: torch.Tensor, target: torch.Tensor, *, disjoint: bool = False) -> None:
         """Copy slots source to slots target in all layers (int64 [n]; no target twice). All sources are read before any
         target is written, so the two may overlap. disjoint: the caller knows that they do not, see `are_disjoint`."""
@@ -170,7 +166,7 @@ class _SlotTensors:
         return untouched_zeros((self.num_slots, num_kv_heads, size), self.dtype, self.device)
 
     def describe(self) -> str:
-        """One line for the start-up log: tokens x bytes per token = size."""
+        """Tokens x bytes per token = size, for errors."""
         size = self.num_tokens * self.bytes_per_token / 2**30
         return f"KV pool: {self.num_tokens} tokens × {self.bytes_per_token} bytes = {size:.2f} GiB"
 
@@ -214,6 +210,35 @@ class MLAKVPool(_SlotTensors):
         self.k = [self._zeros(shape.num_kv_heads, shape.key_dim) for shape in shapes]
         self.v = [keys[..., : shape.value_dim] for keys, shape in zip(self.k, shapes, strict=True)]
         self.layers = KVLayers.of(self.k, [], self.device)
+
+
+class WindowedKVPool:
+    """A KVPool whose layers with a sliding window have other slots, and fewer, than the layers that see all tokens.
+
+    ``k`` and ``v`` have all layers; everything else is of the latter, and `windows` is the pool of the others.
+    """
+
+    def __init__(self, full: KVPool, windows: KVPool, window_layers: frozenset[int]) -> None:
+        """window_layers: numbers of the layers with a window, among all."""
+        self.full, self.windows, self.window_layers = full, windows, window_layers
+        self.num_tokens, self.page_size, self.num_slots = full.num_tokens, full.page_size, full.num_slots
+        self.dtype, self.device, self.bytes_per_token = full.dtype, full.device, full.bytes_per_token
+        self.layers = full.layers
+        self.k = self._in_order(full.k, windows.k)
+        self.v = self._in_order(full.v, windows.v)
+
+    def _in_order(self, full: list[torch.Tensor], windows: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of all layers."""
+        parts = iter(full), iter(windows)
+        return [next(parts[layer in self.window_layers]) for layer in range(len(full) + len(windows))]
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, *, disjoint: bool = False) -> None:
+        """See KVPool.copy; not of layers with a window."""
+        self.full.copy(source, target, disjoint=disjoint)
+
+    def first_not_finite(self, slots: torch.Tensor, piece: int = 4096) -> int | None:
+        """See KVPool.first_not_finite; not of layers with a window."""
+        return self.full.first_not_finite(slots, piece)
 
 
 def make_kv_pool(

@@ -23,6 +23,7 @@ from .eviction.ranks import lru
 from .kv_sequence import NUM_ENDS, KVSequence, SequenceEnd
 from .node import ID_BYTES, NO_SLOTS, StateKind, TreeNode
 from .node_states import TURNS_KEPT, NodeStates
+from .node_windows import NodeWindows
 from .residency import DeviceOnly, Residency
 from .tree import RadixTree
 from .watchers import Watchers
@@ -52,12 +53,13 @@ class MatchResult(NamedTuple):
     host_handle: TreeNode | None = None
     """Opaque: where the tokens on the host end."""
     unused: int = 0
-    """Further tokens with KV that is of no use: no recurrent state lies behind them."""
+    """Further tokens with KV that is of no use: no recurrent state lies behind them, or their window is not whole."""
 
 
 class RadixCache:
     """Owns the tree and its locks. ``disabled``: nothing is matched or inserted, all else is the same. lanes: the order
-    in which leaves are evicted; lru if None. states: the recurrent states in the tree; None for models without."""
+    in which leaves are evicted; lru if None. states: the recurrent states in the tree; None for models without.
+    windows: of layers with a pool of their own; None for models without."""
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class RadixCache:
         disabled: bool = False,
         lanes: Lanes | None = None,
         states: NodeStates | None = None,
+        windows: NodeWindows | None = None,
     ) -> None:
         if page_size != allocator.page_size:
             raise ValueError(f"page_size {page_size} differs from the allocator's {allocator.page_size}")
@@ -82,6 +85,7 @@ class RadixCache:
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.states = states
+        self.windows = windows
         self.tree = RadixTree(page_size)
         lanes = lanes or OneLane(lru)
         self.order = EvictionOrder(lanes, max(page_size, min(LEAST_REST, allocator.total_tokens // 256)))
@@ -107,7 +111,8 @@ class RadixCache:
         The caller leaves off the tokens it must compute: at least the last one, and all for which it needs logprobs.
         after: a node that the ids match whole, from `find_prefix`; the look-up starts there if the node is still valid.
 
-        Where the model has recurrent states, the prefix ends at the last node with one; no node is split.
+        Where the model has recurrent states, the prefix ends at the last node with one; no node is split. Where it has
+        windows, it ends at the last place before which the window is whole.
         """
         if self.disabled:
             return MatchResult(0, 0, self.tree.root)
@@ -115,6 +120,10 @@ class RadixCache:
         if self.states is not None:
             whole, cached, _ = self.find_prefix(namespace, token_ids, after)
             node = self.states.deepest(whole)
+            unused = cached - node.prefix_len
+        elif self.windows is not None:
+            _, cached, last = self.find_prefix(namespace, token_ids, after)
+            node = self.tree.cut_path(last, self.windows.usable(last, cached))
             unused = cached - node.prefix_len
         else:
             top = self.tree.root if after is None else self.tree.reachable(after)
@@ -143,7 +152,9 @@ class RadixCache:
 
     def match_len(self, namespace: str, token_ids: np.ndarray) -> int:
         """The tokens that `match_prefix` would find, on any tier; this splits no node and is no access."""
-        whole, cached, _ = self.find_prefix(namespace, token_ids)
+        whole, cached, last = self.find_prefix(namespace, token_ids)
+        if self.windows is not None:
+            return self.windows.usable(last, cached)
         return cached if self.states is None else self.states.deepest(whole).prefix_len
 
     def lock(self, handle: TreeNode) -> None:
@@ -202,6 +213,7 @@ class RadixCache:
             self.req_to_token.write(row, 0, slots)
         seq = KVSequence(namespace, row, node, match.device_len, match.device_len, node.turn + 1, priority, client)
         self.begin_states(seq)
+        self.begin_window(seq)
         return seq
 
     def cache_unfinished_req(self, seq: KVSequence, token_ids: np.ndarray) -> None:
@@ -212,6 +224,7 @@ class RadixCache:
         """
         node = seq.open_node(len(token_ids))
         end = self._whole_pages(len(token_ids))
+        self.leave_window(seq, len(token_ids))
         if self.disabled:
             return
         if end <= seq.tree_len:
@@ -223,11 +236,13 @@ class RadixCache:
             ours = self.req_to_token.rows[seq.row, start:existing].copy()
             theirs = np.concatenate(self.tree.path_values(last, node))[: existing - start]
             self.req_to_token.write(seq.row, start, theirs)  # before the free: no row may name a freed slot
+            self._exchange_windows(seq, start, ours, theirs)
             self.allocator.free_run(ours)
         self.lock(last)
         self.unlock(node)
         seq.node = last
         seq.tree_len = end
+        self._cover_windows(seq, last, start)
         self._report_tail(seq, last, token_ids, end)
 
     def cache_finished_req(
@@ -247,6 +262,7 @@ class RadixCache:
         kind: of the recurrent state that it leaves in the tree. turns_kept: see `NodeStates.put`.
         """
         node = seq.open_node(len(token_ids))
+        self.leave_window(seq, len(token_ids))
         row = self.req_to_token.rows[seq.row]
         tree_end = existing = seq.tree_len
         whole = self._whole_pages(len(token_ids))
@@ -261,6 +277,7 @@ class RadixCache:
         in_flight = fence is not None and seq.length > len(token_ids)
         split = max(whole, tree_end) if in_flight else seq.length
         freed = (row[seq.tree_len : existing], row[tree_end:split])
+        self._end_window(seq, last, existing, tree_end)
         self._close(seq, node, freed, row[split : seq.length], fence, len(token_ids))
         self.mark_useless(last)
 
@@ -270,6 +287,7 @@ class RadixCache:
         self.mark_end(node, how)
         private = self.req_to_token.rows[seq.row, seq.tree_len : seq.length]
         split = len(private) if fence is None else 0
+        self._end_window(seq, node, seq.tree_len, seq.tree_len)
         self._close(seq, node, (private[:split],), private[split:], fence)
         self.mark_useless(node)
 
@@ -383,7 +401,10 @@ class RadixCache:
             self.touch(node)  # its KV is of use again
 
     def usable_length(self, seq: KVSequence, length: int) -> int:
-        """How many of the first ``length`` tokens a sequence can be cut to: all, or where the last state is."""
+        """How many of the first ``length`` tokens a sequence can be cut to: all, or where the last state is, or up to
+        where the window is whole."""
+        if self.windows is not None:
+            return self._usable_window(seq, length, self.windows)
         if self.states is None:
             return length
         page, own = self.page_size, 0
@@ -420,6 +441,93 @@ class RadixCache:
             if node.on_device and (not node.device_children or node.entry is not None):
                 self.order.push_leaf(node)
             node = node.parent
+
+    # -- sliding windows -----------------------------------------------------------------------------------------------
+
+    def begin_window(self, seq: KVSequence) -> None:
+        """Have a sequence that is all in the tree hold the tokens that its next one sees; they are whole there."""
+        if self.windows is not None:
+            seq.window_start = self.windows.pages.first_needed(seq.tree_len)
+            self.windows.pages.hold(self._row_pages(seq, seq.window_start, seq.tree_len))
+
+    def leave_window(self, seq: KVSequence, committed: int) -> None:
+        """Have a sequence hold no more of its ``committed`` tokens than the next ones see, and some to spare."""
+        if self.windows is None:
+            return
+        pages, start = self.windows.pages, self.windows.pages.first_kept(committed)
+        if start < seq.window_start + pages.slack:
+            return
+        shared = min(max(seq.tree_len, seq.window_start), start)
+        pages.drop(self._row_pages(seq, seq.window_start, shared))
+        pages.take_back(self._row_pages(seq, shared, start))
+        seq.window_start = start
+
+    def drop_window(self, seq: KVSequence, start: int = 0) -> None:
+        """Have a sequence hold none of its tokens in the tree from position ``start`` on, which are about to leave its
+        row."""
+        if self.windows is not None:
+            self.windows.pages.drop(self._row_pages(seq, max(start, seq.window_start), seq.tree_len))
+
+    def extend_window(self, seq: KVSequence) -> None:
+        """Have a sequence that was cut back to a usable length hold what its next token sees."""
+        if self.windows is None:
+            return
+        start = self.windows.pages.first_needed(seq.length)
+        if start < seq.window_start:
+            self.windows.pages.hold(self._row_pages(seq, start, min(seq.window_start, seq.tree_len)))
+            seq.window_start = start
+
+    def share_window(self, seq: KVSequence, fork: KVSequence) -> None:
+        """Have a fork hold what the sequence holds. Its private tokens have slots of their own already."""
+        if self.windows is None:
+            return
+        fork.window_start = seq.window_start
+        self.windows.pages.hold(self._row_pages(fork, fork.window_start, fork.tree_len))
+        self.windows.pages.take_back(self._row_pages(fork, fork.tree_len, fork.window_start))
+
+    def evict_windows(self, num_tokens: int, latest: int | None = None) -> int:
+        """Free so many slots of the window pool, if the tree has them, see `NodeWindows.evict`. Returns how many."""
+        return self.windows.evict(num_tokens, latest) if self.windows is not None else 0
+
+    def _usable_window(self, seq: KVSequence, length: int, windows: NodeWindows) -> int:
+        """See `usable_length`. A length within the tree is one of whole pages."""
+        if length >= seq.tree_len and windows.pages.first_needed(length) >= seq.window_start:
+            return length
+        length = self._whole_pages(min(length, seq.tree_len))
+        return windows.usable(self.tree.node_at(seq.open_node(), length), length)
+
+    def _exchange_windows(self, seq: KVSequence, start: int, ours: np.ndarray, theirs: np.ndarray) -> None:
+        """Have a sequence hold the tree's slots in place of its own from position ``start`` on, int32 [n] both, which
+        are about to be freed."""
+        if self.windows is not None:
+            skipped, page = max(0, seq.window_start - start), self.page_size
+            self.windows.pages.move(ours[skipped::page] // page, theirs[skipped::page] // page)
+
+    def _cover_windows(self, seq: KVSequence, last: TreeNode, start: int) -> None:
+        """The tree has got what a sequence holds from position ``start`` on, where a node begins, to the end of
+        ``last``."""
+        if self.windows is not None:
+            for node in self.tree.path(last, start):
+                self.windows.cover(node, max(seq.window_start, start))
+
+    def _end_window(self, seq: KVSequence, last: TreeNode, existing: int, end: int) -> None:
+        """Have the tree keep what a sequence that ends holds of its first ``end`` tokens, whole pages; they end at
+        ``last``. Up to position ``existing`` the tree had them before."""
+        if self.windows is None:
+            return
+        start, page = seq.tree_len, self.page_size
+        kept = self._row_pages(seq, max(seq.window_start, existing), end)
+        if existing > start:
+            slots = np.concatenate(self.tree.path_values(last, seq.open_node()))[: existing - start]
+            self._exchange_windows(seq, start, self.req_to_token.rows[seq.row, start:existing], slots)
+            kept = np.concatenate([slots[max(0, seq.window_start - start) :: page] // page, kept])
+        self.drop_window(seq)
+        self._cover_windows(seq, last, start)
+        self.windows.pages.drop(kept)
+
+    def _row_pages(self, seq: KVSequence, start: int, stop: int) -> np.ndarray:
+        """int32 [n]: the pages of positions ``start`` to ``stop`` of a row; none if that is before ``start``."""
+        return self.req_to_token.rows[seq.row, start : max(start, stop) : self.page_size] // self.page_size
 
     # -- eviction ----------------------------------------------------------------------------------------------------
 
@@ -465,6 +573,8 @@ class RadixCache:
         self.evictable_tokens -= len(slots)
         for node in nodes:
             node.value = NO_SLOTS
+            if self.windows is not None:
+                self.windows.remove(node)
         return len(slots)
 
     def reset(self, fence: int = 0) -> bool:
@@ -479,6 +589,8 @@ class RadixCache:
                 self.lock(node)
             return False
         for node in list(self.tree.nodes()):
+            if self.windows is not None:
+                self.windows.pages.take_back(node.value[:: self.page_size] // self.page_size)
             self.allocator.quarantine(node.value, [node.storing, node.loading, fence])
             node.parent = None  # old handles must fail, not lock a node that is not there
         copies = self.residency.detach_copies()
@@ -503,6 +615,8 @@ class RadixCache:
         self.order.clear()
         if self.states is not None:
             self.states.forget_nodes()
+        if self.windows is not None:
+            self.windows.clear()
         self.watchers.cache_cleared()
         self.evictable_tokens = self.protected_tokens = 0
 

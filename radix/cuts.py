@@ -12,14 +12,15 @@ def truncate(cache: RadixCache, seq: KVSequence, length: int, *, fence: int | No
     """Keep only the first ``length`` tokens of a sequence, so that other tokens can follow them.
 
     A page of the tree cannot be kept in part: a cut inside one goes back to its start, and ``seq.length`` says where
-    that is. Where there are recurrent states, it goes back to the last one before. ``fence`` as for
-    `RadixCache.cache_finished_req`.
+    that is. Where there are recurrent states, it goes back to the last one before; where there are windows, to the
+    end of the last whole one. ``fence`` as for `RadixCache.cache_finished_req`.
     """
     node, page = seq.open_node(), cache.page_size
     old_tree_len, old_length = seq.tree_len, seq.length
     length = cache.usable_length(seq, length)
     if length < seq.tree_len:
         length -= length % page
+        cache.drop_window(seq, length)
         shorter = cache.tree.cut_path(node, length)
         cache.lock(shorter)
         cache.unlock(node)
@@ -32,6 +33,7 @@ def truncate(cache: RadixCache, seq: KVSequence, length: int, *, fence: int | No
         cache.allocator.free(gone)
     else:
         cache.allocator.quarantine(gone, [fence])
+    cache.extend_window(seq)
     if cache.states is not None:
         seq.states.cut(cache.states.slots, length, fence)
         if seq.states.of(length) is None:
@@ -47,10 +49,12 @@ def fork_sequence(
 
     Returns (sequence, source slots, target slots), both int32 [n]: K and V of the private tokens must be copied from
     source to target before a later step writes to either. None, and nothing changed, if too few are free, or if the
-    sequence has no state of exactly ``length`` tokens.
+    sequence has no state of exactly ``length`` tokens, or less than the window before them.
     """
     node, rows = seq.open_node(), cache.req_to_token.rows
     if cache.states is not None and length and seq.states.of(length) is None:
+        return None
+    if cache.windows is not None and cache.windows.pages.first_needed(length) < seq.window_start:
         return None
     source = rows[seq.row, seq.tree_len : length].copy()
     old, new = np.array([seq.tree_len], dtype=np.int32), np.array([length], dtype=np.int32)
@@ -61,6 +65,7 @@ def fork_sequence(
     cache.req_to_token.write(row, 0, rows[seq.row, : seq.tree_len])
     cache.req_to_token.write(row, seq.tree_len, target)
     fork = KVSequence(seq.namespace, row, node, seq.tree_len, length, seq.turn, seq.priority, seq.client)
+    cache.share_window(seq, fork)
     if cache.states is not None and (states := seq.states.fork(cache.states.slots, length)) is not None:
         fork.states = states
     return fork, source, target
@@ -88,9 +93,11 @@ def advance(cache: RadixCache, seq: KVSequence, token_ids: np.ndarray, *, fence:
         return
     cache.lock(match.handle)
     cache.unlock(node)
+    cache.drop_window(seq)
     rows = cache.req_to_token.rows
     private = rows[seq.row, seq.tree_len : seq.length].copy()
     cache.req_to_token.write(seq.row, seq.tree_len, np.concatenate(cache.tree.path_values(match.handle, node)))
     cache.allocator.quarantine(private, [] if fence is None else [fence])
     seq.node, seq.tree_len, seq.length = match.handle, match.device_len, match.device_len
     cache.begin_states(seq, fence)
+    cache.begin_window(seq)

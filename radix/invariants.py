@@ -3,8 +3,9 @@
     device   free + quarantined + evictable + protected + request_private + beam_private == total
     host     free + quarantined + tokens of nodes with a copy + being read from a store  == total
     states   free + quarantined + slots that some holder names                           == total, on each tier
+    windows  free + beside pages of the device's pool that are not free                  == total
 
-The first two in tokens, padding excluded. Everything here reads and nothing repairs.
+The first two and the last in tokens, padding excluded. Everything here reads and nothing repairs.
 """
 
 from __future__ import annotations
@@ -210,6 +211,55 @@ def _check_slots(kind: str, slots: StateSlots, names: Counter[int]) -> None:
             raise InvariantError(f"{names[slot]} holders name {kind} {slot}, {slots.refs[slot]} are counted: {names}")
         if gone[slot] != (0 if names[slot] else 1):
             raise InvariantError(f"{kind} {slot} is free {gone[slot]} times, and {names[slot]} holders name it")
+
+
+def check_windows(
+    cache: RadixCache,
+    sequences: Iterable[KVSequence],
+    beam_pages: Iterable[np.ndarray] = (),
+    nodes: Iterable[TreeNode] = (),
+) -> None:
+    """Check that each slot of the window pool is free or beside one page that is not, that pages are held as often as
+    is counted, and that nodes and sequences have what they say. sequences, beam_pages: as for `conservation`. nodes:
+    all of the tree, where they have been listed. Raises InvariantError."""
+    if cache.windows is None:
+        return
+    pages, page, allocator = cache.windows.pages, cache.page_size, cache.allocator
+    gone = allocator.quarantined_pages()
+    slots = np.concatenate([pages.of_page[pages.of_page > 0] // page, pages.free_pages()])
+    if _has_duplicates(slots) or len(slots) * page != pages.total_tokens:
+        raise InvariantError(f"{len(slots)} pages of the window pool are free or in use, of {pages.total_tokens} slots")
+    if pages.has(allocator.free_pages()).any():
+        raise InvariantError("free pages of the KV pool have slots of the window pool")
+    held = np.zeros_like(pages.holders)
+    rows = cache.req_to_token.rows
+    for seq in sequences:
+        own = rows[seq.row, seq.window_start : seq.length : page] // page
+        held[own] += 1
+        if seq.window_start % page or not pages.has(own).all():
+            raise InvariantError(f"{seq} lacks a part of its window from {seq.window_start} on")
+        if pages.first_needed(seq.length) < seq.window_start:
+            raise InvariantError(f"{seq} sees more than it holds from {seq.window_start} on")
+    for own in beam_pages:
+        held[own] += 1
+        if not pages.has(own).all():
+            raise InvariantError(f"beams lack slots of the window pool: {own}")
+    held[gone], counted = 0, pages.holders.copy()
+    counted[gone] = 0
+    if (held != counted).any():
+        wrong = np.flatnonzero(held != counted)[:16]
+        raise InvariantError(f"pages {wrong} are held {held[wrong]} times, counted {counted[wrong]}: {dump(cache)}")
+    unheld = np.count_nonzero((pages.of_page > 0) & (pages.holders == 0))
+    if unheld * page != pages.evictable_tokens:
+        raise InvariantError(f"{unheld} pages of the window pool are held by none, counted {pages.evictable_tokens}")
+    listed = cache.windows.listed()
+    for node in list(nodes) or list(cache.tree.nodes()):
+        there = pages.has(node.value[::page] // page)
+        count = node.window_len // page
+        if there[: len(there) - count].any() or not there[len(there) - count :].all():
+            raise _broken(cache, node, f"has slots {there} of the window pool, not its last {node.window_len}")
+        if node.window_len and node not in listed:
+            raise _broken(cache, node, "has slots of the window pool that would never be evicted")
 
 
 def dump(cache: RadixCache, max_nodes: int = 200) -> str:

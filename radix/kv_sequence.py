@@ -43,6 +43,9 @@ class KVSequence:
     """The priority of its request; nodes that it inserts into the tree get at least this."""
     client: str = field(default="", compare=False)
     """The client of its request; "" if it is unknown."""
+    window_start: int = field(default=0, compare=False)
+    """row[window_start:length] has K and V in layers with a sliding window, and the sequence holds them; where a page
+    begins. 0 for models without such a pool."""
     states: SequenceStates = field(default_factory=SequenceStates, compare=False)
     """The recurrent states that it names; none for models without. One that will compute has a state of ``length``
     tokens, or no tokens."""

@@ -2,7 +2,8 @@
 
 tree.py changes its place and contents, cache.py lock_ref, last_access, last_end, used, uses, turn, priority and client,
 lease.py lease_ref, eviction/order.py entry and, when it chooses a victim, on_device and what its parent inherits,
-host_tier.py what a node has on the host, history.py past, node_states.py its recurrent state.
+host_tier.py what a node has on the host, history.py past, node_states.py its recurrent state, node_windows.py
+window_len.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class TreeNode:
         "used",
         "uses",
         "value",
+        "window_len",
     )
 
     def __init__(
@@ -153,6 +155,8 @@ class TreeNode:
         """Tokens that computing the state anew would take, plus the rank of what was evicted when it was used last."""
         self.states_below = 0
         """Children with a state, or with one below them."""
+        self.window_len = 0
+        """So many of its last tokens have K and V in layers with a sliding window; whole pages. See node_windows.py."""
 
     @property
     def has_state(self) -> bool:

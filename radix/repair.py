@@ -25,6 +25,11 @@ def is_sound(cache: RadixCache, sequence: KVSequence) -> bool:
         return False
     if not 0 <= sequence.tree_len <= sequence.length or sequence.tree_len != node.prefix_len:
         return False
+    if cache.windows is not None:
+        page, start = cache.page_size, sequence.window_start
+        held = cache.req_to_token.rows[row, start : sequence.length : page] // page
+        if cache.windows.pages.first_needed(sequence.length) < start or not cache.windows.pages.has(held).all():
+            return False
     values: list[np.ndarray] = []
     above: TreeNode = node
     while above.parent is not None:
@@ -62,6 +67,8 @@ def restore_tree(cache: RadixCache, sequences: Iterable[KVSequence]) -> None:
             cache.evictable_tokens += len(node.value)
     if cache.states is not None:
         cache.states.restore([root, *nodes])
+    if cache.windows is not None:
+        cache.windows.restore(nodes)
     for node in nodes:
         if node.on_device and not node.device_children and not node.lock_ref:
             cache.order.push_leaf(node)

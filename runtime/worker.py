@@ -22,9 +22,11 @@ from ..memory_pool.state_slots import StateSlots
 from ..memory_pool.stores.host_pool import HostPool
 from ..memory_pool.stores.host_state_pool import HostStatePool
 from ..memory_pool.stores.remote_store import RemoteStore
+from ..memory_pool.window_pages import WindowedAllocator, WindowPages
 from ..radix.cache import RadixCache
 from ..radix.eviction.registry import ORDERS
 from ..radix.node_states import NodeStates
+from ..radix.node_windows import NodeWindows
 from ..radix.tiers.block_tier import BlockNames, BlockTier
 from ..radix.tiers.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
@@ -74,17 +76,25 @@ def build_scheduler(
     host_policy: HostPolicy | None = None,
     stores: Stores | None = None,
     bytes_per_token: int = 0,
+    window: int = 0,
+    window_tokens: int = 0,
     watch: Callable[[RadixCache, HostTier | None], None] | None = None,
     host_states: int = 0,
 ) -> Scheduler:
     """A scheduler with its pools and tree. ``config`` must be resolved: no zeros that stand for "from the model".
 
     host_tokens: size of the host tier; 0 for none. stores: those behind it. bytes_per_token: KV size, for the stats.
+    window, window_tokens: tokens that layers with a sliding window see, and slots of their pool; 0 if they have none.
     watch: called with the cache and its host tier while they are still empty. host_states: recurrent states that the
     host tier keeps.
     """
     req_to_token = ReqToTokenPool(config.num_rows, config.context_length)
-    allocator = Allocator(config.max_total_tokens, config.page_size)
+    windows = None
+    if window:
+        windows = WindowPages(window_tokens, config.max_total_tokens, config.page_size, window)
+        allocator = WindowedAllocator(windows, config.max_total_tokens)
+    else:
+        allocator = Allocator(config.max_total_tokens, config.page_size)
     slots = StateSlots(config.max_states, fences=allocator.fences) if config.max_states else None
     cache = RadixCache(
         req_to_token,
@@ -93,6 +103,7 @@ def build_scheduler(
         disabled=config.disable_radix_cache,
         lanes=ORDERS[config.radix_eviction_policy](config.max_total_tokens),
         states=NodeStates(slots, config.page_size) if slots is not None else None,
+        windows=NodeWindows(windows) if windows is not None else None,
     )
     tier = None
     if host_tokens:
@@ -133,7 +144,7 @@ def build_worker(
 
     backends: None chooses those that fit the device. kv_events: publishes changes of the cache; None for nothing.
     """
-    asked = config.scheduler
+    asked, window_ratio = config.scheduler, _window_ratio(config)
     runner = ModelRunner(
         config.model,
         context_length=asked.context_length,
@@ -144,8 +155,11 @@ def build_worker(
         max_running_requests=asked.max_running_requests,
         chunked_prefill_size=asked.chunked_prefill_size,
         max_sampled_tokens=asked.max_sampled_tokens,
+        window_ratio=window_ratio,
         backends=backends,
     )
+    if window_ratio is None and runner.shares_windows:
+        logger.info("layers with a sliding window share the KV pool, because of the host tier or sparse attention")
     resolved = dataclasses.replace(
         asked,
         context_length=runner.config.context_length,
@@ -177,6 +191,8 @@ def build_worker(
         policy,
         stores,
         runner.kv_pool.bytes_per_token,
+        runner.window,
+        runner.window_tokens,
         watch=kv_events.watch_cache if kv_events is not None else None,
         host_states=host_states.num_states if host_states is not None else 0,
     )
@@ -187,6 +203,14 @@ def build_worker(
     info = _describe(config, resolved, runner, host_pool, stores)
     info["kv_events"] = kv_events.describe() if kv_events is not None else None
     return Worker(scheduler, step_runner, runner.profiler, info, runner, host_pool, stores, host_states)
+
+
+def _window_ratio(config: WorkerConfig) -> float | None:
+    """See ModelRunner. None where the windows cannot have a pool of their own."""
+    tiers = config.tiers
+    if tiers.host_cache_gb or tiers.host_cache_ratio or config.model.enable_double_sparsity:
+        return None
+    return config.scheduler.swa_full_tokens_ratio
 
 
 def _describe(

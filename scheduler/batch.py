@@ -92,6 +92,19 @@ class StateRows:
 
 
 @dataclass(slots=True, frozen=True)
+class WindowSlots:
+    """What a step reads and writes in the pool of layers with a sliding window, where they have one; 0 stands for none:
+    the token is behind the window."""
+
+    out: np.ndarray
+    """int32 [tokens]: the slot each new token's K and V are written to."""
+    updates: np.ndarray
+    """int32 [n]: for each value of ``row_updates``, for a second table of the same rows and positions."""
+    copies: KVCopies
+    """To be made together with the batch's own."""
+
+
+@dataclass(slots=True, frozen=True)
 class BeamStep:
     """Rows ``start`` to ``stop`` of a batch are the beams of one search.
 
@@ -208,6 +221,8 @@ class ScheduleBatch:
     copies: KVCopies = field(default_factory=lambda: KVCopies.join([]))
     states: StateRows | None = None
     """None for models whose layers keep K and V alone."""
+    windows: WindowSlots | None = None
+    """None for models without a pool for layers with a sliding window."""
     pooled: list[PooledSpan] = field(default_factory=list)
     """The tokens that are pooled, in row order, at most one span for each row."""
     beams: list[BeamStep] = field(default_factory=list)

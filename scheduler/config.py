@@ -38,6 +38,12 @@ class SchedulerConfig:
         "Recurrent states that a hybrid or recurrent model keeps at the same time, those of cached prefixes included; "
         "0: computed from --mem-fraction-static. No effect on models without them.",
     )
+    swa_full_tokens_ratio: float = flag(
+        0.0,
+        "Tokens of the pool for layers with a sliding window, as a share of those of the KV pool, which then has the K "
+        "and V of other layers alone; 0: as many as running and leased requests need, up to a fifth. With too few, "
+        "requests wait or are computed again. No effect on models without such layers, or with a host tier.",
+    )
     max_running_requests: int = flag(64, "Maximum number of requests that are computed at the same time.")
     max_beam_width: int = flag(128, "Maximum beam width of a search. Each beam counts as a running request.")
     chunked_prefill_size: int = flag(

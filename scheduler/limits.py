@@ -66,7 +66,7 @@ def _room(request: Request, prompt_len: int, allocator: Allocator) -> int:
         return pool - prompt_len
     partial = prompt_len % page
     sequences = width + 2 * request.num_retained
-    pages = (pool - (prompt_len - partial)) // page // sequences
+    pages = allocator.room_beside(prompt_len - partial) // page // sequences
     alone = 0 if prompt_len <= pool else -1  # the first token of all beams needs the prompt only
     return max(alone, pages * page - partial)
 

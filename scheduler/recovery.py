@@ -32,7 +32,7 @@ from .continuation.refusals import failed_parent
 from .decode import DecodeScheduler
 from .memory.beam_memory import BeamMemory
 from .memory.kv_memory import KVMemory
-from .memory.self_check import named_states
+from .memory.self_check import held_windows, named_states
 from .offload import OffloadScheduler
 from .outcome import FinishReason, RequestRefused
 from .pins import PinManager
@@ -285,6 +285,9 @@ class Recovery:
             raise InvariantError("a page has two owners")
         lost = memory.allocator.rebuild(slots.astype(np.int32), fences)
         memory.allocator.release_quarantine()
+        if memory.cache.windows is not None:
+            held = held_windows(memory.cache, sequences, beam_pages)
+            memory.cache.windows.pages.recount(memory.allocator.free_pages(), held)
         if lost:
             logger.warning("%d tokens of the pool had lost their owner and are free again", lost)
 

@@ -133,7 +133,9 @@ class Scheduler:
         )
         host_rates = TransferRates(self._fill_time)
         self._history = CacheHistory(cache, int(config.cache_history * allocator.total_tokens))
-        self._memory = KVMemory(req_to_token, allocator, cache, self._leases, tier, host_rates, self._history)
+        self._memory = KVMemory(
+            req_to_token, allocator, cache, self._leases, tier, host_rates, self._history, config.step_tokens
+        )
         self._beams = BeamMemory(self._memory)
         self._reserve = DecodeReserve(allocator.page_size)
         self._prefill = PrefillScheduler(
@@ -450,6 +452,8 @@ class Scheduler:
         step.formed, step.fence = now, self._memory.allocator.fences.open_fence()
         if self._memory.states is not None:
             step.batch.states = self._memory.states.plan_rows(step)
+        if self._memory.windows is not None:
+            step.batch.windows = self._memory.windows.plan_slots(step.batch)
         self._memory.copies.confirm_taken()
         # From here on nothing can fail.
         step.batch.closed, self._closed = self._closed, []
@@ -571,7 +575,7 @@ class Scheduler:
                 if request.kv is not None:
                     if row < step.num_prompts:
                         self._memory.publish(request)
-                    self._memory.settle_states(request)
+                    self._memory.settle(request)
             except Exception as error:
                 self._drop_news(request)
                 self._recover(error, [request], now)

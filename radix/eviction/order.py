@@ -92,7 +92,8 @@ class EvictionOrder:
                 self.push_leaf(victim)
                 break
             rest = len(victim.value) - num_tokens
-            if rest >= self._least_rest and not victim.state:  # without its last token the state would be of no use
+            is_resumed = victim.state or victim.window_len  # at its end, and without its last token nowhere
+            if rest >= self._least_rest and not is_resumed:
                 tree.split(victim, rest // tree.page_size * tree.page_size)  # the object stays the lower part
             num_tokens -= len(victim.value)
             if keeps(victim):

@@ -125,7 +125,7 @@ class SelfAttention:
             qkv,
             inputs.positions,
             self._rotary.table,
-            inputs.out_cache_loc,
+            inputs.slots_for(self.spec),
             kv_pool.k[layer],
             kv_pool.v[layer],
             self.qk_norm_weight,

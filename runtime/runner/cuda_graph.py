@@ -161,12 +161,16 @@ class GraphRunner:
         recorder: Recorder,
         req_to_token: torch.Tensor,
         states: StatePool | None = None,
+        *,
+        windows: bool = False,
     ) -> None:
         """Captures all shapes. req_to_token: the device mirror, its last row all zeros. states: of a model that keeps
-        some; only recorded kernels can find those of another step."""
+        some; only recorded kernels can find those of another step. windows: layers with a window have a pool of their
+        own."""
         self._attention = attention
         self._states = states
         self._shapes = shapes
+        self._windows = windows
         self._graphs: dict[GraphShape, _Graph] = {}
         progress = tqdm(shapes.largest_first, desc=f"Capturing {recorder.name}", unit="graph", disable=None)
         # No garbage collection during a capture: it might free another graph.
@@ -219,7 +223,7 @@ class GraphRunner:
     def _capture(self, forward: Forward, shape: GraphShape, recorder: Recorder, req_to_token: torch.Tensor) -> _Graph:
         attention = self._attention.open_graph(shape)
         attention.plan(padding_only(req_to_token, shape))
-        inputs = StepInputs.zeros(shape.tokens, req_to_token.device)
+        inputs = StepInputs.zeros(shape.tokens, req_to_token.device, windows=self._windows)
         if self._states is not None:
             inputs.states = start_states(self._states, [1] * shape.tokens)
         hidden, replay = recorder.record(lambda: forward(inputs, attention))

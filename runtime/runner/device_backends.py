@@ -22,7 +22,8 @@ from ...attention.error_text import describe_error
 from ...attention.latent import LatentBackend
 from ...attention.numba_paged.team import NoTeamError, Team
 from ...attention.torch_native import TorchNativeBackend
-from ...memory_pool.kv_pool import KVPool
+from ...attention.windowed import open_windowed
+from ...memory_pool.kv_pool import KVPool, WindowedKVPool
 from ..checkpoint.model_files import ModelLoadError
 from ..config import ModelArgs
 from ..layers.embedding import LogitsProduct, widened_product
@@ -64,6 +65,8 @@ class DeviceBackends:
 
     def open_attention(self, pool: KVPool, specs: Sequence[AttentionSpec]) -> AttentionBackend:
         """The attention of a model over a pool."""
+        if isinstance(pool, WindowedKVPool):
+            return open_windowed(lambda some: self.attention(pool, some), specs, pool.window_layers)
         made = self.attention(pool, specs)
         if self.sparsity is not None:
             return DoubleSparseBackend(pool, made, self.sparsity, self.score_labels)

@@ -35,10 +35,15 @@ class ForwardBatch:
     """Device int64 [n]: the new tokens of batch.pooled, in order; None if there are no spans."""
     copies: tuple[torch.Tensor, torch.Tensor] | None
     """(source, target), device int64 [n] each: slots to copy before the step computes anything; None for none."""
+    window_copies: tuple[torch.Tensor, torch.Tensor] | None = None
+    """The same in the pool of layers with a window."""
 
 
-def attention_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> AttentionBatch:
-    """The step as attention needs it. req_to_token: the mirror, its last row all zeros."""
+def attention_batch(
+    batch: ScheduleBatch, req_to_token: torch.Tensor, req_to_window: torch.Tensor | None = None
+) -> AttentionBatch:
+    """The step as attention needs it. req_to_token: the mirror, its last row all zeros. req_to_window: the other one,
+    where layers with a window have a pool of their own."""
     return AttentionBatch(
         req_to_token=req_to_token,
         host_rows=batch.req_pool_indices,
@@ -47,6 +52,7 @@ def attention_batch(batch: ScheduleBatch, req_to_token: torch.Tensor) -> Attenti
         pad_row=len(req_to_token) - 1,
         shared=shared_prefixes(batch),
         decodes=decode_rows(batch),
+        req_to_window=req_to_window,
     )
 
 
@@ -82,7 +88,8 @@ def pad_attention(batch: AttentionBatch, shape: GraphShape) -> AttentionBatch:
 def padding_only(req_to_token: torch.Tensor, shape: GraphShape) -> AttentionBatch:
     """A step made only of padding. req_to_token: its last row is all zeros."""
     nothing = np.empty(0, dtype=np.int32)
-    return pad_attention(AttentionBatch(req_to_token, nothing, nothing, nothing, len(req_to_token) - 1), shape)
+    batch = AttentionBatch(req_to_token, nothing, nothing, nothing, len(req_to_token) - 1, req_to_window=req_to_token)
+    return pad_attention(batch, shape)
 
 
 def build_forward_batch(
@@ -91,7 +98,7 @@ def build_forward_batch(
     previous_ids: torch.Tensor | None = None,
     shape: GraphShape | None = None,
 ) -> ForwardBatch:
-    """Bring the mirror (attention.req_to_token, int32, device) up to date and upload the step.
+    """Bring the mirrors (attention.req_to_token and req_to_window, int32, device) up to date and upload the step.
 
     attention: from `attention_batch`. previous_ids: device int64 [rows of the previous step]; an input id -(i + 1)
     stands for previous_ids[i]. shape: the graph shape to pad the step to, if any.
@@ -102,11 +109,15 @@ def build_forward_batch(
     # Token j of the step is number j - start_i among the new tokens of its row i.
     first_positions = batch.prefix_lens - (ends - extend_lens)
     positions = np.arange(tokens, dtype=np.int64) + np.repeat(first_positions, extend_lens)
+    windows = batch.windows
     inputs = [batch.input_ids, positions, batch.out_cache_loc]
+    if windows is not None:
+        inputs.append(windows.out)
     wanted = logprob_tokens(batch, ends)
     if shape is not None:
         attention = pad_attention(attention, shape)
         inputs = [np.append(array, np.zeros(shape.tokens - tokens, dtype=array.dtype)) for array in inputs]
+    in_window_pool = [windows.updates, windows.copies.source, windows.copies.target] if windows is not None else []
     (
         input_ids,
         positions,
@@ -121,9 +132,10 @@ def build_forward_batch(
         row_sources,
         row_targets,
         row_lengths,
+        *window_arrays,
     ) = upload(
         [
-            *inputs,
+            *inputs[:3],
             last_of_each(ends, batch.sampled_counts),
             wanted,
             pooled_tokens(batch, ends),
@@ -134,6 +146,8 @@ def build_forward_batch(
             updates.copies.sources,
             updates.copies.targets,
             updates.copies.lengths,
+            *inputs[3:],
+            *in_window_pool,
         ],
         req_to_token.device,
     )
@@ -144,13 +158,24 @@ def build_forward_batch(
         req_to_token.view(-1).index_copy_(0, update_index, update_values.to(torch.int32))
     if len(updates.copies):
         copy_rows(req_to_token, row_sources, row_targets, row_lengths, int(updates.copies.lengths.max()))
+    out_window_loc, window_copies = None, None
+    if windows is not None:
+        req_to_window = attention.req_to_window
+        assert req_to_window is not None, "a model without a pool for windows cannot compute this step"
+        out_window_loc, window_values, *copied = window_arrays
+        if len(windows.copies):
+            window_copies = copied[0], copied[1]
+        req_to_window.view(-1).index_copy_(0, update_index, window_values.to(torch.int32))
+        if len(updates.copies):
+            copy_rows(req_to_window, row_sources, row_targets, row_lengths, int(updates.copies.lengths.max()))
     return ForwardBatch(
-        inputs=StepInputs(input_ids, positions, out_cache_loc),
+        inputs=StepInputs(input_ids, positions, out_cache_loc, out_window_loc=out_window_loc),
         attention=attention,
         sample_indices=samples,
         logprob_indices=logprobs if len(wanted) else None,
         pooled_indices=pooled if batch.pooled else None,
         copies=(source, target) if len(batch.copies) else None,
+        window_copies=window_copies,
     )
 
 

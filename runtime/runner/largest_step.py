@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...attention.backend import AttentionBatch, GraphBackend, GraphShape
-from ...memory_pool.kv_pool import KVPool
+from ...memory_pool.kv_pool import KVPool, WindowedKVPool
 from ...memory_pool.state_pool import StatePool
 from ..layers.states.state_batch import start_states
 from ..layers.step_inputs import StepInputs
@@ -52,7 +52,8 @@ def run_largest_step(
     states: StatePool | None = None,
 ) -> None:
     """Prefill one sequence of ``tokens`` and compute logits for ``rows`` rows. Then plan for graphs of ``shapes``, so
-    that workspaces grow to what those need. pool: holds ``tokens`` tokens. states: for a model that keeps some."""
+    that workspaces grow to what those need. pool: holds ``tokens`` tokens, in every layer. states: for a model
+    that keeps some."""
     device = pool.device
     slots = np.arange(pool.page_size, pool.page_size + tokens, dtype=np.int32)
     width = max([tokens, *(shape.tokens for shape in shapes)])
@@ -66,12 +67,15 @@ def run_largest_step(
             prefix_lens=np.zeros(1, dtype=np.int32),
             extend_lens=np.full(1, tokens, dtype=np.int32),
             pad_row=1,
+            req_to_window=req_to_token,
         )
     )
     inputs = StepInputs.zeros(tokens, device)
     inputs.input_ids.copy_(torch.arange(tokens) * ID_STEP % vocab_size)
     inputs.positions.copy_(torch.arange(tokens))
     inputs.out_cache_loc.copy_(req_to_token[0, :tokens])
+    if isinstance(pool, WindowedKVPool):
+        inputs.out_window_loc = inputs.out_cache_loc
     if states is not None:
         inputs.states = start_states(states, [tokens])
     hidden = model(inputs, pool, attention)

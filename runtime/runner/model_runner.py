@@ -21,7 +21,16 @@ from ...attention import processor
 from ...attention.backend import AttentionBackend, AttentionBatch, GraphBackend, kv_shapes
 from ...attention.double_sparse import DoubleSparseBackend
 from ...attention.latent import LatentBackend
-from ...memory_pool.kv_pool import KVPool, are_disjoint, kv_bytes_per_token, make_kv_pool, untouched_zeros
+from ...attention.windowed import WindowedBackend, window_layers
+from ...memory_pool.kv_pool import (
+    KVPool,
+    KVShape,
+    WindowedKVPool,
+    are_disjoint,
+    kv_bytes_per_token,
+    make_kv_pool,
+    untouched_zeros,
+)
 from ...memory_pool.state_pool import StatePool, state_bytes
 from ...scheduler.batch import ScheduleBatch, StateRows
 from ...scheduler.config import DEFAULT_CHUNK
@@ -83,6 +92,8 @@ class ModelRunner:
 
     transfers: the copies of KV from the host, set by the owner where there is a host tier; steps wait for them.
     state_pool: the recurrent states of a model that keeps some (``max_states`` of them); else None, and 0.
+    window, window_tokens: tokens that layers with a sliding window see at most, and slots of their pool; 0 and 0 where
+    they have none of their own.
     """
 
     transfers: Transfers | None = None
@@ -99,12 +110,15 @@ class ModelRunner:
         max_running_requests: int = 0,
         chunked_prefill_size: int = 2048,
         max_sampled_tokens: int = 0,
+        window_ratio: float | None = None,
         backends: DeviceBackends | None = None,
     ) -> None:
         """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens, max_states: 0 sizes
         the pool from memory. max_running_requests: sequences of the largest step; 0: num_rows. chunked_prefill_size:
         its new tokens; 0: `DEFAULT_CHUNK`, or the number that a trial finds best. max_sampled_tokens: those that it
-        samples, if they are more than sequences. backends: None chooses those that fit the device.
+        samples, if they are more than sequences. window_ratio: tokens of a pool for layers with a sliding window, by
+        those of the KV pool; 0: as many as are needed; None: they have none of their own. backends: None chooses those
+        that fit the device.
 
         Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
@@ -127,10 +141,15 @@ class ModelRunner:
             chunked_prefill_size=chunked_prefill_size,
             max_running_requests=max_running,
             cuda_graph_max_bs=args.cuda_graph_max_bs,
+            window_ratio=window_ratio or 0.0,
         )
         with torch.inference_mode():
             specs = opened.specs if isinstance(opened, TransformersModel) else attention_specs(opened)
             self._kv_shapes = kv_shapes(specs)
+            self.window, self._window_layers = window_layers(specs)
+            has_windows = self.window > 0
+            if window_ratio is None or any(spec.values_in_keys for spec in specs):
+                self.window, self._window_layers = 0, frozenset()
             self._group = max((spec.group for spec in specs), default=1)
             backends = backends or choose_backends(
                 args,
@@ -158,6 +177,8 @@ class ModelRunner:
                     raise ModelLoadError(str(error)) from error
             else:
                 self._model, targets = self._load(args, opened, folder, backends)
+            if self._model.state_shapes:
+                self.window, self._window_layers = 0, frozenset()
             self.adapters = AdapterWeights(targets, dtype=self.dtype, device=self.device)
             self.chunked_prefill_size = chunked_prefill_size or self._choose_chunk(backends)
             self._settings = replace(self._settings, chunked_prefill_size=self.chunked_prefill_size)
@@ -166,9 +187,15 @@ class ModelRunner:
             self._mirror = untouched_zeros((num_rows + 1, self.config.context_length), torch.int32, self.device)
             plan = self._plan_memory(backends, None if backends.any_tokens else shapes, available)
             self.max_total_tokens, self.max_states = plan.kv_tokens, plan.num_states
+            self.window_tokens = plan.window_tokens
+            if not plan.window_tokens:
+                self.window, self._window_layers = 0, frozenset()
+            self.shares_windows = has_windows and not self.window
+            """True if layers with a sliding window have no pool of their own."""
+            self._window_mirror = untouched_zeros(self._mirror.shape, torch.int32, self.device) if self.window else None
             self.transfer_kv = backends.ops.transfer_kv
             try:
-                self.kv_pool: KVPool = self._make_pool(backends, plan.kv_tokens)
+                self.kv_pool: KVPool = self._make_pool(backends, plan.kv_tokens, plan.window_tokens)
                 self.state_pool = self._make_state_pool(plan.num_states)
             except torch.OutOfMemoryError as error:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
@@ -194,7 +221,8 @@ class ModelRunner:
     def attention_name(self) -> str:
         """As --attention-backend names it."""
         attention = self.attention
-        return (attention.inner if isinstance(attention, (LatentBackend, DoubleSparseBackend)) else attention).name
+        is_outer = isinstance(attention, (LatentBackend, DoubleSparseBackend, WindowedBackend))
+        return (attention.inner if is_outer else attention).name
 
     @property
     def model_impl(self) -> str:
@@ -305,7 +333,22 @@ class ModelRunner:
         lengths = batch.seq_lens
         slots = {row: self._mirror[int(batch.req_pool_indices[row]), : int(lengths[row])] for row in rows}
         found = {row: self.kv_pool.first_not_finite(of_row) for row, of_row in slots.items()}
+        if self._window_mirror is not None:
+            found = {row: self._with_window(batch, row, position) for row, position in found.items()}
         return {row: 0 if self._started_spoiled(batch, row) else position or 0 for row, position in found.items()}
+
+    def _with_window(self, batch: ScheduleBatch, row: int, position: int | None) -> int | None:
+        """``position``, the first token of a row with K or V that is not finite in some layer that sees all tokens, or
+        the first in one with a window if that comes before. It may come before all that the row still has there."""
+        assert self._window_mirror is not None and isinstance(self.kv_pool, WindowedKVPool)
+        first = max(0, int(batch.prefix_lens[row]) - self.window + 1)
+        slots = self._window_mirror[int(batch.req_pool_indices[row]), first : int(batch.seq_lens[row])]
+        found = self.kv_pool.windows.first_not_finite(slots)
+        if found is None:
+            return position
+        if position is None:
+            return first + found if found else 0
+        return min(position, first + found)
 
     def _started_spoiled(self, batch: ScheduleBatch, row: int) -> bool:
         """True if the row started from a state that is not finite, and that the step has not written over."""
@@ -325,7 +368,7 @@ class ModelRunner:
         may_replay: bool,
     ) -> ForwardOutput:
         arrivals = self.transfers if self.transfers is not None and self.transfers.loading else None
-        attention = attention_batch(batch, self._mirror)
+        attention = attention_batch(batch, self._mirror, self._window_mirror)
         may_replay = may_replay and arrivals is None
         shape = self._graphs.find_shape(attention) if self._graphs is not None and may_replay else None
         step = build_forward_batch(batch, attention, previous_ids, shape)
@@ -340,6 +383,8 @@ class ModelRunner:
                 arrivals.wait_layer(len(self._kv_shapes) - 1)
             disjoint = are_disjoint(batch.copies.source, batch.copies.target)
             self.kv_pool.copy(*step.copies, disjoint=disjoint)
+        if step.window_copies is not None and isinstance(self.kv_pool, WindowedKVPool):
+            self.kv_pool.windows.copy(*step.window_copies)
         if self._graphs is not None and shape is not None:
             self._graphs.plan_replay(shape, step)
             self.profiler.lap("plan")
@@ -406,7 +451,8 @@ class ModelRunner:
         if self.device.type != "cpu" or self._weight_bytes < SMALL_MODEL_BYTES or largest < SMALLEST_CHUNK:
             return DEFAULT_CHUNK
         page = self._settings.page_size
-        pool = self._make_pool(backends, -(-largest // page) * page)
+        tokens = -(-largest // page) * page
+        pool = self._make_pool(backends, tokens, tokens)
         run = partial(run_largest_step, self._model, backends, pool, states=self._make_state_pool(1))
 
         def compute(tokens: int) -> None:
@@ -426,7 +472,7 @@ class ModelRunner:
         per_token, per_state = kv_bytes_per_token(self._kv_shapes, self.dtype), state_bytes(self._model.state_shapes)
 
         def largest_step() -> None:
-            pool = self._make_pool(backends, pool_tokens)
+            pool = self._make_pool(backends, pool_tokens, pool_tokens)
             largest = shapes.largest_of_each_kind if shapes is not None else []
             run_largest_step(
                 self._model,
@@ -446,13 +492,16 @@ class ModelRunner:
         pools = (pool_tokens + settings.page_size) * per_token + (1 + SET_ASIDE) * per_state
         activations = max(0, taken - pools)
         if self.device.type == "cuda":
-            activations += self._mirror.nbytes
+            activations += self._mirror.nbytes * (2 if self.window else 1)
+        per_window_token = kv_bytes_per_token(self._shapes_of(windows=True), self.dtype)
         return plan_memory(
             settings,
             available=available,
             weight_bytes=self._weight_bytes,
-            bytes_per_token=per_token,
+            bytes_per_token=per_token - per_window_token,
             bytes_per_state=per_state,
+            bytes_per_window_token=per_window_token,
+            window=self.window,
             is_cpu=self.device.type == "cpu",
             activation_bytes=activations,
             graph_bytes=estimate_graph_bytes(
@@ -463,15 +512,25 @@ class ModelRunner:
             ),
         )
 
-    def _make_pool(self, backends: DeviceBackends, tokens: int) -> KVPool:
-        return make_kv_pool(
-            num_tokens=tokens,
+    def _make_pool(self, backends: DeviceBackends, tokens: int, window_tokens: int) -> KVPool:
+        """window_tokens: of the layers with a window, where they have a pool of their own."""
+        make = partial(
+            make_kv_pool,
             page_size=self._settings.page_size,
-            shapes=self._kv_shapes,
             dtype=self.dtype,
             device=self.device,
             copy_disjoint=backends.ops.copy_kv,
         )
+        if not self.window:
+            return make(num_tokens=tokens, shapes=self._kv_shapes)
+        full = make(num_tokens=tokens, shapes=self._shapes_of(windows=False))
+        windows = make(num_tokens=window_tokens, shapes=self._shapes_of(windows=True))
+        return WindowedKVPool(full, windows, self._window_layers)
+
+    def _shapes_of(self, *, windows: bool) -> list[KVShape]:
+        """Of the layers with a window that have a pool of their own, or of all others."""
+        shapes = enumerate(self._kv_shapes)
+        return [shape for layer, shape in shapes if (layer in self._window_layers) == windows]
 
     def _make_state_pool(self, num_states: int) -> StatePool | None:
         """None for a model without recurrent states."""
@@ -496,7 +555,15 @@ class ModelRunner:
             return None
         before, recorder = available_memory(self.device), backends.recorder()
         try:
-            graphs = GraphRunner(self._layers, self.attention, shapes, recorder, self._mirror, self.state_pool)
+            graphs = GraphRunner(
+                self._layers,
+                self.attention,
+                shapes,
+                recorder,
+                self._mirror,
+                self.state_pool,
+                windows=self.window > 0,
+            )
             if backends.any_tokens:
                 graphs.check_graphs(self._layers, self.attention, self._mirror)
         except torch.OutOfMemoryError as error:

@@ -503,8 +503,9 @@ def attend(
     if layer.stores:
         if inputs.arrivals is not None:
             inputs.arrivals.wait_layer(number)
-        pool.k[number].index_copy_(0, inputs.out_cache_loc, key[0].transpose(0, 1))
-        pool.v[number].index_copy_(0, inputs.out_cache_loc, value[0].transpose(0, 1))
+        slots = inputs.slots_for(layer.spec)
+        pool.k[number].index_copy_(0, slots, key[0].transpose(0, 1))
+        pool.v[number].index_copy_(0, slots, value[0].transpose(0, 1))
     q = query[0].transpose(0, 1)
     if q.stride()[1:] != (layer.spec.head_dim, 1):
         q = q.contiguous()

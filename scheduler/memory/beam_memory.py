@@ -135,6 +135,7 @@ class BeamMemory:
             pool.write(row, trunk.length, slots)
             length = min(trunk.length + len(slots), search.prompt_len + hypothesis.kept_tokens)
             view = KVSequence(trunk.namespace, row, trunk.node, trunk.tree_len, length)
+            view.window_start = trunk.window_start
             view.states = SequenceStates(list(trunk.states.held))
             if hypothesis.state:
                 view.states.held.append(HeldState(hypothesis.state, trunk.length + len(slots)))

@@ -34,6 +34,7 @@ from ..request import Request
 from .pending_copies import PendingCopies
 from .state_memory import StateMemory
 from .transfer_rates import TransferRates
+from .window_memory import WindowMemory
 
 MAX_SLACK = 512
 """Least number of tokens to evict at a time, or 1/256 of the pool if that is less: a full pool then does not evict anew
@@ -59,18 +60,22 @@ class KVMemory:
         tier: HostTier | None = None,
         host_rates: TransferRates | None = None,
         history: CacheHistory | None = None,
+        step_tokens: int = 0,
     ) -> None:
         """tier: keeps KV on the host; None without a host tier. host_rates: decides whether loading from it is faster
         than computing again; None: it always is. history: is told for which request memory is found; None: none is
-        kept."""
+        kept. step_tokens: the most that a step computes; for layers with a window."""
         self.req_to_token = req_to_token
         self.allocator = allocator
         self.cache = cache
         self.leases = leases
         self.tier = tier
-        self.copies = PendingCopies(req_to_token)
+        windows = cache.windows
+        self.copies = PendingCopies(req_to_token, windows.pages if windows is not None else None)
         self.states = StateMemory(cache, cache.states) if cache.states is not None else None
         """Slots of recurrent states; None for models without."""
+        self.windows = WindowMemory(cache, windows, self.copies, step_tokens) if windows is not None else None
+        """Slots of layers with a sliding window that have a pool of their own; None for models without."""
         self._host_rates = host_rates
         self._history = history or CacheHistory(cache, 0)
         self._loads: list[TierCopy] = []
@@ -132,13 +137,15 @@ class KVMemory:
         slots, and those of KV that was not accessed after ``idle_tick``. Nothing is loaded from the host. If it
         succeeds, `extend` has all that it needs without evicting or breaking leases."""
         cache = self.cache
+        if self.windows is not None and not self.windows.make_room(len(request.token_ids), idle_tick):
+            return False
         match = cache.match_prefix(request.namespace, request.token_ids.view(0, request.prefix_limit))
         cache.lock(match.handle)
         try:
             needed = self.round_up(len(request.token_ids)) - match.device_len
             if needed > self.allocator.free_tokens:
                 cache.evict(needed - self.allocator.free_tokens, idle_tick)
-            has_room = needed <= self.allocator.free_tokens and (self.states is None or self.states.has_free)
+            has_room = needed <= self.allocator.spare_tokens and (self.states is None or self.states.has_free)
             row = self.req_to_token.alloc() if has_room else None
             if row is None:
                 return False
@@ -157,7 +164,7 @@ class KVMemory:
         request.prefix_node = None
         self.cache.lock(match.handle)  # what is locked no longer counts as evictable
         needed = self.round_up(len(request.token_ids)) - match.device_len + reserve
-        has_room = needed <= self.available_tokens and self._can_begin(match)
+        has_room = needed <= self.available_tokens and self._can_begin(match, needed)
         row = self.req_to_token.alloc() if has_room else None
         if row is None:
             self.cache.unlock(match.handle)
@@ -174,8 +181,11 @@ class KVMemory:
         finally:
             self.cache.unlock(match.handle)
 
-    def _can_begin(self, match: MatchResult) -> bool:
-        """True if a sequence on this match can have a slot for the state after it."""
+    def _can_begin(self, match: MatchResult, needed: int) -> bool:
+        """True if a sequence on this match can have a slot for the state after it, and those in the window pool for its
+        first step. needed: tokens that it lacks."""
+        if self.windows is not None:
+            return self.windows.can_begin(match.device_len, needed)
         return self.states is None or match.device_len > 0 or self.states.available > 0
 
     def _bring_back(self, match: MatchResult) -> MatchResult:
@@ -231,6 +241,8 @@ class KVMemory:
             return None
         if self.states is not None and not self.states.can_continue(kept, length, inheritance.keep_parent):
             return None
+        if self.windows is not None and not self.windows.can_continue(len(request.token_ids) - held):
+            return None
         if not inheritance.keep_parent:
             kv = self.leases.hand_off(lease)
         else:
@@ -254,7 +266,8 @@ class KVMemory:
         if kv.length <= length:
             return
         length = self.cache.usable_length(kv, length)
-        in_tree = length < kv.tree_len and self.states is None  # a state is of whole pages, there or nowhere
+        # A state is of whole pages, there or nowhere, and so is a window.
+        in_tree = length < kv.tree_len and self.states is None and self.windows is None
         tail = self.req_to_token.rows[kv.row, length - length % self.page_size : length].copy()
         truncate(self.cache, kv, length, fence=fence)
         if not in_tree or not len(tail):
@@ -286,7 +299,7 @@ class KVMemory:
             return None
         sequence, source, target = forked
         if len(source):
-            self.copies.add_copies(sequence, self.copies.source_of(kv, source), target)
+            self.copies.add_copies(sequence, source, target, owner=kv)
         return sequence
 
     # -- extend -------------------------------------------------------------------------------------------------------
@@ -355,7 +368,7 @@ class KVMemory:
         """Free memory for what already runs: evict, then break leases, until ``needed`` tokens are free or nothing is
         left to give way."""
         self._evict_for(needed)
-        while needed > self.allocator.free_tokens + self._leaving_tokens:
+        while needed > self.allocator.spare_tokens + self._leaving_tokens:
             lease = self.leases.least_valuable(now)
             if lease is None:
                 return
@@ -374,6 +387,8 @@ class KVMemory:
 
     def _evict_for(self, needed: int) -> None:
         """Evict until ``needed`` tokens are free, or nothing is left to evict."""
+        if self.windows is not None:
+            self.windows.make_room(needed)
         short = needed - self.allocator.free_tokens
         if short <= 0:
             return
@@ -418,6 +433,8 @@ class KVMemory:
     def publish(self, request: Request) -> None:
         """Share the KV that a request has computed so far, and the states where others are expected to continue; the
         request keeps running."""
+        if self.windows is not None:
+            self._publish_windows(request)
         self.cache.cache_unfinished_req(request.held_kv, request.token_ids.view(0, request.committed_len))
         if request.state_points:
             self._leave_states(request)
@@ -429,6 +446,14 @@ class KVMemory:
         for point in [point for point in request.state_points if point <= request.committed_len]:
             kind = request.state_points.pop(point)
             self.cache.leave_state(kv, kv.open_node(), kind, point - point % page)
+
+    def _publish_windows(self, request: Request) -> None:
+        """Share the windows before the places where others are expected to continue, while the request holds them."""
+        kv, page = request.held_kv, self.page_size
+        for point in sorted(request.state_points):
+            end = point - point % page
+            if kv.tree_len < end <= request.committed_len:
+                self.cache.cache_unfinished_req(kv, request.token_ids.view(0, end))
 
     def retain(self, request: Request, length: int, terms: LeaseTerms, fence: int | None) -> tuple[Lease | None, int]:
         """End a request but keep its first ``length`` tokens under a lease. None if that would exceed a budget: then
@@ -443,7 +468,7 @@ class KVMemory:
             self._leave_states(request)
         truncate(self.cache, kv, length, fence=in_flight)
         self.cache.leave_state(kv, kv.open_node(), StateKind.TURN_END, turns_kept=request.spec.retain_states)
-        self.settle_states(request)
+        self.settle(request)
         lease, demoted = self.leases.grant(kv, terms, written_by=in_flight), 0
         if lease is None:
             demoted = self.demote(kv)
@@ -460,7 +485,7 @@ class KVMemory:
             return False
         self.publish(request)
         self.cache.leave_state(kv, kv.open_node(), StateKind.TURN_END)
-        self.settle_states(request)
+        self.settle(request)
         if not self.leases.exchange(lease, kv):
             return False
         if old is not None and kept:
@@ -537,9 +562,12 @@ class KVMemory:
         if self.cache.states is not None:
             self.cache.states.slots.release_quarantine()
 
-    def settle_states(self, request: Request) -> None:
-        """After a step of a request: give up the states that nothing can use any more."""
-        if self.states is not None and len(request.held_kv.states.held) > 1:
+    def settle(self, request: Request) -> None:
+        """After a step of a request: give up the states, and the slots behind windows, that nothing can use any
+        more."""
+        kv = request.held_kv
+        self.cache.leave_window(kv, min(request.committed_len, kv.length))
+        if self.states is not None and len(kv.states.held) > 1:
             self.states.settle(request)
 
     def cut_states(self, request: Request, length: int, fence: int | None) -> None:

@@ -6,7 +6,7 @@ the KV of some request is wrong, and through the tree that may be any request: t
 and the pool starts afresh; requests that still wait are not touched. Where the host's pool does not add up, its copies
 are given up, and no request fails. Recurrent states, which may have several holders, are counted: what is held more
 rarely than was counted is freed, and a state that might be given away while it is held is as bad as a page with two
-owners. The server keeps running in all these cases.
+owners. The slots of sliding windows are counted like states. The server keeps running in all these cases.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ...radix.invariants import (
     check_leases,
     check_states,
     check_tree,
+    check_windows,
     conservation,
     dump,
 )
@@ -90,6 +91,7 @@ def check_invariants(memory: KVMemory, beams: BeamMemory, live: Sequence[Request
     sequences += [lease.kv for lease in leases.live() if lease.kv is not None]
     beam_pages = [beams.pages(request) for request in live if request.beam_kv is not None]
     conservation(cache, cache.allocator, sequences, beam_pages, nodes).check()
+    check_windows(cache, sequences, beam_pages, nodes)
     searches = [request for request in live if request.beam_kv is not None]
     trunks = {id(search.kv) for search in searches}
     others = named_states([search.held_kv for search in searches], searches)
@@ -129,7 +131,7 @@ def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Req
         leaked, pages_are_sound = len(audit.missing) * cache.page_size, len(audit.doubled) == 0
         if pages_are_sound:
             cache.allocator.free(audit.missing * cache.page_size)
-    if pages_are_sound and states_are_sound:
+    if pages_are_sound and states_are_sound and recount_windows(cache, sequences, beam_pages):
         return Found(leaked, leaked_states)
     for request in holders:
         request.kv = request.beam_kv = None
@@ -146,6 +148,32 @@ def _contain_host(tier: HostTier) -> None:
         logger.error("the host's recurrent states do not add up: its copies are given up")
     if unaccounted or not states_add_up:
         tier.discard_copies()
+
+
+def recount_windows(cache: RadixCache, sequences: Sequence[KVSequence], beam_pages: Sequence[np.ndarray]) -> bool:
+    """Compare the slots of the window pool with its sum, and free those that are nowhere. Returns False if a slot has
+    two owners."""
+    if cache.windows is None or cache.windows.pages.is_sound:
+        return True
+    pages = cache.windows.pages
+    logger.error(
+        "the window pool does not add up: %d tokens free, %d in use, of %d",
+        pages.free_tokens,
+        pages.mapped_tokens,
+        pages.total_tokens,
+    )
+    if pages.has_doubled:
+        return False
+    pages.recount(cache.allocator.free_pages(), held_windows(cache, sequences, beam_pages))
+    return True
+
+
+def held_windows(
+    cache: RadixCache, sequences: Sequence[KVSequence], beam_pages: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """int32 [n] for each holder: the pages of which it holds the slots in the window pool."""
+    rows, page = cache.req_to_token.rows, cache.page_size
+    return [rows[seq.row, seq.window_start : seq.length : page] // page for seq in sequences] + list(beam_pages)
 
 
 def named_states(sequences: Sequence[KVSequence], holders: Sequence[Request]) -> list[int]:

@@ -187,6 +187,8 @@ def extend_with_drafts(
         return None
     if missing > 0:
         memory.cache.evict(missing)
+    if memory.windows is not None:
+        memory.windows.make_room(allocator.tokens_needed(lengths, new_lens))
     slots = allocator.alloc_extend(lengths, new_lens, pool.rows[rows, np.maximum(lengths - 1, 0)])
     if slots is not None:
         each = np.split(slots, np.cumsum(1 + draft_lens)[:-1])

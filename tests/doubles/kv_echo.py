@@ -5,6 +5,7 @@ of req_to_token; its next token is a hash over the KV of the whole sequence, rea
 page freed too early, one bad split, and the output differs from `expected_output`, which needs no KV at all. An adapter
 computes other KV of the same tokens. A model with recurrent states (`tests.doubles.state_echo`) mixes the state of the
 whole sequence into the next token too: one update lost, made twice or made to another state, and the output differs.
+One with windows (`tests.doubles.window_echo`) mixes in the last tokens, read back from a pool of their own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from baton.scheduler.constraints.item_trie import ItemConstraint, ItemTrie
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles import state_echo
 from tests.doubles.state_echo import EchoStates, mix_state
+from tests.doubles.window_echo import EchoWindows, digest_window, windowed
 
 VOCAB = 1000
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
@@ -54,17 +56,25 @@ class Memory(NamedTuple):
     """uint64 [n]"""
     state: int | None = None
     """None for a model without states."""
+    window: np.ndarray | None = None
+    """uint64 [window at most]: what it has of the last tokens; None for a model without windows."""
+    reach: int = 0
+    """The window's length."""
 
     def digest(self) -> np.uint64:
         """A hash of all of it."""
         with np.errstate(over="ignore"):
             summed = (self.kv * np.arange(1, 2 * len(self.kv), 2, dtype=np.uint64)).sum()
+        if self.window is not None:
+            summed ^= digest_window(self.window)
         return summed if self.state is None else summed ^ np.uint64(self.state)
 
     def add(self, token: int, shift: int) -> Memory:
         """What it has after one more token."""
         kv = np.append(self.kv, np.uint64(_mix(int(self.kv[-1]) if len(self.kv) else _START, token + shift)))
-        return Memory(kv, None if self.state is None else mix_state(self.state, token + shift))
+        state = None if self.state is None else mix_state(self.state, token + shift)
+        window = None if self.window is None else np.append(self.window, windowed(kv[-1:]))[-self.reach :]
+        return Memory(kv, state, window, self.reach)
 
 
 def _next_token(memory: Memory) -> int:
@@ -103,13 +113,14 @@ def _candidates(step: BeamStep, logprobs: np.ndarray, end_ids: frozenset[int]) -
     return BeamCandidates(parents[best], tokens[best], scores[best], each[best])
 
 
-def _echo(tokens: list[int], shift: int, stateful: bool) -> Memory:
+def _echo(tokens: list[int], shift: int, stateful: bool, reach: int = 0) -> Memory:
     """What the model has of these tokens, computed from them alone."""
     kv, link, state = [], _START, state_echo.START
     for token in tokens:
         link, state = _mix(link, token + shift), mix_state(state, token + shift)
         kv.append(link)
-    return Memory(np.array(kv, dtype=np.uint64), state if stateful else None)
+    every = np.array(kv, dtype=np.uint64)
+    return Memory(every, state if stateful else None, windowed(every[-reach:]) if reach else None, reach)
 
 
 def _next_of(memory: Memory, allowed: list[int] | None) -> int:
@@ -128,6 +139,7 @@ def expected_beams(
     constraint: Constraint | None = None,
     adapter: str = "",
     stateful: bool = False,
+    reach: int = 0,
 ) -> list[Hypothesis]:
     """What a beam search finds after ``prompt``, with no KV at all: every beam is computed from its tokens alone."""
     assert sampling.max_new_tokens is not None
@@ -137,7 +149,7 @@ def expected_beams(
     group = BeamGroup(sampling, limit, ItemConstraint(trie, "items") if trie is not None else constraint, len(ends))
     while not group.done:
         sequences = group.sequences().tolist() if group.num_tokens else [[]]
-        every = [_echo(prompt + ids, shift_of(adapter), stateful) for ids in sequences]
+        every = [_echo(prompt + ids, shift_of(adapter), stateful, reach) for ids in sequences]
         logprobs = np.stack([_token_logprobs(memory) for memory in every])
         step = BeamStep(
             serial=0,
@@ -152,11 +164,11 @@ def expected_beams(
     return group.results
 
 
-def _expected_item(prompt: list[int], trie: ItemTrie, shift: int, stateful: bool) -> list[int]:
+def _expected_item(prompt: list[int], trie: ItemTrie, shift: int, stateful: bool, reach: int) -> list[int]:
     output: list[int] = []
     node = np.zeros(1, dtype=np.int32)
     while not trie.is_leaf(node)[0]:
-        output.append(_next_allowed(_echo(prompt + output, shift, stateful), trie.children(node)[1]))
+        output.append(_next_allowed(_echo(prompt + output, shift, stateful, reach), trie.children(node)[1]))
         node = trie.advance(node, np.array(output[-1:], dtype=np.int32))
     return output
 
@@ -174,11 +186,11 @@ class ReadsOutput(Protocol):
 
 
 def _expected_under(
-    prompt: list[int], num_tokens: int, constraint: ReadsOutput, shift: int, stateful: bool
+    prompt: list[int], num_tokens: int, constraint: ReadsOutput, shift: int, stateful: bool, reach: int
 ) -> list[int]:
     output: list[int] = []
     while len(output) < num_tokens:
-        output.append(_next_allowed(_echo(prompt + output, shift, stateful), constraint.allowed()))
+        output.append(_next_allowed(_echo(prompt + output, shift, stateful, reach), constraint.allowed()))
         if constraint.ends_with(output[-1]):
             break
     return output
@@ -192,14 +204,15 @@ def expected_output(
     constraint: ReadsOutput | None = None,
     adapter: str = "",
     stateful: bool = False,
+    reach: int = 0,
 ) -> list[int]:
     """What the model says after ``prompt``: the oracle, computed from the tokens alone."""
     shift = shift_of(adapter)
     if trie is not None:
-        return _expected_item(prompt, trie, shift, stateful)
+        return _expected_item(prompt, trie, shift, stateful, reach)
     if constraint is not None:
-        return _expected_under(prompt, num_tokens, constraint, shift, stateful)
-    memory = _echo(prompt, shift, stateful)
+        return _expected_under(prompt, num_tokens, constraint, shift, stateful, reach)
+    memory = _echo(prompt, shift, stateful, reach)
     output: list[int] = []
     while len(output) < num_tokens:
         output.append(_next_token(memory))
@@ -223,7 +236,8 @@ class StepFailed(Exception):
 
 class KVEchoModel:
     """Computes ScheduleBatches on ``num_slots`` slots (padding included). Reads rows only through its own mirror.
-    num_states: of its recurrent states; 0 for a model without them."""
+    num_states: of its recurrent states; 0 for a model without them. window: what its layers with a window see; 0 for
+    none. num_window_slots: of the pool of these, padding included. page_size: of that pool."""
 
     def __init__(
         self,
@@ -232,8 +246,12 @@ class KVEchoModel:
         max_context: int,
         end_ids: frozenset[int] = frozenset(),
         num_states: int = 0,
+        window: int = 0,
+        num_window_slots: int = 0,
+        page_size: int = 1,
     ) -> None:
         self._end_ids = end_ids
+        self.windows = EchoWindows(num_window_slots, num_rows, max_context, window, page_size)
         self.states = EchoStates(num_states)
         self._kv = np.zeros(num_slots, dtype=np.uint64)
         self.host_kv = np.zeros(0, dtype=np.uint64)
@@ -277,9 +295,11 @@ class KVEchoModel:
         before = self._mirror.copy() if len(copies) else self._mirror
         for source, target, length in zip(copies.sources.tolist(), copies.targets.tolist(), copies.lengths.tolist()):
             self._mirror[target, :length] = before[source, :length]
+        self.windows.update_rows(batch)
         if fails_before == "copies":
             raise StepFailed(fails_before)
         self._kv[batch.copies.target] = self._kv[batch.copies.source]
+        self.windows.copy_slots(batch)
         if fails_before == "compute":
             raise StepFailed(fails_before)
         next_ids = np.full(len(batch), -1, dtype=np.int32)
@@ -312,8 +332,9 @@ class KVEchoModel:
                 link = SPOILED if is_spoiled else _mix(link, token + shift)
                 states.append(state_echo.SPOILED if is_spoiled else mix_state(states[-1], token + shift))
                 self._kv[slot] = link
+            self.windows.write(batch, start, row, old, self._kv[slots])
             kv = self._kv[self._mirror[row, : old + new]]
-            memory = self._memory(kv, states, new)
+            memory = self._memory(row, kv, states, new)
             if batch.samples[i] and (kv == SPOILED).any():
                 is_sound = self.shows_spoiled and states[0] != state_echo.SPOILED
                 failed[i] = int((kv == SPOILED).argmax()) if is_sound else 0
@@ -328,7 +349,7 @@ class KVEchoModel:
                 drafted = int(batch.draft_lens[i])
                 assert batch.samples[i] and i not in of_search and new > drafted
                 says = [
-                    _next_of(self._memory(kv, states, new - drafted + place), allowed.get(samples[i] + place))
+                    _next_of(self._memory(row, kv, states, new - drafted + place), allowed.get(samples[i] + place))
                     for place in range(drafted + 1)
                 ]
                 right = 0
@@ -348,9 +369,11 @@ class KVEchoModel:
         rows = [[token, *accepted[row]] if token >= 0 else [] for row, token in enumerate(next_ids.tolist())]
         return StepResult.of_rows(rows, beams, failed)
 
-    def _memory(self, kv: np.ndarray, states: list[int], end: int) -> Memory:
+    def _memory(self, row: int, kv: np.ndarray, states: list[int], end: int) -> Memory:
         """What the model has of a row after ``end`` of its new tokens. kv: uint64 [n] of all its tokens."""
-        return Memory(kv[: len(kv) - len(states) + 1 + end], states[end] if len(self.states) else None)
+        length = len(kv) - len(states) + 1 + end
+        window = self.windows.read(row, length) if self.windows.reach else None
+        return Memory(kv[:length], states[end] if len(self.states) else None, window, self.windows.reach)
 
     def write_block(self, slots: np.ndarray) -> np.ndarray:
         """What the host holds in these slots."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.memory_pool.req_to_token import ReqToTokenPool
+from baton.memory_pool.req_to_token import ReqToTokenPool, RowUpdates
+from baton.memory_pool.window_pages import WindowPages
 from baton.runtime.runner.model_runner import ForwardOutput, ModelRunner
-from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch, StateRows
+from baton.scheduler.batch import NO_COPIES, ForwardMode, KVCopies, ScheduleBatch, StateRows, WindowSlots
 
 
 @dataclass
@@ -24,7 +25,8 @@ class DrivenSequence:
 
 
 class ModelDriver:
-    """Gives every token a slot; pages are scattered at random unless ``seed`` is None."""
+    """Gives every token a slot; pages are scattered at random unless ``seed`` is None. What is behind the windows of a
+    sequence is given back after each step, where the model has a pool for windows."""
 
     def __init__(self, runner: ModelRunner, *, page_size: int = 1, seed: int | None = 0) -> None:
         self.runner = runner
@@ -35,6 +37,10 @@ class ModelDriver:
         self._pages = iter(pages.tolist())
         self._states = np.random.default_rng(seed).permutation(np.arange(1, runner.max_states + 1)).tolist()
         self._shared: set[int] = set()
+        self.windows: WindowPages | None = None
+        if runner.window:
+            tokens = runner.window_tokens, runner.max_total_tokens
+            self.windows = WindowPages(*tokens, page_size, runner.window, check=True)
         self._step = 0
 
     def open(self, ids: Sequence[int] | np.ndarray) -> DrivenSequence:
@@ -75,6 +81,7 @@ class ModelDriver:
         for (sequence, _), own in zip(spans, slots, strict=True):
             self.pool.write(sequence.row, sequence.computed, own)
         counts = np.array([count for _, count in spans], dtype=np.int32)
+        updates, out = self.pool.take_updates(), np.concatenate(slots)
         output = self.runner.forward(
             ScheduleBatch(
                 step_id=self._step,
@@ -83,7 +90,7 @@ class ModelDriver:
                 closed=[],
                 serials=np.zeros(len(spans), dtype=np.int64),
                 input_ids=np.concatenate([seq.ids[seq.computed : seq.computed + count] for seq, count in spans]),
-                out_cache_loc=np.concatenate(slots),
+                out_cache_loc=out,
                 req_pool_indices=np.array([seq.row for seq, _ in spans], dtype=np.int32),
                 prefix_lens=np.array([seq.computed for seq, _ in spans], dtype=np.int32),
                 extend_lens=counts,
@@ -91,14 +98,18 @@ class ModelDriver:
                 output_positions=np.zeros(len(spans), dtype=np.int32),
                 logprob_starts=np.array(logprob_starts, dtype=np.int32) if logprob_starts is not None else counts,
                 logprob_targets=[],
-                row_updates=self.pool.take_updates(),
+                row_updates=updates,
                 copies=KVCopies.join(copies or []),
                 states=self._plan_states(spans, ends or [[]] * len(spans), in_place),
+                windows=self._plan_windows(updates, out),
             )
         )
         self._step += 1
         for sequence, count in spans:
             sequence.computed += count
+            if self.windows is not None:
+                gone = self.pool.rows[sequence.row, : self.windows.first_needed(sequence.computed) : self.page_size]
+                self.windows.take_back(gone // self.page_size)
         return output
 
     def generate(self, sequences: list[DrivenSequence], steps: int) -> None:
@@ -109,6 +120,14 @@ class ModelDriver:
                 sequence.ids = np.append(sequence.ids, np.int32(token))
             if step + 1 < steps:
                 output = self.step([(sequence, 1) for sequence in sequences])
+
+    def _plan_windows(self, updates: RowUpdates, out: np.ndarray) -> WindowSlots | None:
+        windows = self.windows
+        if windows is None:
+            return None
+        pages = np.unique(out // self.page_size)
+        windows.give(pages[~windows.has(pages)])
+        return WindowSlots(windows.slots_of(out), windows.slots_of(updates.values), NO_COPIES)
 
     def _plan_states(
         self, spans: list[tuple[DrivenSequence, int]], ends: list[list[int]], in_place: bool

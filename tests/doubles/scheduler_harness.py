@@ -15,9 +15,11 @@ from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.fences import Fences
 from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.memory_pool.state_slots import StateSlots
+from baton.memory_pool.window_pages import WindowedAllocator, WindowPages, least_tokens
 from baton.radix.cache import RadixCache
 from baton.radix.kv_sequence import KVSequence
 from baton.radix.node_states import NodeStates
+from baton.radix.node_windows import NodeWindows
 from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.batch import ScheduleBatch, StepResult
 from baton.scheduler.beam.rows import BeamRows
@@ -47,6 +49,21 @@ class FailingAllocator(Allocator):
 
     def __init__(self, num_tokens: int, page_size: int) -> None:
         super().__init__(num_tokens, page_size, check=True)
+        self.calls = 0
+        self.should_fail: Callable[[int], bool] = lambda call: False
+
+    def alloc_extend(self, old_lens, new_lens, last_slots):
+        self.calls += 1
+        if self.should_fail(self.calls - 1):
+            return None
+        return super().alloc_extend(old_lens, new_lens, last_slots)
+
+
+class FailingWindowedAllocator(WindowedAllocator):
+    """The same, with a window pool."""
+
+    def __init__(self, windows: WindowPages, num_tokens: int) -> None:
+        super().__init__(windows, num_tokens, check=True)
         self.calls = 0
         self.should_fail: Callable[[int], bool] = lambda call: False
 
@@ -107,11 +124,14 @@ class Harness:
         tiers_rng: random.Random | None = None,
         states: int = 0,
         host_states: int = 0,
+        window: int = 0,
+        window_tokens: int = 0,
         **more: Any,
     ) -> None:
         """host_tokens: of a host tier; 0 for none. block_tokens: of a disk tier behind it, which has ``blocks``.
         tiers_rng: decides when what they order ends. states: recurrent states of the model; 0 for one without them.
         host_states: so many that the host tier keeps.
+        window: tokens that its layers with a window see; 0 for none. window_tokens: slots of these; 0: the least.
         more: other fields of SchedulerConfig."""
         self.config = SchedulerConfig(
             context_length=context,
@@ -129,7 +149,15 @@ class Harness:
             **more,
         )
         self.pool = ReqToTokenPool(rows + leases, context)
-        self.allocator = FailingAllocator(num_tokens, page_size)
+        self.windows: WindowPages | None = None
+        if window:
+            window_tokens = window_tokens or least_tokens(window, page_size, self.config.step_tokens)
+            window_tokens = min(window_tokens, num_tokens) // page_size * page_size
+            self.windows = WindowPages(window_tokens, num_tokens, page_size, window, check=True)
+        if self.windows is not None:
+            self.allocator = FailingWindowedAllocator(self.windows, num_tokens)
+        else:
+            self.allocator = FailingAllocator(num_tokens, page_size)
         self.slots = FailingStateSlots(states, self.allocator.fences) if states else None
         self.cache = RadixCache(
             self.pool,
@@ -137,8 +165,18 @@ class Harness:
             page_size=page_size,
             disabled=disable_radix_cache,
             states=None if self.slots is None else NodeStates(self.slots, page_size),
+            windows=None if self.windows is None else NodeWindows(self.windows),
         )
-        self.model = KVEchoModel(num_tokens + page_size, rows + leases, context, frozenset(eos), states)
+        self.model = KVEchoModel(
+            num_tokens + page_size,
+            rows + leases,
+            context,
+            frozenset(eos),
+            states,
+            window,
+            window_tokens + page_size,
+            page_size,
+        )
         self.tiers: FakeTiers | None = None
         if host_tokens:
             self.tiers = FakeTiers(
@@ -269,6 +307,8 @@ class Harness:
         newest = self._results[-1] if self._results else None
         if not isinstance(newest, StepFailed) or not newest.is_known_at_launch:
             batch = self.scheduler.next_batch(self.now)
+            if self.windows is not None:
+                self.model.windows.free_slots = self.windows.free_slots()
             self._take(self.scheduler.take_events())
         if self.tiers is not None:
             self.tiers.order(self.scheduler.take_transfer_orders(self.now))

@@ -69,6 +69,7 @@ class Simulation:
         adapters: bool = False,
         pooled: float = 0.0,
         states: int = 0,
+        window: int = 0,
         check_every: int = 1,
         **options,
     ) -> None:
@@ -80,8 +81,9 @@ class Simulation:
         from two, or from one that is not known. next_turns: share of whole prompts that go on from what an earlier
         request said; half of them do not name it. prepares: next turns are prepared, with lulls for it. grammars: some
         requests have one. adapters: half of the requests have one of two. pooled: share of the whole prompts that are
-        pooled. states: slots of the model's recurrent states; 0 for a model without them. check_every: of the checks of
-        all invariants, two or three a turn, one in so many is made; more than 1 for tests of something else."""
+        pooled. states: slots of the model's recurrent states; 0 for a model without them. window: tokens that its
+        layers with a window see; 0 for none. check_every: of the checks of all invariants, two or three a turn, one in
+        so many is made; more than 1 for tests of something else."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
@@ -124,8 +126,10 @@ class Simulation:
             context=256,
             eos=self.eos,
             states=states,
+            window=window,
             **options,
         )
+        self.reach = window
         self.harness.check_every = check_every
         self.failure_rate = rng.choice([0.0, 0.0, 0.1])
         self.harness.allocator.should_fail = lambda call: rng.random() < self.failure_rate
@@ -422,7 +426,7 @@ class Simulation:
                 own = None if sent.grammar is None else self.grammars.constraint(sent.grammar, True)
                 ends, adapter = frozenset(self.eos), self.adapter_of[rid]
                 found = expected_beams(
-                    self.prompt_of(rid, index), sent.search, sent.trie, ends, own, adapter, self.is_stateful
+                    self.prompt_of(rid, index), sent.search, sent.trie, ends, own, adapter, self.is_stateful, self.reach
                 )
                 assert [(r.ids.tolist(), r.score) for r in outcome.results] == [
                     (r.ids.tolist(), r.score) for r in found
@@ -435,7 +439,7 @@ class Simulation:
             twin = None if sent.grammar is None else self.grammars.twin(sent.grammar)
             prompt = self.prompt_of(rid, index)
             expected = expected_output(
-                prompt, sent.new, end_ids, sent.trie, twin, self.adapter_of[rid], self.is_stateful
+                prompt, sent.new, end_ids, sent.trie, twin, self.adapter_of[rid], self.is_stateful, self.reach
             )
             self.under_grammar += twin is not None
             request = outcome.request
@@ -450,6 +454,16 @@ class Simulation:
         assert stats.protected_tokens == stats.private_tokens == stats.leased_tokens == 0
         assert self.harness.pool.num_free == self.harness.pool.num_rows
         self.check_states()
+        self.check_windows()
+
+    def check_windows(self) -> None:
+        """Only the tree keeps slots of the window pool, and gives them all back."""
+        windows = self.harness.windows
+        if windows is not None:
+            assert windows.free_tokens + windows.evictable_tokens == windows.total_tokens
+            flush = self.harness.scheduler.flush_cache
+            assert flush() or flush(), "a fault that is injected into the first prevents no second"
+            assert windows.free_tokens == windows.total_tokens
 
     def check_states(self) -> None:
         """Only the tree holds states, and gives them all back."""

@@ -77,6 +77,8 @@ def test_flags_named_in_hints_exist() -> None:
         ("--ctx-size 0", "--context-length 0"),
         ("--enable-lora --lora-modules a=/x b=/y --max-loras 4 --max-lora-rank 64 --max-cpu-loras 2",
          "--lora-paths a=/x b=/y --max-loaded-loras 2"),
+        ("--disable-hybrid-swa-memory", "--swa-full-tokens-ratio 1"),
+        ("--disable-hybrid-kv-cache-manager", "--swa-full-tokens-ratio 1"),
         ("--disable-log-stats --enable-log-requests", "--log-interval 0 --log-requests"),
         # Nothing at all
         ("--tp-size 1 --tensor-parallel-size 1 -tp 1 --pp-size=1 --nnodes 1 --node-rank 0", ""),

@@ -200,3 +200,54 @@ def test_profiled_bytes_include_freed_peak():
         kept.append(torch.empty(64 * MIB, dtype=torch.uint8, device=device))
 
     assert 512 * MIB <= profiled_bytes(device, run) < 1024 * MIB
+
+
+# -- a pool for layers with a sliding window ---------------------------------------------------------------------------
+
+WINDOWED: dict[str, Any] = {"window": 128, "page_size": 1, "chunked_prefill_size": 256, "context_length": 4096}
+
+
+def tokens_by_one_pool(full: int, windowed: int, **changes: Any) -> float:
+    """Tokens that the two pools hold, by those of one pool for all layers."""
+    layer = MIB // 32
+    case = WINDOWED | {"num_rows": 4096} | changes
+    separate = plan(bytes_per_token=full * layer, bytes_per_window_token=windowed * layer, **case)
+    one = plan(bytes_per_token=(full + windowed) * layer, **(case | {"window": 0}))
+    assert separate.kv_bytes + separate.window_bytes <= one.kv_bytes + 2 * (full + windowed) * layer
+    return separate.kv_tokens / one.kv_tokens
+
+
+def test_gemma_3_holds_three_times_the_tokens_in_the_same_memory_and_gpt_oss_less_than_twice():
+    """Though all rows want their windows at once. With fewer rows both come nearer to the bound: all layers by those
+    that see all tokens."""
+    assert tokens_by_one_pool(1, 5) == pytest.approx(6 / (1 + 5 * 0.2), rel=0.01)
+    assert tokens_by_one_pool(1, 1) == pytest.approx(2 / (1 + 1 * 0.2), rel=0.01)
+    assert 4 < tokens_by_one_pool(1, 5, num_rows=1, chunked_prefill_size=16) < 6
+    assert 1.8 < tokens_by_one_pool(1, 1, num_rows=1, chunked_prefill_size=16) < 2
+
+
+def test_windows_get_as_many_tokens_as_the_rows_need_or_the_ratio_says():
+    case = WINDOWED | {"bytes_per_token": MIB // 32, "bytes_per_window_token": MIB // 32, "num_rows": 3}
+    kept = 128 + 2 * 32 + 2  # window, slack on both ends, two pages
+    assert plan(**case).window_tokens == 3 * kept + 256
+    half = plan(**case, window_ratio=0.5)
+    assert half.window_tokens == pytest.approx(0.5 * half.kv_tokens, rel=0.01)
+    assert plan(**case, max_total_tokens=5000, window_ratio=0.3).window_tokens == 1500
+    assert plan(**case, max_total_tokens=5000, window_ratio=0.01).window_tokens == kept + 256
+    assert plan(**case).describe().split(", ")[-2] == (
+        f"windows of 128 tokens: {3 * kept + 256} tokens × {MIB // 32} bytes in 0.03 GiB"
+    )
+
+
+def test_one_pool_serves_all_layers_where_two_are_no_better():
+    case = WINDOWED | {"bytes_per_token": MIB, "bytes_per_window_token": MIB, "max_total_tokens": 300}
+    one = plan(**case)
+    assert (one.window, one.window_tokens, one.bytes_per_token, one.kv_bytes) == (0, 0, 2 * MIB, 301 * 2 * MIB)
+    assert "windows" not in one.describe()
+
+
+def test_a_model_of_windows_alone_has_all_the_memory_for_them():
+    case = WINDOWED | {"bytes_per_token": 0, "bytes_per_window_token": MIB, "num_rows": 100}
+    found = plan(**case)
+    assert (found.kv_tokens, found.kv_bytes) == (100 * 4096, 0)
+    assert found.window_tokens == 4 * 1024 - 1
