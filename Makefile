@@ -27,7 +27,7 @@ test-gateways test-clients: export OMP_NUM_THREADS = 1
 test test-units test-processes test-equality test-slow: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo install install-dev test test-units test-processes test-equality test-slow test-products test-real
-.PHONY: test-harnesses check mutants test-avx2 test-gateways test-clients real-model serve dashboard-pictures bench
+.PHONY: test-harnesses check mutants test-avx2 test-gateways test-clients test-kernels real-model serve dashboard-pictures bench
 .PHONY: test-gpu bench-gpu clean
 
 demo: $(SERVING)        ## start a server on the bundled toy model, send it work, show what the cache reused
@@ -104,6 +104,10 @@ test-gateways: $(TESTING)  ## slow: gateways and indexers of others in front of 
 test-clients: $(TESTING)  ## slow: clients, evaluations and test kits of others; their packages go into build/envs
 	$(BIN)/python tests/doubles/foreign_envs.py instructor litellm lm-eval sglang
 	$(BIN)/python -m pytest -m clients $(call marked,clients)
+
+test-kernels: $(TESTING)  ## slow: flash-linear-attention's kernels in Triton's interpreter; the package goes into build/envs
+	$(BIN)/python tests/doubles/foreign_envs.py fla
+	$(BIN)/python -m pytest -n 2 -m slow tests/runtime/layers/states/test_fla_kernels.py
 
 # lint-imports asks for root packages: in .typing, the layers are such.
 check: $(TESTING)       ## ruff, pyright, import-linter

@@ -215,7 +215,7 @@ def test_readme_works_word_for_word_from_a_wheel(readme: list[Fence], newcomer: 
 
 
 distributions_of_modules = cache(packages_distributions)
-NOT_INSTALLED = {"flashinfer": "flashinfer-python"}
+NOT_INSTALLED = {"flashinfer": "flashinfer-python", "fla": "fla-core"}
 """Distributions of modules that an environment without a GPU lacks."""
 
 

@@ -31,7 +31,7 @@ from ..layers.op_libraries import select_ops
 from ..layers.ops import TORCH_OPS, Ops, OpShape
 from ..layers.products import NUMBA, BlockKernel
 from ..layers.states.ops import StateOps
-from ..layers.states.selection import select_states
+from ..layers.states.selection import select_gpu_states, select_states
 from ..layers.states.torch_states import TORCH_STATES
 from ..model_config import GatedDeltaTraits, Mamba2Traits, ModelConfig, ShortConvTraits
 from .cuda_graph import CudaRecorder, Recorder
@@ -100,7 +100,9 @@ def choose_backends(
         raise ModelLoadError("--attention-backend numba is for a CPU; use auto")
     if args.linear_backend not in ("auto", "torch"):
         raise ModelLoadError(f"--linear-backend {args.linear_backend} is for a CPU; a GPU's products are torch's")
-    ops = TORCH_OPS if config is None else select_ops(device, dtype, OpShape.of(config))
+    ops, states = TORCH_OPS, TORCH_STATES
+    if config is not None:
+        ops, states = select_ops(device, dtype, OpShape.of(config)), select_gpu_states(config, dtype, device)
     attention = TORCH_BACKENDS.attention
     if args.attention_backend != "torch_native" and specs:
         from ...attention.flashinfer.library import FlashInferUnavailable, load_attention
@@ -111,12 +113,12 @@ def choose_backends(
             if args.attention_backend == "flashinfer":
                 raise ModelLoadError(f"--attention-backend flashinfer: {error}") from error
             logger.warning("attention runs on torch's own kernels, without CUDA graphs: %s", error)
-            return DeviceBackends(ops, attention, None)
+            return DeviceBackends(ops, attention, None, states=states)
     captures = bool(specs) and args.attention_backend != "torch_native" and not args.disable_cuda_graph
     if captures and config is not None and config.traits.experts is not None:
         logger.info("no CUDA graphs: the host reads in each layer how many rows each expert has")
         captures = False
-    return DeviceBackends(ops, attention, CudaRecorder if captures else None)
+    return DeviceBackends(ops, attention, CudaRecorder if captures else None, states=states)
 
 
 def _on_a_cpu(

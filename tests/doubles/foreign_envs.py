@@ -34,7 +34,7 @@ def env_python(name: str) -> str:
     if not is_built(name):
         import pytest
 
-        pytest.skip(f"build/envs/{name} is not built; make test-gateways and make test-clients build it")
+        pytest.skip(f"build/envs/{name} is not built; make test-gateways, test-clients and test-kernels build them")
     return str(env_folder(name) / "bin" / "python")
 
 

@@ -7,7 +7,8 @@ first segment of a row starts from the row's source, each later one from what th
     row 1   token  7        source 0 ── 7 ──▶ slot 3
 
 A kernel that walks through tokens takes `rows` and writes states on its way. One that computes a segment at once takes
-`waves`: wave w holds segment w of all rows that have one, so that nothing in a wave depends on anything else in it.
+`waves`: wave w holds segment w of all rows that have one, so that nothing in a wave depends on anything else in it. One
+that computes segments of any lengths at once takes `packed`, which are the waves with their tokens side by side.
 """
 
 from __future__ import annotations
@@ -59,6 +60,35 @@ class Wave:
         return bool((self.stops - self.starts == 1).all())
 
 
+@dataclass(slots=True, frozen=True)
+class PackedWave:
+    """The segments of a wave one after the other."""
+
+    tokens: torch.Tensor | None
+    """int64 [n], on the device: their tokens among those of the step; None if they are all of these, in order."""
+    bounds: torch.Tensor
+    """int64 [k + 1], on the device: segment i has the tokens from bounds[i] to bounds[i + 1] of the wave."""
+    host_bounds: torch.Tensor
+    """The same on the host."""
+    alone: torch.Tensor
+    """bool [n], on the device: the token is the only one of its segment."""
+    sources: torch.Tensor
+    targets: torch.Tensor
+    is_single: bool
+    """These three as in `Wave`."""
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """[tokens of the step, …] -> [n, …]"""
+        return rows if self.tokens is None else rows.index_select(0, self.tokens)
+
+    def put(self, out: torch.Tensor, found: torch.Tensor) -> None:
+        """Write what was found for the wave's tokens, [n, …], to the step's."""
+        if self.tokens is None:
+            out.copy_(found)
+        else:
+            out.index_copy_(0, self.tokens, found)
+
+
 class RowTable:
     """A step's `RowSegments` for compiled code: the number of rows, then the addresses of token_ends, sources,
     segment_ends, ends and targets; int64 [6]. The table may be pointed at the rows of another step."""
@@ -79,16 +109,18 @@ class RowTable:
 class StateBatch:
     """The states of a step. Layer i with states (counted among those) uses ``pool.layers[i]``.
 
-    rows, table and waves are the same segments in different forms; the last two are made when they are first asked for.
+    rows, table, waves and packed are the same segments in different forms; all but the first are made when they are
+    first asked for.
     """
 
-    __slots__ = ("_lens", "_row_of", "_table", "_waves", "pool", "rows")
+    __slots__ = ("_lens", "_packed", "_row_of", "_table", "_waves", "pool", "rows")
 
     def __init__(self, pool: StatePool, states: StateRows, extend_lens: np.ndarray) -> None:
         self.pool, self.rows = pool, row_segments(states, extend_lens)
         self._row_of, self._lens = states.rows, extend_lens
         self._table: RowTable | None = None
         self._waves: list[Wave] | None = None
+        self._packed: list[PackedWave] | None = None
 
     @property
     def table(self) -> RowTable:
@@ -101,6 +133,13 @@ class StateBatch:
         if self._waves is None:
             self._waves = _cut_waves(self.pool, self.rows, self._row_of, self._lens)
         return self._waves
+
+    @property
+    def packed(self) -> list[PackedWave]:
+        if self._packed is None:
+            count = int(self._lens.sum())
+            self._packed = [_pack(wave, count) for wave in self.waves]
+        return self._packed
 
 
 def row_segments(states: StateRows, extend_lens: np.ndarray) -> RowSegments:
@@ -138,6 +177,24 @@ def _cut_waves(pool: StatePool, rows: RowSegments, row_of: np.ndarray, extend_le
         picked = number == wave
         waves.append(_wave(pool, starts[picked], rows.ends[picked], sources[picked], rows.targets[picked]))
     return waves
+
+
+def _pack(wave: Wave, count: int) -> PackedWave:
+    """count: tokens of the step."""
+    lengths = wave.stops - wave.starts
+    bounds = np.concatenate(([0], np.cumsum(lengths)))
+    tokens = np.repeat(wave.starts - bounds[:-1], lengths) + np.arange(bounds[-1])
+    device = wave.sources.device
+    host_bounds = torch.from_numpy(bounds)
+    return PackedWave(
+        tokens=None if len(tokens) == count else torch.from_numpy(tokens).to(device, non_blocking=True),
+        bounds=host_bounds.to(device, non_blocking=True),
+        host_bounds=host_bounds,
+        alone=torch.from_numpy(np.repeat(lengths == 1, lengths)).to(device, non_blocking=True),
+        sources=wave.sources,
+        targets=wave.targets,
+        is_single=wave.is_single,
+    )
 
 
 def start_states(pool: StatePool, extend_lens: Sequence[int]) -> StateBatch:
