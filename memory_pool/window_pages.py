@@ -134,13 +134,12 @@ class WindowPages:
         self._allocator.reset()
         self.of_page[:] = self.holders[:] = self._unheld = 0
 
-    def recount(self, free: np.ndarray, held: Sequence[np.ndarray]) -> None:
+    def recount(self, free: np.ndarray, held: Sequence[np.ndarray], leaving: np.ndarray) -> None:
         """Derive everything from the mapping. free: int32 [n], free pages of the KV pool, which have none beside them.
-        held: int32 [n] for each holder, its pages; those with none beside them are not held."""
+        held: int32 [n] for each holder, its pages; those with none beside them are not held. leaving: int32 [n], pages
+        in quarantine."""
         self.of_page[free] = self.of_page[0] = 0
-        self.holders[:] = 0
-        for pages in held:
-            self.holders[pages] += 1
+        self.holders[:] = self.count_holders(held, leaving)
         self.holders[self.of_page == 0] = 0
         mapped = self.of_page[self.of_page > 0]
         self._allocator.rebuild(mapped, [])
@@ -149,21 +148,33 @@ class WindowPages:
     # -- inspection ----------------------------------------------------------------------------------------------------
 
     @property
-    def mapped_tokens(self) -> int:
-        """Slots beside pages of the KV pool."""
-        return int(np.count_nonzero(self.of_page)) << self._shift
+    def adds_up(self) -> bool:
+        """True if every slot is free or beside one page, and those that no sequence holds are as many as is counted."""
+        unheld = int(np.count_nonzero((self.of_page > 0) & (self.holders == 0)))
+        return unheld == self._unheld and bool((self._owners() == 1).all())
 
     @property
-    def is_sound(self) -> bool:
-        """True if every slot is free or in use, and those that no sequence holds are as many as is counted."""
-        unheld = int(np.count_nonzero((self.of_page > 0) & (self.holders == 0)))
-        return self.free_tokens + self.mapped_tokens == self.total_tokens and unheld == self._unheld
+    def lost_tokens(self) -> int:
+        """Slots that are neither free nor beside a page."""
+        return int(np.count_nonzero(self._owners() == 0)) << self._shift
+
+    def count_holders(self, held: Sequence[np.ndarray], leaving: np.ndarray) -> np.ndarray:
+        """int32 [pages + 1]: how often each page is held; see `recount`."""
+        counts = np.zeros_like(self.holders)
+        for pages in held:
+            counts[pages] += 1
+        counts[leaving] += self.has(leaving)
+        return counts
 
     @property
     def has_doubled(self) -> bool:
         """True if a page is beside two others, or free too."""
+        return bool((self._owners() > 1).any())
+
+    def _owners(self) -> np.ndarray:
+        """int64 [pages of this pool]: how often each is beside a page, or free."""
         pages = np.concatenate([self.of_page[self.of_page > 0] >> self._shift, self.free_pages()])
-        return len(np.unique(pages)) < len(pages)
+        return np.bincount(pages, minlength=(self.total_tokens >> self._shift) + 1)[1:]
 
     def free_pages(self) -> np.ndarray:
         """int32 [n]: the numbers of this pool's free pages, for invariants and dumps."""

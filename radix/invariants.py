@@ -225,30 +225,29 @@ def check_windows(
     if cache.windows is None:
         return
     pages, page, allocator = cache.windows.pages, cache.page_size, cache.allocator
-    gone = allocator.quarantined_pages()
     slots = np.concatenate([pages.of_page[pages.of_page > 0] // page, pages.free_pages()])
     if _has_duplicates(slots) or len(slots) * page != pages.total_tokens:
         raise InvariantError(f"{len(slots)} pages of the window pool are free or in use, of {pages.total_tokens} slots")
     if pages.has(allocator.free_pages()).any():
         raise InvariantError("free pages of the KV pool have slots of the window pool")
-    held = np.zeros_like(pages.holders)
+    held: list[np.ndarray] = []
     rows = cache.req_to_token.rows
     for seq in sequences:
         own = rows[seq.row, seq.window_start : seq.length : page] // page
-        held[own] += 1
+        held.append(own)
         if seq.window_start % page or not pages.has(own).all():
             raise InvariantError(f"{seq} lacks a part of its window from {seq.window_start} on")
         if pages.first_needed(seq.length) < seq.window_start:
             raise InvariantError(f"{seq} sees more than it holds from {seq.window_start} on")
     for own in beam_pages:
-        held[own] += 1
+        held.append(own)
         if not pages.has(own).all():
             raise InvariantError(f"beams lack slots of the window pool: {own}")
-    held[gone], counted = 0, pages.holders.copy()
-    counted[gone] = 0
-    if (held != counted).any():
-        wrong = np.flatnonzero(held != counted)[:16]
-        raise InvariantError(f"pages {wrong} are held {held[wrong]} times, counted {counted[wrong]}: {dump(cache)}")
+    counts = pages.count_holders(held, allocator.quarantined_pages())
+    if len(wrong := np.flatnonzero(counts != pages.holders)[:16]):
+        raise InvariantError(
+            f"pages {wrong} are held {counts[wrong]} times, counted {pages.holders[wrong]}: {dump(cache)}"
+        )
     unheld = np.count_nonzero((pages.of_page > 0) & (pages.holders == 0))
     if unheld * page != pages.evictable_tokens:
         raise InvariantError(f"{unheld} pages of the window pool are held by none, counted {pages.evictable_tokens}")

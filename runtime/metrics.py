@@ -48,6 +48,14 @@ _WORKER_COUNTERS = {
     "leaked_tokens": ("leaked_tokens", "KV slots without an owner that the self-check reclaimed."),
     "states_evicted": ("states.evicted", "Recurrent states that the prefix cache gave up."),
     "leaked_states": ("states.leaked", "Recurrent states without a holder that the self-check reclaimed."),
+    "window_pool_evicted_tokens": (
+        "window_pool.evicted_tokens",
+        "Tokens of cached prefixes whose K and V in layers with a sliding window were evicted.",
+    ),
+    "leaked_window_tokens": (
+        "window_pool.leaked_tokens",
+        "Slots of the pool for sliding windows without an owner that the self-check reclaimed.",
+    ),
     "prepared_tokens": ("preparations.computed_tokens", "Tokens of next prompts that were computed in idle time."),
     "prepared_tokens_used": ("preparations.used_tokens", "Prepared tokens that the next turn found in the cache."),
     "prepared_turns": ("preparations.completed", "Next prompts prepared as far as they were known."),
@@ -89,6 +97,15 @@ _WORKER_GAUGES = {
     "states_cached": ("states.in_tree", "Recurrent states of cached prefixes."),
     "states_kept": ("states.kept", "Of these, newest turn ends and shared beginnings, which go last."),
     "states_held": ("states.held", "Slots of recurrent states that requests, leases or cached prefixes use."),
+    "window_pool_total_tokens": (
+        "window_pool.total_tokens",
+        "Slots of the pool for layers with a sliding window; 0 for models without one.",
+    ),
+    "window_pool_free_tokens": ("window_pool.free_tokens", "Slots of this pool on the free list."),
+    "window_pool_evictable_tokens": (
+        "window_pool.evictable_tokens",
+        "Slots of this pool that belong to cached prefixes and that no request or lease holds.",
+    ),
     "open_fences": ("open_fences", "Steps, and copies between tiers, that have not ended."),
     "longest_token_gap_steps": ("longest_gap", "Most steps from one token of a running request to its next, so far."),
     "fill_time_seconds": (

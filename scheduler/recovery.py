@@ -287,7 +287,8 @@ class Recovery:
         memory.allocator.release_quarantine()
         if memory.cache.windows is not None:
             held = held_windows(memory.cache, sequences, beam_pages)
-            memory.cache.windows.pages.recount(memory.allocator.free_pages(), held)
+            leaving = memory.allocator.quarantined_pages()
+            memory.cache.windows.pages.recount(memory.allocator.free_pages(), held, leaving)
         if lost:
             logger.warning("%d tokens of the pool had lost their owner and are free again", lost)
 

@@ -804,6 +804,7 @@ class Scheduler:
         found = check_and_contain(self._memory, self._beams, holders)
         self._counters.leaked_tokens += found.leaked_tokens
         self._counters.leaked_states += found.leaked_states
+        self._counters.leaked_window_tokens += found.leaked_window_tokens
         if not found.was_reset:
             return []
         self._refuse(holders, kv_cache_damaged(), now)

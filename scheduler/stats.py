@@ -10,6 +10,7 @@ import msgspec
 from ..radix.cache import RadixCache
 from ..radix.lease import LeaseTable
 from ..radix.node_states import NodeStates
+from ..radix.node_windows import NodeWindows
 from .batch_builder import PlannedStep
 from .cache_stats import NOT_COUNTED, CacheStats
 from .outcome import NO_DRAFTS, DraftCounts, FoundTokens
@@ -24,6 +25,7 @@ class SchedulerCounters:
     retractions: int = 0
     leaked_tokens: int = 0
     leaked_states: int = 0
+    leaked_window_tokens: int = 0
     nonfinite_requests: int = 0
     failed_requests: int = 0
     prefix_cache_queries: int = 0
@@ -156,6 +158,20 @@ class StateStats:
     """Without a holder, and freed by the self-check, since start."""
 
 
+@dataclass(slots=True, frozen=True)
+class WindowPoolStats:
+    """The pool of layers with a sliding window, in tokens; all 0 for models without."""
+
+    total_tokens: int = 0
+    free_tokens: int = 0
+    evictable_tokens: int = 0
+    """Beside cached prefixes, and held by no sequence."""
+    evicted_tokens: int = 0
+    """Since start."""
+    leaked_tokens: int = 0
+    """Without an owner, and freed by the self-check, since start."""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A snapshot; token counts exclude the padding page, counters run since start.
 
@@ -200,6 +216,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     jobs: JobStats = JobStats()
     preparations: PreparationStats = PreparationStats()
     states: StateStats = StateStats()
+    window_pool: WindowPoolStats = WindowPoolStats()
     drafts: DraftCounts = NO_DRAFTS
     computed_prompt_tokens: int = 0
     """Computed tokens of prompts, and of retracted requests."""
@@ -259,6 +276,7 @@ def take_stats(
         jobs=jobs,
         preparations=preparations,
         states=_state_stats(cache.states, counters.leaked_states),
+        window_pool=_window_stats(cache.windows, counters.leaked_window_tokens),
         drafts=drafts,
         computed_prompt_tokens=counters.computed_prompt_tokens,
         output_tokens=counters.output_tokens,
@@ -279,4 +297,17 @@ def _state_stats(states: NodeStates | None, leaked: int) -> StateStats:
         quarantined=slots.quarantined,
         evicted=states.evicted_total,
         leaked=leaked,
+    )
+
+
+def _window_stats(windows: NodeWindows | None, leaked: int) -> WindowPoolStats:
+    if windows is None:
+        return WindowPoolStats()
+    pages = windows.pages
+    return WindowPoolStats(
+        total_tokens=pages.total_tokens,
+        free_tokens=pages.free_tokens,
+        evictable_tokens=pages.evictable_tokens,
+        evicted_tokens=windows.evicted_total,
+        leaked_tokens=leaked,
     )

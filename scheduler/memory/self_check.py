@@ -106,12 +106,14 @@ def check_invariants(memory: KVMemory, beams: BeamMemory, live: Sequence[Request
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """The result of a check. leaked_tokens, leaked_states: in pages without an owner, and states without a holder: they
-    are free again. was_reset: pages or states had two owners, so the pools have been reset and no request holds KV any
+    """The result of a check. leaked_tokens, leaked_states, leaked_window_tokens: in pages without an owner, states
+    without a holder, and slots of the window pool beside no page: they are free again. was_reset: pages or states had
+    two owners, or a sequence lacked a part of its window, so the pools have been reset and no request holds KV any
     more."""
 
     leaked_tokens: int = 0
     leaked_states: int = 0
+    leaked_window_tokens: int = 0
     was_reset: bool = False
 
 
@@ -131,12 +133,15 @@ def check_and_contain(memory: KVMemory, beams: BeamMemory, holders: Sequence[Req
         leaked, pages_are_sound = len(audit.missing) * cache.page_size, len(audit.doubled) == 0
         if pages_are_sound:
             cache.allocator.free(audit.missing * cache.page_size)
-    if pages_are_sound and states_are_sound and recount_windows(cache, sequences, beam_pages):
-        return Found(leaked, leaked_states)
+    leaked_windows, windows_are_sound = (
+        free_lost_windows(cache, sequences, beam_pages) if pages_are_sound else (0, True)
+    )
+    if pages_are_sound and states_are_sound and windows_are_sound:
+        return Found(leaked, leaked_states, leaked_windows)
     for request in holders:
         request.kv = request.beam_kv = None
     memory.discard_all_kv()
-    return Found(leaked, leaked_states, was_reset=True)
+    return Found(leaked, leaked_states, leaked_windows, was_reset=True)
 
 
 def _contain_host(tier: HostTier) -> None:
@@ -150,22 +155,31 @@ def _contain_host(tier: HostTier) -> None:
         tier.discard_copies()
 
 
-def recount_windows(cache: RadixCache, sequences: Sequence[KVSequence], beam_pages: Sequence[np.ndarray]) -> bool:
-    """Compare the slots of the window pool with its sum, and free those that are nowhere. Returns False if a slot has
-    two owners."""
-    if cache.windows is None or cache.windows.pages.is_sound:
-        return True
-    pages = cache.windows.pages
+def free_lost_windows(
+    cache: RadixCache, sequences: Sequence[KVSequence], beam_pages: Sequence[np.ndarray]
+) -> tuple[int, bool]:
+    """Compare the slots of the window pool with its sum, and the counted holders of each page with the holders. Frees
+    the slots that are nowhere. Returns how many tokens these were, and False if a slot has two owners, or a sequence
+    lacks one."""
+    if cache.windows is None:
+        return 0, True
+    pages, held = cache.windows.pages, held_windows(cache, sequences, beam_pages)
+    leaving = cache.allocator.quarantined_pages()
+    wrong = np.flatnonzero(pages.count_holders(held, leaving) != pages.holders)
+    if pages.adds_up and not len(wrong):
+        return 0, True
+    lost = pages.lost_tokens
     logger.error(
-        "the window pool does not add up: %d tokens free, %d in use, of %d",
-        pages.free_tokens,
-        pages.mapped_tokens,
-        pages.total_tokens,
+        "the window pool does not add up: %d tokens are nowhere; pages with another number of holders than was "
+        "counted: %s",
+        lost,
+        wrong[:16].tolist(),
     )
-    if pages.has_doubled:
-        return False
-    pages.recount(cache.allocator.free_pages(), held_windows(cache, sequences, beam_pages))
-    return True
+    if pages.has_doubled or not all(pages.has(each).all() for each in held):
+        return 0, False
+    pages.recount(cache.allocator.free_pages(), held, leaving)
+    cache.windows.restore(cache.tree.nodes())
+    return lost, True
 
 
 def held_windows(

@@ -30,9 +30,9 @@ def test_each_page_has_one_of_the_window_pool_beside_it_until_it_is_freed(page: 
     beside = pages.slots_of(np.concatenate([first, second]))
     assert len(np.unique(beside)) == 36 and beside.min() >= page
     assert (beside % page == np.concatenate([first, second]) % page).all()
-    assert pages.free_tokens == 64 - -(-20 // page) * page - 16 and pages.is_sound
+    assert pages.free_tokens == 64 - -(-20 // page) * page - 16 and pages.adds_up
     allocator.free(first)
-    assert (pages.slots_of(first) < page).all() and pages.free_tokens == 64 - 16 and pages.is_sound
+    assert (pages.slots_of(first) < page).all() and pages.free_tokens == 64 - 16 and pages.adds_up
 
 
 def test_nothing_is_handed_out_where_either_pool_is_too_small() -> None:
@@ -86,7 +86,7 @@ def test_slots_move_to_pages_with_the_same_tokens() -> None:
     assert pages.slots_of(ours).tolist() == [0, 0, before[2]]
     assert pages.holders[theirs].tolist() == [1, 1, 1] and pages.evictable_tokens == 0
     allocator.free(ours)
-    assert pages.free_tokens == 61 and pages.is_sound
+    assert pages.free_tokens == 61 and pages.adds_up
 
 
 def test_what_was_lost_is_counted_anew() -> None:
@@ -95,13 +95,17 @@ def test_what_was_lost_is_counted_anew() -> None:
     assert slots is not None and lost is not None
     pages.holders[:] = 7
     allocator.rebuild(slots, [])
-    pages.recount(allocator.free_pages(), [slots[::16] // 16, slots[16::16] // 16])
-    assert pages.holders[slots[::16] // 16].tolist() == [1, 2]
-    assert pages.free_tokens == 32 and pages.is_sound and not pages.has_doubled
+    pages.recount(allocator.free_pages(), [slots[::16] // 16, slots[16::16] // 16], int32())
+    assert pages.holders[slots[::16] // 16].tolist() == [1, 2] and pages.evictable_tokens == 0
+    pages.recount(allocator.free_pages(), [slots[:16:16] // 16], slots[16::16] // 16)
+    assert pages.holders[slots[::16] // 16].tolist() == [1, 1] and pages.evictable_tokens == 0
+    pages.recount(allocator.free_pages(), [slots[:16:16] // 16], int32())
+    assert pages.holders[slots[::16] // 16].tolist() == [1, 0] and pages.evictable_tokens == 16
+    assert pages.free_tokens == 32 and pages.adds_up and not pages.has_doubled
     pages.of_page[slots[0] // 16] = pages.of_page[slots[16] // 16]
     assert pages.has_doubled
     allocator.reset()
-    assert pages.free_tokens == 64 and pages.is_sound
+    assert pages.free_tokens == 64 and pages.adds_up
 
 
 def test_a_request_can_run_alone_with_the_least() -> None:

@@ -12,7 +12,15 @@ from baton.scheduler.cache_stats import CacheStats
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.limits import lease_budget
 from baton.scheduler.outcome import DraftCounts, FoundTokens
-from baton.scheduler.stats import JobStats, PreparationStats, SchedulerCounters, StateStats, TierStats, take_stats
+from baton.scheduler.stats import (
+    JobStats,
+    PreparationStats,
+    SchedulerCounters,
+    StateStats,
+    TierStats,
+    WindowPoolStats,
+    take_stats,
+)
 from tests.doubles.kv_echo import prompt_of
 from tests.doubles.scheduler_harness import Harness
 
@@ -87,6 +95,7 @@ def test_stats_fields_have_expected_values() -> None:
         "jobs": jobs,
         "preparations": PreparationStats(pending=25, steps=26),
         "states": StateStats(),
+        "window_pool": WindowPoolStats(),
         "drafts": DraftCounts(20, 21, 22),
         "computed_prompt_tokens": 23,
         "output_tokens": 24,
