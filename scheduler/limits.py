@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ..memory_pool.allocator import Allocator
+from ..memory_pool.window_pages import WindowedAllocator
 from ..radix.lease_budget import LeaseBudget
 from .config import SchedulerConfig
 from .constraints.constraint import Constraint
@@ -20,7 +21,7 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
 
     Raises RequestRefused if the prompt, or prompt and output, can never fit, or if no such output is short enough.
     """
-    wanted, constraint, pool = request.sampling.max_new_tokens, request.constraint, allocator.total_tokens
+    wanted, constraint = request.sampling.max_new_tokens, request.constraint
     if prompt_len == 0:
         raise RequestRefused("the prompt is empty; send at least one token", param="input_ids")
     if prompt_len + (wanted != 0) > context:
@@ -38,8 +39,7 @@ def check_lengths(request: Request, prompt_len: int, context: int, allocator: Al
     most = min(context - prompt_len, room + 1)  # the last token's KV is never computed
     if room < 0 or (wanted is not None and wanted > most):
         raise RequestRefused(
-            f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}){_beams(request, allocator)} can never fit the "
-            f"KV pool of {pool} tokens; shorten the request or start the server with a larger --max-total-tokens",
+            _never_fits(request, prompt_len, wanted, allocator),
             code="kv_pool_exceeded",
             param="max_new_tokens",
         )
@@ -69,6 +69,22 @@ def _room(request: Request, prompt_len: int, allocator: Allocator) -> int:
     pages = allocator.room_beside(prompt_len - partial) // page // sequences
     alone = 0 if prompt_len <= pool else -1  # the first token of all beams needs the prompt only
     return max(alone, pages * page - partial)
+
+
+def _never_fits(request: Request, prompt_len: int, wanted: int | None, allocator: Allocator) -> str:
+    """The refusal in words, with the pool that is too small. Only searches are limited by that for sliding windows:
+    they hold all that follows their prompt."""
+    beams, pool = _beams(request, allocator), allocator.total_tokens
+    if beams and isinstance(allocator, WindowedAllocator) and allocator.windows.total_tokens < pool:
+        return (
+            f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}){beams} can never fit the pool of "
+            f"{allocator.windows.total_tokens} tokens for sliding windows; use fewer beams or start the server with a "
+            "larger --swa-full-tokens-ratio"
+        )
+    return (
+        f"prompt ({prompt_len} tokens) + max_new_tokens ({wanted}){beams} can never fit the KV pool of {pool} tokens; "
+        "shorten the request or start the server with a larger --max-total-tokens"
+    )
 
 
 def _beams(request: Request, allocator: Allocator) -> str:
