@@ -24,13 +24,12 @@ from .backend import (
 
 
 def window_layers(specs: Sequence[AttentionSpec]) -> tuple[int, frozenset[int]]:
-    """Returns (the tokens that a layer with a window sees at most, the pool's layers that have one). Layers that share
-    their K and V count as one that sees as far as any of them. (0, none) where no layer has a window."""
-    seen: dict[int, list[int | None]] = {}
-    for spec in specs:
-        seen.setdefault(spec.layer_id, []).append(spec.reach.most)
-    longest = {layer: max(each) for layer, each in seen.items() if None not in each}  # pyright: ignore[reportArgumentType]
-    return max(longest.values(), default=0), frozenset(longest)
+    """Returns (the tokens that a layer with a window sees at most, the pool's layers that have one). (0, none) where no
+    layer has a window, or where one shares its K and V with a layer that sees all tokens."""
+    windows = {spec.layer_id: spec.reach.most for spec in specs if spec.reach.most is not None}
+    if any(spec.layer_id in windows and spec.reach.most is None for spec in specs):
+        return 0, frozenset()
+    return max((spec.reach.most or 0 for spec in specs), default=0), frozenset(windows)
 
 
 def open_windowed(

@@ -69,7 +69,7 @@ class CacheReporter:
             useless = self._useless(request, ids, spans.end, usable)
             took_over = request.inheritance is not None and request.inheritance.took_over
             spans.add_tokens("not_looked_up" if took_over else "not_loaded", usable - useless)
-            spans.add_tokens("no_state", useless)
+            spans.add_tokens("no_state" if self._cache.windows is None else "no_window", useless)
             traced = _without(usable, traced)
         diverged = request.diverged_at
         end = spans.end
@@ -97,8 +97,9 @@ class CacheReporter:
         return min(tokens, max(0, self._cache.find_prefix(request.namespace, ids)[1] - start))
 
     def _useless(self, request: Request, ids: np.ndarray, start: int, usable: int) -> int:
-        """How many of the ``usable`` tokens from ``start`` on have no recurrent state behind them."""
-        if self._cache.states is None:
+        """How many of the ``usable`` tokens from ``start`` on have no recurrent state behind them, or lie behind the
+        last place before which the window is whole."""
+        if self._cache.states is None and self._cache.windows is None:
             return 0
         reach = self._cache.match_len(request.namespace, ids) - start
         return usable - min(usable, max(0, reach))

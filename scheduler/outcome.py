@@ -55,6 +55,7 @@ MissReason = Literal[
     "not_loaded",
     "not_looked_up",
     "no_state",
+    "no_window",
     "disabled",
 ]
 """Why prompt tokens were computed.
@@ -76,6 +77,8 @@ not_looked_up: the request took over its parent's KV, and the cache has them bey
   cut or a page that had to be copied.
 no_state: the cache has their K and V, but no recurrent state lies behind them, without which a model that keeps some
   cannot continue there.
+no_window: the cache has the K and V of layers that see all tokens, but no longer those of the window before the place
+  where the model would continue.
 disabled: the server runs without a prefix cache.
 """
 

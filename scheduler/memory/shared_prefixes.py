@@ -69,23 +69,22 @@ class _Index:
             request.namespace, request.token_ids.view(0, limit), after=request.prefix_node
         )
         request.prefix_node = whole
-        states = self._cache.states
+        states, windows = self._cache.states, self._cache.windows
+        leaves = None
         if states is not None:
             end = states.deepest(whole)
-            cached = end.prefix_len
+            cached, leaves = end.prefix_len, self._leaves_state
+        elif windows is not None:
+            cached, leaves = windows.usable(end, cached), self._leaves_window
         if cached + self._window > limit:
             return False
         alike = self._at(cached).get(self._key(request, cached), ())
         shares = (other for other in alike if self._shares(request, end, cached, other))
-        return any(shares) if states is None else any(self._leaves_state(other, request) for other in shares)
+        return any(shares) if leaves is None else any(leaves(other, request) for other in shares)
 
     def _leaves_state(self, other: Request, request: Request) -> bool:
         """Have the other leave its recurrent state where the two prompts part. False if it has passed that place."""
-        mine, theirs = request.token_ids.view(0, request.prefix_limit), other.token_ids.view()
-        length = min(len(mine), len(theirs))
-        differing = np.flatnonzero(mine[:length] != theirs[:length])
-        point = int(differing[0]) if len(differing) else length
-        point -= point % self._cache.page_size
+        point = self._parting(other, request)
         if point in other.state_points:
             other.state_points[point] = StateKind.BRANCH
             return True
@@ -96,6 +95,26 @@ class _Index:
                 return False
         other.state_points[point] = StateKind.BRANCH
         return True
+
+    def _leaves_window(self, other: Request, request: Request) -> bool:
+        """Have the other leave its window where the two prompts part. False if it has passed that place, and the window
+        there has gone."""
+        point, kv, windows = self._parting(other, request), other.held_kv, self._cache.windows
+        assert windows is not None
+        if point <= kv.tree_len:
+            return windows.usable(self._cache.tree.node_at(kv.open_node(), point), point) == point
+        if windows.pages.first_needed(point) < kv.window_start:
+            return False
+        other.state_points[point] = StateKind.BRANCH
+        return True
+
+    def _parting(self, other: Request, request: Request) -> int:
+        """The tokens that two prompts share, in whole pages."""
+        mine, theirs = request.token_ids.view(0, request.prefix_limit), other.token_ids.view()
+        length = min(len(mine), len(theirs))
+        differing = np.flatnonzero(mine[:length] != theirs[:length])
+        point = int(differing[0]) if len(differing) else length
+        return point - point % self._cache.page_size
 
     def _head(self, request: Request) -> tuple[str, bytes]:
         return request.namespace, request.token_ids.view(0, self._min_tokens).tobytes()

@@ -12,6 +12,9 @@ from ...radix.node_windows import NodeWindows
 from ..batch import ScheduleBatch, WindowSlots
 from .pending_copies import PendingCopies
 
+LEAST_EVICTION = 1 / 32
+"""Share of the pool that is evicted at a time, since all cached prefixes are ranked anew each time."""
+
 
 class WindowMemory:
     """Finds room in the window pool. Owns nothing."""
@@ -20,6 +23,7 @@ class WindowMemory:
         """step_tokens: the most that a step computes."""
         self._cache, self._pages, self._copies = cache, windows.pages, copies
         self._step_tokens = step_tokens
+        self._least_eviction = int(LEAST_EVICTION * self._pages.total_tokens)
 
     @property
     def available_tokens(self) -> int:
@@ -42,7 +46,7 @@ class WindowMemory:
         tick. True if they are free."""
         short = needed - self._pages.free_tokens
         if short > 0:
-            self._cache.evict_windows(short, latest)
+            self._cache.evict_windows(short if latest is not None else max(short, self._least_eviction), latest)
         return needed <= self._pages.free_tokens
 
     def plan_slots(self, batch: ScheduleBatch) -> WindowSlots:

@@ -12,6 +12,7 @@ const WORDS = {
   not_loaded: "not loaded",
   not_looked_up: "not looked up",
   no_state: "without a state behind them",
+  no_window: "without the window before them",
   namespace: "in another namespace",
   page: "not a whole page",
   disabled: "no prefix cache",
