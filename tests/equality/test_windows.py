@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from baton.runtime.config import TierConfig
 from baton.scheduler.sampling_params import SamplingParams
 from tests.doubles.local_worker import LocalWorker
 from tests.doubles.tiny_models import save_reference
@@ -109,3 +110,42 @@ def test_a_beam_search_finds_the_same(folder, prompts, page_size) -> None:
             [r.score for r in one.beams.results], [r.score for r in other.beams.results], atol=1e-4
         )
     tight.scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_kv_that_comes_back_from_the_host_has_that_of_windows(folder, replay, policy, page_size, caplog) -> None:
+    """With a host tier all layers share one pool, so a copy has all of them, however large --swa-full-tokens-ratio."""
+    tiers = TierConfig(host_cache_ratio=8.0, host_write_policy=policy)
+    with caplog.at_level("INFO"):
+        worker = LocalWorker(folder, tiers=tiers, swa_full_tokens_ratio=0.2, page_size=page_size, max_total_tokens=400)
+    assert "layers with a sliding window share the KV pool, because of the host tier" in caplog.text
+    assert worker.scheduler._memory.windows is None
+    rng = random.Random(4)
+    talk = [rng.randrange(131) for _ in range(90)]
+    for turn in range(3):
+        (answer,) = worker.generate([talk], GREEDY)
+        assert answer.tokens == says(replay, talk)
+        assert turn == 0 or answer.found.host >= 60
+        talk = [*talk, *answer.tokens, *(rng.randrange(131) for _ in range(5))]
+        worker.end_copies()
+        worker.scheduler._memory.leases.break_all()
+        for _ in range(6):
+            worker.generate([[rng.randrange(131) for _ in range(80)]], GREEDY)
+            worker.end_copies()
+    worker.scheduler.check_invariants()
+    worker.close()
+
+
+def test_kv_that_comes_back_from_disk_has_that_of_windows(folder, replay, tmp_path) -> None:
+    rng = random.Random(5)
+    talk = [rng.randrange(131) for _ in range(150)]
+    for start in range(2):
+        tiers = TierConfig(host_cache_ratio=2.0, disk_cache_path=str(tmp_path), disk_cache_gb=0.1)
+        worker = LocalWorker(folder, tiers=tiers, max_total_tokens=1024)
+        assert worker.scheduler._memory.windows is None
+        (answer,) = worker.generate([talk], GREEDY)
+        assert answer.tokens == says(replay, talk)
+        assert answer.found.disk >= 128 * start
+        worker.end_copies()
+        worker.close()

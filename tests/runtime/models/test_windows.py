@@ -3,6 +3,7 @@ soon overwritten, after each step."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton.memory_pool.kv_pool import WindowedKVPool
 from baton.runtime.config import ModelArgs
 from baton.runtime.runner.model_runner import ModelRunner
 from tests.doubles.forced_options import FORCED
@@ -59,6 +61,18 @@ def test_logits_of_chunks_and_decodes(model, page_size, backend):
         output = driver.step(spans)
         for row, (sequence, _) in enumerate(spans):
             check(output.logits[row], reference_logits(reference, sequence.ids[: sequence.computed])[-1])
+
+
+def test_the_log_tells_the_bytes_of_both_pools(model, caplog):
+    _, folder = model
+    with caplog.at_level("INFO"):
+        runner = make_runner(folder, 16, attention_backend="torch_native")
+    pool = runner.kv_pool
+    assert isinstance(pool, WindowedKVPool)
+    for part, name in ((pool.full, "KV"), (pool.windows, "windows of 20 tokens:")):
+        (found,) = re.findall(rf"{name} (\d+) tokens × (\d+) bytes", caplog.text)
+        tokens, per_token = map(int, found)
+        assert (tokens + 16) * per_token == sum(tensor.nbytes for tensor in (*part.k, *part.v))
 
 
 def test_recorded_steps(model):
