@@ -118,3 +118,18 @@ def test_statistics_reset_lowers_no_counter() -> None:
     assert before["prefix_cache_hits_by_kind_total"]["match",] == before["prefix_cache_hits_total"][()] == 7 * 30
     assert before["evicted_lifetime_seconds_count"] == before["evicted_tokens_total"] != {(): 0}
     assert before["prefix_cache_hit_depth_tokens_count"] == before["prefix_cache_hits_total"]
+
+
+def test_the_window_pool_has_its_metrics() -> None:
+    harness, metrics = Harness(window=20, window_tokens=256, num_tokens=1024, chunk=64), ServerMetrics("m")
+    for number in range(5):
+        harness.add(f"r{number}", prompt_of(100, number), 2)
+        harness.run()
+    stats = harness.scheduler.stats()
+    metrics.worker_reported(msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=SchedulerStats))
+    found, pool = read(metrics), stats.window_pool
+    names = {"total_tokens": 256, "free_tokens": pool.free_tokens, "evictable_tokens": pool.evictable_tokens}
+    names["evicted_tokens_total"] = pool.evicted_tokens
+    assert pool.free_tokens + pool.evictable_tokens == 256 and 0 < pool.free_tokens < 256 and pool.evicted_tokens > 0
+    assert {name: found[f"window_pool_{name}"][()] for name in names} == names
+    assert found["leaked_window_tokens_total"][()] == 0
