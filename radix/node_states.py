@@ -214,6 +214,13 @@ class NodeStates:
         self.on_host.note(node, slot)
         self._push(node)
 
+    def adopt_on_host(self, node: TreeNode, slot: int) -> None:
+        """Have a node, which has no state on the host, carry there one that was stored since it was to be kept."""
+        self.put_on_host(node, slot)
+        kind = StateKind.BRANCH if node.states_below > 1 else StateKind.TURN_END
+        node.state_kind = max(node.state_kind, kind)
+        self.note_use(node)
+
     def remove_from_host(self, node: TreeNode) -> None:
         """The node has no copy of its state on the host any more, if it had one."""
         if node.host_state:

@@ -123,12 +123,21 @@ _TIER_GAUGES = {
     "tier_used_bytes": ("used_bytes", "Bytes that its blocks use, headers included; disk only."),
     "tier_quarantined_tokens": ("quarantined_tokens", "Tokens that the tier has freed while a copy still uses them."),
     "tier_copies_under_way": ("copies_under_way", "Copies to and from the tier in progress."),
+    "tier_total_states": ("total_states", "Recurrent states that the tier has room for; 0 for models without."),
+    "tier_used_states": ("used_states", "Recurrent states that the tier holds or is storing."),
 }
 _TIER_COUNTERS = {
     "tier_evicted_tokens": ("evicted_tokens", "Tokens that the tier evicted."),
     "tier_no_room_tokens": (
         "no_room_tokens",
         "Tokens that were not stored because nothing in the tier could be evicted.",
+    ),
+    "tier_stored_states": ("stored_states", "Recurrent states stored on the tier."),
+    "tier_loaded_states": ("loaded_states", "Recurrent states loaded from the tier."),
+    "tier_evicted_states": ("evicted_states", "Recurrent states that the tier evicted."),
+    "tier_no_room_states": (
+        "no_room_states",
+        "Recurrent states that were not stored because nothing on the host could be evicted.",
     ),
 }
 _COPY_COUNTERS = {

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import xxhash
 
@@ -20,7 +21,7 @@ from ..memory_pool.state_pool import StatePool
 from ..memory_pool.stores.block_store import BlockStore
 from ..memory_pool.stores.disk_pool import DiskPool
 from ..memory_pool.stores.host_pool import HostPool
-from ..memory_pool.stores.host_state_pool import HostStatePool
+from ..memory_pool.stores.host_state_pool import HostStatePool, SnapshotPages
 from ..memory_pool.stores.pool_folder import DiskPoolError
 from ..memory_pool.stores.redis_link import RemoteStoreError
 from ..memory_pool.stores.remote_store import RemoteStore
@@ -42,6 +43,9 @@ HOST_POLICIES = {
     "write_back": HostPolicy(write_back=True),
 }
 """Policies by their names in --host-write-policy."""
+
+LEAST_DISK_SHARE = 0.1
+"""Least part of the disk cache for blocks, and for snapshots: small models of one kind need little of the other."""
 
 LEAST_BLOCK_TOKENS = 64
 """Smaller pages share a block: a file of one token would be mostly header, and reading it mostly the time to open
@@ -216,42 +220,75 @@ class Stores:
     by_name: dict[str, BlockStore]
     fingerprint: bytes
     block_tokens: int
+    snapshots: dict[str, BlockStore]
+    """Of the snapshots, by the same names; empty where the model has no recurrent states."""
 
     def close(self) -> None:
         """Close the stores' files and connections; no thread may use them any more."""
-        for store in self.by_name.values():
+        for store in (*self.by_name.values(), *self.snapshots.values()):
             store.close()
 
 
-def open_stores(config: TierConfig, host_pool: HostPool, model: bytes) -> Stores | None:
+def open_stores(
+    config: TierConfig, host_pool: HostPool, model: bytes, states: HostStatePool | None = None
+) -> Stores | None:
     """The stores that the settings name; None for none. Raises ModelLoadError if one cannot be used.
 
-    model: `model_fingerprint`.
+    model: `model_fingerprint`. states: the host's; None where the model has none.
     """
     block_tokens = max(host_pool.page_size, LEAST_BLOCK_TOKENS)
     layout = f"{host_pool.dtype} page {host_pool.page_size} block {block_tokens} layers {host_pool.layout}"
-    fingerprint, block_bytes = model + layout.encode(), block_tokens * host_pool.bytes_per_token
-    stores: dict[str, BlockStore] = {}
-    if config.disk_cache_path:
-        stores["disk"] = _open_disk(config, block_bytes, fingerprint)
-    if config.remote_cache_url:
-        try:
-            stores["remote"] = _open_remote(config, block_bytes, fingerprint)
-        except ModelLoadError:
-            Stores(stores, fingerprint, block_tokens).close()
-            raise
-    return Stores(stores, fingerprint, block_tokens) if stores else None
+    if states is not None:
+        layout += f" states {states.layout}"
+    fingerprint, pages = model + layout.encode(), block_pages(host_pool)
+    sizes = {"blocks": block_tokens // host_pool.page_size * pages.shape[1]}
+    if states is not None:
+        sizes["recurrent states"] = snapshot_pages(host_pool, states, block_tokens).block_bytes
+    stores = Stores({}, fingerprint, block_tokens, {})
+    try:
+        for (kind, size), share in zip(sizes.items(), _disk_shares(host_pool, states)):
+            by_name = stores.by_name if kind == "blocks" else stores.snapshots
+            own = fingerprint if kind == "blocks" else fingerprint + b" snapshots"
+            if config.disk_cache_path:
+                by_name["disk"] = _open_disk(config, share, size, own, kind)
+            if config.remote_cache_url:
+                by_name["remote"] = _open_remote(config, size, own)
+    except ModelLoadError:
+        stores.close()
+        raise
+    return stores if stores.by_name else None
 
 
-def _open_disk(config: TierConfig, block_bytes: int, fingerprint: bytes) -> DiskPool:
-    capacity = int(config.disk_cache_gb * GB)
+def block_pages(pool: HostPool) -> np.ndarray:
+    """What blocks consist of, uint8 [pages, bytes]: the pages of the host pool. Where the model has no KV a page is one
+    byte; its blocks say which prefixes a store knows, and snapshots have all the rest."""
+    return pool.pages_view if pool.bytes_per_token else np.zeros((pool.num_pages, 1), dtype=np.uint8)
+
+
+def snapshot_pages(pool: HostPool, states: HostStatePool, block_tokens: int) -> SnapshotPages:
+    """Snapshots of these states, with the KV of fewer tokens than a block has."""
+    return SnapshotPages(states.states_view, block_pages(pool), block_tokens // pool.page_size - 1)
+
+
+def _disk_shares(pool: HostPool, states: HostStatePool | None) -> tuple[float, ...]:
+    """The parts of the disk cache for blocks and for snapshots: as on the host."""
+    if states is None:
+        return (1.0,)
+    kv = pool.num_tokens * pool.bytes_per_token
+    share = kv / (kv + states.num_states * states.bytes_per_state)
+    share = min(max(share, LEAST_DISK_SHARE), 1 - LEAST_DISK_SHARE)
+    return share, 1 - share
+
+
+def _open_disk(config: TierConfig, share: float, block_bytes: int, fingerprint: bytes, kind: str) -> DiskPool:
+    capacity = int(config.disk_cache_gb * share * GB)
     try:
         pool = DiskPool(config.disk_cache_path, capacity, block_bytes, fingerprint)
     except DiskPoolError as error:
         raise ModelLoadError(f"--disk-cache-path {config.disk_cache_path}: {error}") from error
     logger.info(
-        "disk KV cache in %s: %.2f of %.2f GiB used, %d blocks of %.2f MiB",
-        config.disk_cache_path, pool.used_bytes / GB, capacity / GB, len(pool), block_bytes / 2**20,
+        "disk KV cache in %s: %.2f of %.2f GiB used, %d %s of %.2f MiB",
+        config.disk_cache_path, pool.used_bytes / GB, capacity / GB, len(pool), kind, block_bytes / 2**20,
     )  # fmt: skip
     return pool
 

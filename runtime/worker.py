@@ -35,15 +35,15 @@ from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.token_buffer import pack_ids
 from .channels import Endpoints, Receiver, Sender, Waker
-from .checkpoint.model_files import ModelLoadError, resolve_model_folder
+from .checkpoint.model_files import resolve_model_folder
 from .config import WorkerConfig
 from .constraints.grammars import Grammars
 from .constraints.item_tries import ItemTries, load_item_trie
 from .event_loop import EventLoop
 from .job_records import JobRecords, JobTraceFile, ToolHistoryFile
 from .kv_events.publisher import KVEventPublisher, open_kv_events
-from .kv_transfer.block_io import BlockIO
-from .kv_transfer.tier_io import TierIO, is_finite, make_transfers
+from .kv_transfer.block_io import BlockIO, Kept
+from .kv_transfer.tier_io import TierIO, is_finite, is_finite_snapshot, make_transfers
 from .launcher.child_process import WorkerProcess, run_child
 from .lora.adapters import Adapters, load_adapters
 from .messages import ToWorker, WorkerReady
@@ -58,7 +58,16 @@ from .step_runner import StepRunner
 from .stop_signal import StopSignal
 from .text.continuation_suffixes import ContinuationSuffixes
 from .text.tokenizer import Tokenizer
-from .tier_setup import HOST_POLICIES, Stores, make_host_pool, make_host_states, model_fingerprint, open_stores
+from .tier_setup import (
+    HOST_POLICIES,
+    Stores,
+    block_pages,
+    make_host_pool,
+    make_host_states,
+    model_fingerprint,
+    open_stores,
+    snapshot_pages,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +126,8 @@ def build_scheduler(
     if tier is not None and stores is not None:
         names = BlockNames(cache, stores.fingerprint, stores.block_tokens)
         for name, store in stores.by_name.items():
-            behind.append(BlockTier(cache, tier, store, names, name=name, asks=name == "remote"))
+            snapshots = stores.snapshots.get(name)
+            behind.append(BlockTier(cache, tier, store, names, name=name, asks=name == "remote", snapshots=snapshots))
     return Scheduler(config, req_to_token, allocator, cache, eos_token_ids, tier, behind, bytes_per_token)
 
 
@@ -174,15 +184,11 @@ def build_worker(
     host_tokens = host_pool.num_tokens if host_pool is not None else 0
     host_states = make_host_states(config.tiers, runner.kv_pool, runner.state_pool) if host_pool is not None else None
     stores = None
-    if host_states is not None and (config.tiers.disk_cache_path or config.tiers.remote_cache_url):
-        raise ModelLoadError(
-            "recurrent states go to no disk and no remote store: leave out --disk-cache-path and --remote-cache-url"
-        )
     if host_pool is not None and (config.tiers.disk_cache_path or config.tiers.remote_cache_url):
         dummy = runner.device.type if config.model.load_format == "dummy" else ""
         folder = resolve_model_folder(config.model.model_path)
         model = model_fingerprint(folder, runner.config, dummy_device=dummy, sparsity=runner.sparsity)
-        stores = open_stores(config.tiers, host_pool, model)
+        stores = open_stores(config.tiers, host_pool, model, host_states)
     policy = HOST_POLICIES[config.tiers.host_write_policy]
     scheduler = build_scheduler(
         resolved,
@@ -283,10 +289,17 @@ def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
     if pool is None:
         return None
     transfers = worker.runner.transfers = make_transfers(pool, worker.runner.device, wake, worker.host_states)
-    is_sound = functools.partial(is_finite, dtype=worker.info["dtype"])
+    dtype = worker.info["dtype"] if pool.bytes_per_token else None
+    is_sound = functools.partial(is_finite, dtype=dtype) if dtype is not None else None
     for name, store in worker.stores.by_name.items() if worker.stores is not None else ():
-        queued = MAX_QUEUED_BLOCKS * store.block_bytes
-        threads[name] = BlockIO(store, pool.pages_view, queued, wake=wake, name=name, is_sound=is_sound)
+        queued, snapshots = MAX_QUEUED_BLOCKS * store.block_bytes, None
+        if worker.stores is not None and worker.host_states is not None:
+            states, of_states = worker.host_states, worker.stores.snapshots[name]
+            sound = functools.partial(is_finite_snapshot, tensors=states.tensors, tail_dtype=dtype)
+            snapshots = Kept(of_states, snapshot_pages(pool, states, worker.stores.block_tokens), sound)
+            queued += MAX_QUEUED_BLOCKS * of_states.block_bytes
+        pages = block_pages(pool)
+        threads[name] = BlockIO(store, pages, queued, wake=wake, name=name, is_sound=is_sound, snapshots=snapshots)
     return TierIO(transfers, pool.page_size, threads)
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from ..radix.tiers.block_orders import BlockOrder
 from ..radix.tiers.block_tier import BlockTier, Found
-from ..radix.tiers.host_tier import TierCopy
+from ..radix.tiers.host_tier import HostTier, TierCopy
 from .memory.kv_memory import KVMemory
 from .memory.transfer_rates import TransferRates
 from .policies.fill_time import FillTime
@@ -98,9 +98,9 @@ class OffloadScheduler:
         """An order to a store has ended with ``blocks`` blocks done; see `BlockTier.finish_order`. The requests that
         wait for it queue again. seconds: duration of the order itself."""
         store = next(store for store in self._stores if store.owns(fence))
-        if fence in store.writing or fence in store.readings:
+        if (tokens := store.gained_tokens(fence, blocks)) is not None:
             rates = self._rates[store.name]
-            (rates.stores if fence in store.writing else rates.loads).record_copy(blocks * store.block_tokens, seconds)
+            (rates.stores if fence in store.writing else rates.loads).record_copy(tokens, seconds)
         adopted = store.finish_order(fence, blocks)
         self._late.discard(fence)
         readers = self._readers.pop(fence, [])
@@ -128,6 +128,7 @@ class OffloadScheduler:
                 no_room_tokens=counts.no_room,
                 stores=CopyStats(counts.stored, *rates.stores.seen, counts.failed_stores),
                 loads=CopyStats(counts.loaded, *rates.loads.seen, counts.failed_loads),
+                **_host_states(host),
             )
         ]
         for store in self._stores:
@@ -138,6 +139,8 @@ class OffloadScheduler:
                     copies_under_way=len(store.writing) + len(store.readings),
                     stores=CopyStats(seen.written, *rates.stores.seen, seen.failed_writes),
                     loads=CopyStats(seen.read, *rates.loads.seen, seen.missed),
+                    stored_states=seen.stored_states,
+                    loaded_states=seen.loaded_states,
                 )
             )
         return tuple(tiers)
@@ -260,15 +263,35 @@ class OffloadScheduler:
 
 def _sized(store: BlockTier) -> TierStats:
     """The sizes of a store; its transfers are filled in by the caller."""
-    size, tokens = store.size(), store.block_tokens
+    size, tokens, states = store.size(), store.block_tokens, store.states_size()
     if size is None:
-        return TierStats(store.name, total_tokens=None, used_tokens=None, free_tokens=None)
+        return TierStats(
+            store.name, total_tokens=None, used_tokens=None, free_tokens=None, total_states=None, used_states=None
+        )
     return TierStats(
         store.name,
         total_tokens=size.total_blocks * tokens,
         used_tokens=size.used_blocks * tokens,
         free_tokens=max(0, size.total_blocks - size.used_blocks) * tokens,
-        total_bytes=size.total_bytes,
-        used_bytes=size.used_bytes,
+        total_bytes=size.total_bytes + (states.total_bytes if states is not None else 0),
+        used_bytes=size.used_bytes + (states.used_bytes if states is not None else 0),
         evicted_tokens=size.evicted_blocks * tokens,
+        total_states=states.total_blocks if states is not None else 0,
+        used_states=states.used_blocks if states is not None else 0,
+        evicted_states=states.evicted_blocks if states is not None else 0,
     )
+
+
+def _host_states(host: HostTier) -> dict[str, int]:
+    """The fields of TierStats for recurrent states."""
+    states, counts = host.states_on_host, host.counts
+    if states is None:
+        return {}
+    return {
+        "total_states": states.slots.total,
+        "used_states": states.slots.held,
+        "stored_states": counts.stored_states,
+        "loaded_states": counts.loaded_states,
+        "evicted_states": counts.evicted_states,
+        "no_room_states": counts.no_room_states,
+    }

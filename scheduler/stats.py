@@ -93,6 +93,15 @@ class TierStats:
     """Copies to this tier."""
     loads: CopyStats = field(default_factory=CopyStats)
     """Copies from this tier."""
+    total_states: int | None = 0
+    """Recurrent states that it can hold; None, like the next, where that is unknown."""
+    used_states: int | None = 0
+    stored_states: int = 0
+    """Since start, like the next three."""
+    loaded_states: int = 0
+    evicted_states: int = 0
+    no_room_states: int = 0
+    """Not stored, because nothing could be evicted for them."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
     root = H(model, namespace)      key_0 = H(root, ids of block 0)      key_i = H(key_{i-1}, ids of block i)
 
+    snapshot = H'(key_i, ids behind block i)        of a sequence that ends at the end of block i, or inside the next
+
 A block is the KV of ``block_tokens`` consecutive tokens. KV depends on every token before it, so a key stands for its
 whole prefix: two sequences share key i only if they share the model, the namespace and all tokens up to the end of
 block i. Nothing needs to be looked up to make one, so servers agree on keys without talking to each other.
@@ -10,6 +12,9 @@ block i. Nothing needs to be looked up to make one, so servers agree on keys wit
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -57,3 +62,53 @@ def block_keys(previous: bytes, ids: np.ndarray, block_tokens: int) -> list[byte
         previous = digest.digest()
         keys.append(previous)
     return keys
+
+
+def tail_keys(previous: bytes, ids: np.ndarray, step: int) -> list[bytes]:
+    """The keys of the snapshots 0, ``step``, 2 × ``step``, … tokens behind a block; none is that of a block.
+
+    previous: key of that block, or `root_key`. ids: int32 [n], the tokens behind it.
+    """
+    if ids.dtype != np.int32 or ids.ndim != 1:
+        raise ValueError(f"token ids must be int32 [n], not {ids.dtype} {list(ids.shape)}")
+    data = np.ascontiguousarray(ids, dtype="<i4").data.cast("B")
+    digest = hashlib.blake2b(previous, digest_size=KEY_BYTES, person=b"baton-kv-tail")
+    keys = [digest.digest()]
+    for start in range(0, len(data) - 4 * step + 1, 4 * step):
+        digest.update(data[start : start + 4 * step])
+        keys.append(digest.digest())
+    return keys
+
+
+MAX_PLACES = 1024
+"""Most places at which a snapshot is looked for."""
+
+
+@dataclass(slots=True, frozen=True)
+class SnapshotPlaces:
+    """Where the snapshots of a sequence may be. Plain data."""
+
+    previous: Sequence[bytes]
+    """The key before each block: `root_key`, then those of the whole blocks of ids."""
+    ids: np.ndarray
+    """int32 [n]"""
+    block_tokens: int
+    step: int
+    """Tokens between two places."""
+    above: int
+    """Tokens behind which none is of use."""
+
+    def within(self, blocks: int) -> Iterator[tuple[int, bytes]]:
+        """(tokens, key) of those behind the first ``blocks`` blocks or fewer, the longest first."""
+        size = self.block_tokens
+        places = self._within(min(len(self.ids), (blocks + 1) * size - 1))
+        return itertools.islice(places, MAX_PLACES)
+
+    def _within(self, end: int) -> Iterator[tuple[int, bytes]]:
+        size = self.block_tokens
+        for block in range(end // size, self.above // size - 1, -1):
+            start = block * size
+            tails = tail_keys(self.previous[block], self.ids[start : min(end, start + size - 1)], self.step)
+            for number in range(len(tails) - 1, -1, -1):
+                if (length := start + number * self.step) > self.above:
+                    yield length, tails[number]

@@ -2,9 +2,13 @@
 
     memory: uint8 [num_states + 1, bytes of a state]        the tensors of layer 0, of layer 1, …; slot 0 is not used
 
-A state of all layers is one contiguous piece, so that it goes to a disk or over a wire in one copy. The device's pool
-has it in as many places as its layers have tensors, each of them contiguous. Numbers of slots are those of
-`StateSlots`, on both sides; which state is whose is known elsewhere.
+A state of all layers is one contiguous piece. The device's pool has it in as many places as its layers have tensors,
+each of them contiguous. Numbers of slots are those of `StateSlots`, on both sides; which state is whose is known
+elsewhere.
+
+To a disk or over a wire it goes as a *snapshot*, with the KV of the tokens behind the last whole block of its sequence:
+
+    state | pages of KV, in order | zeros, up to the size of all snapshots
 """
 
 from __future__ import annotations
@@ -37,6 +41,13 @@ class HostStatePool:
         sizes = [sum(tensor.shape[1] for tensor in layer) for layer in self._layers]
         self._starts = np.cumsum([0, *sizes]).tolist()
         """Where each layer begins in a state."""
+        dtypes = [tensor.dtype for layer in device_pool.layers for tensor in layer.values()]
+        ends = np.cumsum([tensor.shape[1] for layer in self._layers for tensor in layer]).tolist()
+        self.tensors = [(slice(start, end), dtype) for start, end, dtype in zip([0, *ends], ends, dtypes)]
+        """Where each tensor is in a state, in bytes, and its numbers."""
+        named = [(name, tuple(tensor.shape[1:])) for layer in device_pool.layers for name, tensor in layer.items()]
+        self.layout = " ".join(f"{name} {shape} {dtype}" for (name, shape), dtype in zip(named, dtypes))
+        """What the bytes of a state mean, for fingerprints."""
         try:
             shape = (num_states + 1, self.bytes_per_state)
             self.memory = untouched_zeros(shape, torch.uint8, torch.device("cpu"))
@@ -55,6 +66,11 @@ class HostStatePool:
         size = self.num_states * self.bytes_per_state / 2**30
         kind = " (pinned)" if self.pinned else ""
         return f"host states: {self.num_states} states × {self.bytes_per_state} bytes = {size:.2f} GiB{kind}"
+
+    @property
+    def states_view(self) -> np.ndarray:
+        """uint8 [num_states + 1, bytes of a state]: the pool's memory itself, to be read and written."""
+        return self.memory.numpy()
 
     @torch.inference_mode()  # the pools may have been made in it; torch then writes to them in no other
     def store(self, device_slot: int, host_slot: int, layer: int | None = None) -> None:
@@ -82,3 +98,57 @@ class HostStatePool:
                 pieces.append((tensor[device_slot], self.memory[host_slot, start:end]))
                 start = end
         return pieces
+
+
+class SnapshotPages:
+    """Reads and writes snapshots, for one thread at a time; `numbers` may be called by any.
+
+    states: uint8 [num_states + 1, bytes of a state] (`HostStatePool.states_view`). pages: as for `BlockPages`.
+    most_pages: that a snapshot has room for.
+    """
+
+    def __init__(self, states: np.ndarray, pages: np.ndarray, most_pages: int) -> None:
+        self.state_bytes = states.shape[1]
+        self.block_bytes = self.state_bytes + most_pages * pages.shape[1]
+        self._states = states
+        self._pages = pages
+        self._most_pages = most_pages
+        self._scratch: np.ndarray | None = None
+
+    def numbers(self, state: int, pages: np.ndarray) -> np.ndarray:
+        """int64 [1 + pages]: the slot of the state, and a copy of the numbers of the pages."""
+        if not 0 < state < len(self._states):
+            raise ValueError(f"state {state} is not one of 1 … {len(self._states) - 1}")
+        if len(pages) > self._most_pages:
+            raise ValueError(f"a snapshot has room for {self._most_pages} pages, not {len(pages)}")
+        if len(pages) and not 0 < pages.min() <= pages.max() < len(self._pages):
+            wrong = pages[(pages < 1) | (pages >= len(self._pages))][0]
+            raise ValueError(f"page {wrong} is not one of 1 … {len(self._pages) - 1}")
+        return np.concatenate([[state], pages]).astype(np.int64)
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        """uint8 [block_bytes]: the snapshot of this state and these pages. It stays until the next call."""
+        room, end = self.room(numbers), self._end(numbers)
+        room[: self.state_bytes] = self._states[numbers[0]]
+        if len(numbers) > 1:
+            tail = room[self.state_bytes : end].reshape(len(numbers) - 1, -1)
+            np.take(self._pages, numbers[1:], axis=0, out=tail, mode="clip")  # clip: unbuffered
+        room[end:] = 0
+        return room
+
+    def room(self, numbers: np.ndarray) -> np.ndarray:
+        """uint8 [block_bytes], where a snapshot can be put together."""
+        scratch = self._scratch
+        if scratch is None:
+            scratch = self._scratch = np.empty(self.block_bytes, np.uint8)
+        return scratch
+
+    def scatter(self, numbers: np.ndarray) -> None:
+        """Put the snapshot that is in ``room(numbers)`` into its state and pages."""
+        room = self.room(numbers)
+        self._states[numbers[0]] = room[: self.state_bytes]
+        if len(numbers) > 1:
+            self._pages[numbers[1:]] = room[self.state_bytes : self._end(numbers)].reshape(len(numbers) - 1, -1)
+
+    def _end(self, numbers: np.ndarray) -> int:
+        return self.state_bytes + (len(numbers) - 1) * self._pages.shape[1]

@@ -125,6 +125,11 @@ class LowerTier(Protocol):
         """Of all orders that are under way."""
         ...
 
+    @property
+    def named_states(self) -> list[int]:
+        """Slots of recurrent states on the host that orders under way name, each as often as they do."""
+        ...
+
     def detach_orders(self) -> list[tuple[int, np.ndarray]]:
         """The tree is dropped. Returns the fence and the host slots, int32 [n], of all orders that still run."""
         ...
@@ -286,8 +291,9 @@ class HostTier:
         return self.allocator.total_tokens - free - waiting - self.tokens - coming
 
     def state_names(self) -> Counter[int]:
-        """How many nodes and copies name each slot of the host's states."""
+        """How many nodes, copies, and orders of the tiers behind name each slot of the host's states."""
         named = [each.copy.host_state for each in self._attached]
+        named += [slot for tier in self.below for slot in tier.named_states]
         nodes = self.states_on_host.nodes if self.states_on_host is not None else ()
         return Counter([slot for slot in (*named, *nodes) if slot])
 
@@ -390,9 +396,14 @@ class HostTier:
     def _take_state_for(self, node: TreeNode) -> int:
         """A slot on the host for a node's state, which the copy names; evicts if need be. 0 if there is no room, or
         nothing to store."""
-        states = self.states_on_host
-        if states is None or not node.state or node.host_state:
+        if self.states_on_host is None or not node.state or node.host_state:
             return 0
+        return self.take_state()
+
+    def take_state(self) -> int:
+        """A slot on the host for a state, which the caller alone names; evicts if need be. 0 if there is no room."""
+        states = self.states_on_host
+        assert states is not None, "the host keeps no states"
         slot = states.slots.take()
         if slot is None and (victim := self._node_states.evict_from_host()) is not None:
             self.counts.evicted_states += 1
@@ -584,6 +595,15 @@ class HostTier:
         self.tokens += len(node)
         self._cache.watchers.copy_made(node)
         self.may_be_leaf(node)
+
+    def took_state(self, node: TreeNode, slot: int) -> None:
+        """A node with a copy here got its state from elsewhere, in this slot of the host."""
+        self._node_states.adopt_on_host(node, slot)
+
+    def has_whole_state(self, node: TreeNode) -> bool:
+        """True if a node has a copy of its state here, and none is being made."""
+        slot = node.host_state
+        return slot > 0 and not any(each.copy.to_host and each.copy.host_state == slot for each in self._attached)
 
     def may_be_leaf(self, node: TreeNode) -> None:
         if HostOrder.is_leaf(node):

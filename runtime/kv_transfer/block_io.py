@@ -9,6 +9,9 @@ dies. Until then its pages belong to the thread: those of a load may be written,
 
 Loads go before stores: requests wait for loads, and a store is for later ones. A store that finds too much queued is
 dropped; the KV will be computed again.
+
+Where the model has recurrent states, the thread has a second `BlockStore` in the same place, of snapshots. A load reads
+the blocks of a sequence, and then the snapshot behind them.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...memory_pool.stores.block_keys import SnapshotPlaces
 from ...memory_pool.stores.block_store import BlockStore
 from ...memory_pool.stores.host_pool import BlockPages
+from ...memory_pool.stores.host_state_pool import SnapshotPages
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +43,8 @@ class Finished(NamedTuple):
 
     tag: Any
     blocks: int
-    """A load: how many leading blocks are in their pages; the other pages hold nothing of use. A find: how many leading
-    blocks are there. A store: 1 if the block is in the store, or 0."""
+    """A load: how many leading blocks are in their pages, a snapshot included; the other pages hold nothing of use. A
+    find: how many leading blocks are there. A store: 1 if the block is in the store, or 0."""
     seconds: float
     """Seconds of I/O, without time in the queue; stores written together share their time."""
 
@@ -67,13 +72,27 @@ class BlockIOStats:
     """Blocks that were not stored because `is_sound` rejected them."""
 
 
+class Kept(NamedTuple):
+    """One kind of what the thread stores, all of one size: blocks, or snapshots."""
+
+    store: BlockStore
+    pages: BlockPages | SnapshotPages
+    is_sound: Callable[[np.ndarray], bool] | None = None
+    """True if one, uint8 [n], may be stored: it may still be read after a restart."""
+
+
 @dataclass(slots=True, eq=False)
 class _Load:
     keys: Sequence[bytes]
     pages: np.ndarray | None
-    """None: find only."""
+    """int64 [blocks, pages per block]. None: find only."""
     tag: Any
     deadline: float
+    snapshot: tuple[bytes, np.ndarray] | None = None
+    """Key and `SnapshotPages.numbers`."""
+    first: int = 0
+    places: SnapshotPlaces | None = None
+    """Where to look for snapshots behind the blocks that are there, the first of which has number ``first``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,30 +100,36 @@ class _Store:
     key: bytes
     pages: np.ndarray
     tag: Any
-    queued_bytes: int
+    kind: Kept
+
+    @property
+    def queued_bytes(self) -> int:
+        return self.kind.store.block_bytes
 
 
 @dataclass(slots=True, eq=False)
 class _Touch:
     keys: Sequence[bytes]
+    snapshots: Sequence[bytes]
 
     @property
     def queued_bytes(self) -> int:
-        return len(self.keys) * _TOUCH_BYTES
+        return (len(self.keys) + len(self.snapshots)) * _TOUCH_BYTES
 
 
 _Request = _Load | _Store | _Touch
 
 
 class BlockIO:
-    """Owns the thread and its queues. Only that thread calls the methods of ``pool`` that do I/O.
+    """Owns the thread and its queues. Only that thread calls the methods of ``pool``, and of the store of snapshots,
+    that do I/O.
 
     pages: uint8 [num_pages, page_nbytes], the host pool's memory itself (`HostPool.pages_view`).
     max_queued_bytes: the most that unfinished stores may hold of it.
     wake: called by the thread when there is something to `poll`, without any lock of ours.
     clock: seconds; what deadlines are measured on.
     name: of the thread, and in the log.
-    is_sound: True if a block, uint8 [block_bytes], may be stored: stored blocks are still read after a restart.
+    is_sound: see `Kept`. snapshots: None for models without recurrent states.
     """
 
     def __init__(
@@ -117,6 +142,7 @@ class BlockIO:
         clock: Callable[[], float] = time.monotonic,
         name: str = "disk",
         is_sound: Callable[[np.ndarray], bool] | None = None,
+        snapshots: Kept | None = None,
     ) -> None:
         if max_queued_bytes < pool.block_bytes:
             raise ValueError(f"max_queued_bytes {max_queued_bytes} leaves no room for one block of {pool.block_bytes}")
@@ -125,7 +151,8 @@ class BlockIO:
         self._pool = pool
         self._pages = BlockPages(pages, pool.block_bytes)
         self._wake = wake
-        self._is_sound = is_sound
+        self._blocks = Kept(pool, self._pages, is_sound)
+        self._snapshots = snapshots
         self._clock = clock
         self._max_queued_bytes = max_queued_bytes
         self._changed = threading.Condition()
@@ -161,27 +188,49 @@ class BlockIO:
         (numbers,) = self._pages.numbers(pages, 1)
         if self._pool.contains(key):
             return Stored.PRESENT
-        return Stored.QUEUED if self._enqueue(_Store(key, numbers, tag, self._pool.block_bytes)) else Stored.DROPPED
+        return Stored.QUEUED if self._enqueue(_Store(key, numbers, tag, self._blocks)) else Stored.DROPPED
 
-    def load_blocks(self, keys: Sequence[bytes], pages: np.ndarray, tag: Any, deadline: float) -> bool:
-        """Read consecutive blocks of one sequence, up to the first that is not there. False: nothing will be read, and
-        there will be no completion.
+    def store_snapshot(self, key: bytes, state: int, pages: np.ndarray, tag: Any) -> Stored:
+        """Store a snapshot; as `store_block`. state: slot on the host. pages: int [n] of the tokens behind the last
+        whole block."""
+        kind, numbers = self._snapshot(state, pages)
+        if kind.store.contains(key):
+            return Stored.PRESENT
+        return Stored.QUEUED if self._enqueue(_Store(key, numbers, tag, kind)) else Stored.DROPPED
 
-        pages: int [len(keys), pages per block], where each block goes, no page twice.
+    def _snapshot(self, state: int, pages: np.ndarray) -> tuple[Kept, np.ndarray]:
+        assert self._snapshots is not None and isinstance(self._snapshots.pages, SnapshotPages)
+        return self._snapshots, self._snapshots.pages.numbers(state, pages)
+
+    def load_blocks(
+        self, keys: Sequence[bytes], pages: np.ndarray, tag: Any, deadline: float, snapshot: bytes = b"", state: int = 0
+    ) -> bool:
+        """Read consecutive blocks of one sequence, up to the first that is not there, and if all are, the snapshot
+        behind them. False: nothing will be read, and there will be no completion.
+
+        pages: int [n], where each block goes, and behind them the tokens of the snapshot; no page twice.
+        snapshot: its key; empty for none. state: slot on the host for its state.
         deadline: on the clock; no block is begun after it. A disk that hangs within a block is waited for: the caller
             enforces the deadline itself, and leaves the pages alone until the load completes.
         """
-        return self._ask(_Load(keys, self._pages.numbers(pages, len(keys)), tag, deadline))
+        flat = np.asarray(pages).reshape(-1)
+        end = len(keys) * self._pages.pages_per_block if snapshot else len(flat)
+        numbers = self._pages.numbers(flat[:end], len(keys))
+        behind = (snapshot, self._snapshot(state, flat[end:])[1]) if snapshot else None
+        return self._ask(_Load(keys, numbers, tag, deadline, behind))
 
-    def find_blocks(self, keys: Sequence[bytes], tag: Any, deadline: float) -> bool:
+    def find_blocks(
+        self, keys: Sequence[bytes], tag: Any, deadline: float, first: int = 0, places: SnapshotPlaces | None = None
+    ) -> bool:
         """Count the leading blocks that could be loaded, for a store that knows only part of its contents locally.
-        Queued and completed like a load."""
-        return self._ask(_Load(keys, None, tag, deadline))
+        Queued and completed like a load. first: number of the first of them in the sequence. places: where a snapshot
+        may be; the index of the store of snapshots then knows those that are there."""
+        return self._ask(_Load(keys, None, tag, deadline, None, first, places))
 
-    def touch_blocks(self, keys: Sequence[bytes]) -> bool:
+    def touch_blocks(self, keys: Sequence[bytes], snapshots: Sequence[bytes] = ()) -> bool:
         """Mark the blocks of a sequence as used, from its first block on, once the stores before it are done. Worth
         doing after a sequence's last store: see `DiskPool.touch_blocks`. No completion; False: it was dropped."""
-        return self._enqueue(_Touch(keys))
+        return self._enqueue(_Touch(keys, snapshots))
 
     def poll(self) -> list[Finished]:
         """Completions since the last call, in order."""
@@ -274,9 +323,11 @@ class BlockIO:
 
     def _take_stores(self) -> list[_Store | _Touch]:
         """Stores that go together, or one touch."""
-        taken = [self._stores.popleft()]
-        while isinstance(taken[0], _Store) and self._stores and len(taken) < self._pool.store_batch:
-            if not isinstance(self._stores[0], _Store):
+        first = self._stores.popleft()
+        taken = [first]
+        while isinstance(first, _Store) and self._stores and len(taken) < first.kind.store.store_batch:
+            after = self._stores[0]
+            if not isinstance(after, _Store) or after.kind is not first.kind:
                 break
             taken.append(self._stores.popleft())
         return taken
@@ -295,8 +346,11 @@ class BlockIO:
     def _perform(self, now: float) -> list[int]:
         """Do the current requests; returns `Finished.blocks` for each."""
         match self._current:
-            case (_Touch(keys),):
-                self._pool.touch_blocks(keys, now)
+            case (_Touch(keys, snapshots),):
+                if keys:
+                    self._pool.touch_blocks(keys, now)
+                if snapshots and self._snapshots is not None:
+                    self._snapshots.store.touch_blocks(snapshots, now)
                 return [0]
             case (_Load() as load,):
                 return [self._read(load, now)]
@@ -304,26 +358,34 @@ class BlockIO:
                 return self._write([store for store in stores if isinstance(store, _Store)], now)
 
     def _read(self, load: _Load, now: float) -> int:
-        target = _Pages(self, load.pages, load.deadline)
-        if load.pages is not None:
-            count = self._pool.read_blocks(load.keys, target, now)
-        else:
+        target = _Pages(self, self._blocks, [] if load.pages is None else load.pages, load.deadline)
+        if load.pages is None:
             count = self._pool.find_blocks(load.keys, now) if target.wanted() else 0
+            if load.places is not None and self._snapshots is not None and target.wanted():
+                places = [key for _, key in load.places.within(load.first + count)]
+                self._snapshots.store.find_blocks(places, now)
+        else:
+            count = self._pool.read_blocks(load.keys, target, now) if load.keys else 0
+            if load.snapshot is not None and self._snapshots is not None and count == len(load.keys):
+                key, numbers = load.snapshot
+                target = _Pages(self, self._snapshots, [numbers], load.deadline)
+                count += self._snapshots.store.read_blocks([key], target, now)
         self.stats.late_loads += target.late
         return count
 
     def _write(self, stores: list[_Store], now: float) -> list[int]:
         """Skips blocks that have reached the store meanwhile."""
-        there = [self._pool.contains(store.key) for store in stores]
+        kind = stores[0].kind
+        there = [kind.store.contains(store.key) for store in stores]
         wanted = [store for store, known in zip(stores, there) if not known]
         sound = wanted
-        if self._is_sound is not None:
-            sound = [store for store in wanted if self._is_sound(self._pages.gather(store.pages))]
+        if kind.is_sound is not None:
+            sound = [store for store in wanted if kind.is_sound(kind.pages.gather(store.pages))]
         if len(sound) < len(wanted):
             self.stats.unsound_stores += len(wanted) - len(sound)
             logger.warning("%d blocks of KV are not finite and are not stored", len(wanted) - len(sound))
-        source = _Pages(self, np.array([store.pages for store in sound]))
-        written = self._pool.write_blocks([store.key for store in sound], source, now) if sound else []
+        source = _Pages(self, kind, [store.pages for store in sound])
+        written = kind.store.write_blocks([store.key for store in sound], source, now) if sound else []
         kept = {store.key for store, done in zip(sound, written, strict=True) if done}
         return [int(known or store.key in kept) for store, known in zip(stores, there)]
 
@@ -331,14 +393,16 @@ class BlockIO:
 class _Pages:
     """The blocks of a load or of some stores: a `BlockTarget` and `BlockSource` in the host pool.
 
-    numbers: int64 [blocks, pages per block].
+    numbers: of the pages of each, int64 [n].
     """
 
-    def __init__(self, owner: BlockIO, numbers: np.ndarray | None, deadline: float = float("inf")) -> None:
+    def __init__(
+        self, owner: BlockIO, kind: Kept, numbers: Sequence[np.ndarray] | np.ndarray, deadline: float = float("inf")
+    ) -> None:
         self.late = False
         self._owner = owner
-        self._pages = owner._pages
-        self._numbers = np.empty((0, 0), np.int64) if numbers is None else numbers
+        self._pages = kind.pages
+        self._numbers = numbers
         self._deadline = deadline
 
     def wanted(self) -> bool:

@@ -28,8 +28,8 @@ class BlocksEnded(NamedTuple):
 
     fence: int
     blocks: int
-    """Read: leading blocks now in their slots. Find: leading blocks in the store. Write: 1 if the block is in the store
-    now, else 0."""
+    """Read: leading blocks now in their slots, a snapshot included. Find: leading blocks in the store. Write: 1 if the
+    block is in the store now, else 0."""
     seconds: float
     """Duration without its time in the queue."""
 
@@ -69,16 +69,21 @@ class TierIO:
     def _order_blocks(self, order: BlockOrder) -> None:
         store, blocks = self._stores[order.store], 0
         match order:
-            case BlockTouch(keys=keys):
-                store.touch_blocks(keys)  # harmless if dropped: blocks in use are touched again
+            case BlockTouch(keys=keys, snapshots=snapshots):
+                store.touch_blocks(keys, snapshots)  # harmless if dropped: blocks in use are touched again
                 return
             case BlockFind(keys=keys):
-                accepted = store.find_blocks(keys, order.fence, self._clock() + order.timeout)
+                until = self._clock() + order.timeout
+                accepted = store.find_blocks(keys, order.fence, until, order.first, order.places)
             case BlockRead(keys=keys):
-                pages = self._pages(order.host_slots).reshape(len(keys), -1)
-                accepted = store.load_blocks(keys, pages, order.fence, self._clock() + order.timeout)
-            case BlockWrite(key=key):
+                pages, until = self._pages(order.host_slots), self._clock() + order.timeout
+                accepted = store.load_blocks(keys, pages, order.fence, until, order.snapshot, order.host_state)
+            case BlockWrite(key=key, host_state=0):
                 stored = store.store_block(key, self._pages(order.host_slots), order.fence)
+                accepted, blocks = bool(stored), int(stored is Stored.PRESENT)
+            case BlockWrite(key=key):
+                pages = self._pages(order.host_slots)
+                stored = store.store_snapshot(key, order.host_state, pages, order.fence)
                 accepted, blocks = bool(stored), int(stored is Stored.PRESENT)
         self._blocks_under_way += 1
         if not accepted:
@@ -121,6 +126,17 @@ def make_transfers(
         return ThreadTransfers(pool, wake, states=states)
     layers_at_once = max(1, pool.num_layers) if pool.copied_by == "torch" else 1
     return StreamTransfers(pool, device, states=states, layers_at_once=layers_at_once)
+
+
+def is_finite_snapshot(
+    snapshot: np.ndarray, tensors: Sequence[tuple[slice, torch.dtype]], tail_dtype: str | None
+) -> bool:
+    """Likewise for a snapshot. tensors: see `HostStatePool`. tail_dtype: of the KV behind the state; None if that is
+    none."""
+    dtypes = [(where, str(dtype).removeprefix("torch.")) for where, dtype in tensors if dtype.is_floating_point]
+    if tail_dtype is not None:
+        dtypes.append((slice(tensors[-1][0].stop, None), tail_dtype))
+    return all(is_finite(snapshot[where], dtype) for where, dtype in dtypes)
 
 
 def is_finite(block: np.ndarray, dtype: np.dtype | str) -> bool:

@@ -135,7 +135,7 @@ class DiskRig(TierRig):
     def pump_disk(self) -> None:
         for order in self.disk.take_orders(self.now):
             if isinstance(order, BlockTouch):
-                self.touches.append(order.keys)
+                self.touches.append(order.keys + order.snapshots)
             else:
                 self.orders[order.fence] = order
 

@@ -77,6 +77,14 @@ class Memory(NamedTuple):
         return Memory(kv, state, window, self.reach)
 
 
+class Snapshot(NamedTuple):
+    """A state, and the KV of the tokens behind the last whole block."""
+
+    kv: tuple[int, ...]
+    state: int
+    length: int
+
+
 def _next_token(memory: Memory) -> int:
     return int(memory.digest() >> np.uint64(33)) % VOCAB
 
@@ -382,6 +390,19 @@ class KVEchoModel:
     def read_block(self, slots: np.ndarray, block: np.ndarray | None) -> None:
         """Put a block there; None leaves rubbish."""
         self.host_kv[slots] = np.arange(len(slots), dtype=np.uint64) if block is None else block
+
+    def write_snapshot(self, slots: np.ndarray, state: int) -> Snapshot:
+        """What the host holds in these slots, and in that of a state."""
+        length = int(self.states.host_lengths[state])
+        assert length != state_echo.UNKNOWN, "a snapshot of a state that nothing has written"
+        return Snapshot(tuple(self.host_kv[slots].tolist()), int(self.states.host_hashes[state]), length)
+
+    def read_snapshot(self, slots: np.ndarray, state: int, snapshot: Snapshot | None) -> None:
+        """Put a snapshot there; None leaves rubbish."""
+        if snapshot is None:
+            snapshot = Snapshot(tuple(range(len(slots))), 0xBAD, state_echo.UNKNOWN)
+        self.host_kv[slots] = np.array(snapshot.kv, dtype=np.uint64)
+        self.states.host_hashes[state], self.states.host_lengths[state] = snapshot.state, snapshot.length
 
     def copy(self, copy: TierCopy, ok: bool = True) -> None:
         """Make a copy between device and host; one that fails leaves rubbish behind."""

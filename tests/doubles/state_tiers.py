@@ -79,8 +79,8 @@ class StateTierRig(TierRig, StateRig):
         super().check()
         check_states(self.cache, [running.kv for running in self.running])
         for node in self.cache.tree.nodes():
-            copies = [copy for copy in self.copies.values() if node.host_state and copy.host_state == node.host_state]
-            storing = any(copy.to_host for copy in copies)
+            copies = [each.copy for each in self.tier.under_way.values() if each.node is not None]
+            storing = any(copy.to_host and copy.host_state == node.host_state for copy in copies)
             if self.cache.tree.is_hidden(node):
                 continue
             if node.state and not node.state_loading:

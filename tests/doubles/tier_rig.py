@@ -17,7 +17,7 @@ from baton.radix.invariants import check_blocks
 from baton.radix.tiers.block_orders import BlockFind, BlockOrder, BlockRead, BlockTouch, BlockWrite
 from baton.radix.tiers.block_tier import BlockNames, BlockTier
 from baton.radix.tiers.host_tier import HostPolicy, HostTier, TierCopy
-from tests.doubles.kv_echo import KVEchoModel
+from tests.doubles.kv_echo import KVEchoModel, Snapshot
 
 
 @dataclass
@@ -43,6 +43,11 @@ class FakeBlocks:
         self.total = total
         self.blocks: MutableMapping[bytes, np.ndarray] = {}
         self.touched: list[tuple[bytes, ...]] = []
+        self.snapshots: MutableMapping[bytes, Snapshot] = {}
+
+    @property
+    def of_snapshots(self) -> SnapshotIndex:
+        return SnapshotIndex(self)
 
     def size(self) -> StoreSize | None:
         """Size with blocks of 10 bytes."""
@@ -58,6 +63,20 @@ class FakeBlocks:
     def touch(self, keys: tuple[bytes, ...]) -> None:
         assert len({*keys}) == len(keys) > 0
         self.touched.append(keys)
+
+
+@dataclass(frozen=True)
+class SnapshotIndex:
+    """Those among the blocks of a store."""
+
+    of: FakeBlocks
+
+    def size(self) -> StoreSize | None:
+        total, used = self.of.total, len(self.of.snapshots)
+        return None if total is None else StoreSize(used, total, 30 * used, 30 * total, 0)
+
+    def contains(self, key: bytes) -> bool:
+        return key in self.of.snapshots
 
 
 class FakeTiers:
@@ -90,8 +109,9 @@ class FakeTiers:
         self.remote: BlockTier | None = None
         if block_tokens:
             names = BlockNames(cache, b"echo", block_tokens)
-            self.disk = BlockTier(cache, self.host, self.blocks, names)
-            self.remote = BlockTier(cache, self.host, self.far_index, names, name="remote", asks=True)
+            disk, remote = (index.of_snapshots if host_states else None for index in (self.blocks, self.far_index))
+            self.disk = BlockTier(cache, self.host, self.blocks, names, snapshots=disk)
+            self.remote = BlockTier(cache, self.host, self.far_index, names, name="remote", asks=True, snapshots=remote)
         self.failure_rate = 0.0
         self._cache = cache
         self._model = model
@@ -111,7 +131,7 @@ class FakeTiers:
         rng = self._rng
         for order in orders:
             if isinstance(order, BlockTouch):
-                self._of(order.store)[0].touch(order.keys)
+                self._of(order.store)[0].touch(order.keys + order.snapshots)
             else:
                 self._ordered.append(_Ordered(order, rng is None or rng.random() >= self.failure_rate))
 
@@ -150,6 +170,12 @@ class FakeTiers:
         match ordered.what:
             case TierCopy() as copy:
                 self._model.copy(copy, ordered.ok)
+            case BlockWrite(host_state=state) as write if state:
+                ordered.blocks = int(ordered.ok)
+                if ordered.ok:
+                    snapshot = self._model.write_snapshot(write.host_slots, state)
+                    for blocks in self._of(write.store):
+                        assert blocks.snapshots.setdefault(write.key, snapshot) == snapshot, "a name for two states"
             case BlockWrite() as write:
                 ordered.blocks = int(ordered.ok)
                 if ordered.ok:
@@ -162,6 +188,10 @@ class FakeTiers:
                 ordered.blocks = self._of(find.store)[0].longest(find.keys) if ordered.ok else 0
                 for key in find.keys[: ordered.blocks]:
                     self.far_index.blocks[key] = self.far.blocks[key]
+                if find.places is not None and ordered.ok:
+                    for _, key in find.places.within(find.first + ordered.blocks):
+                        if key in self.far.snapshots:
+                            self.far_index.snapshots[key] = self.far.snapshots[key]
 
     def _of(self, store: str) -> list[FakeBlocks]:
         """Its blocks, and the index of them if that is another thing."""
@@ -177,6 +207,15 @@ class FakeTiers:
         for key in read.keys[ordered.blocks :]:
             for each in index:
                 each.blocks.pop(key, None)
-        for number, slots in enumerate(read.host_slots.reshape(len(read.keys), -1)):
+        size = next(tier.block_tokens for tier in self.stores)
+        end = len(read.keys) * size
+        for number, slots in enumerate(read.host_slots[:end].reshape(len(read.keys), size)):
             block = blocks.blocks[read.keys[number]] if number < ordered.blocks else None
             self._model.read_block(slots, block)
+        if read.host_state:
+            there = ordered.ok and ordered.blocks == len(read.keys) and read.snapshot in blocks.snapshots
+            snapshot = blocks.snapshots[read.snapshot] if there else None
+            self._model.read_snapshot(read.host_slots[end:], read.host_state, snapshot)
+            ordered.blocks += there
+            for each in (blocks, *index) if not there and ordered.blocks == len(read.keys) else ():
+                each.snapshots.pop(read.snapshot, None)

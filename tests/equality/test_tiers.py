@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,68 @@ def test_kv_reloaded_from_remote_store_gives_equal_outputs(tmp_path: Path, monke
     assert first == second and found == [FoundTokens(remote=count) for count in (640, 256, 128)]
     third, found = serve(on_disk)
     assert first == third and found == [FoundTokens(disk=count) for count in (640, 256, 128)]
+
+
+def continue_after_restarts(
+    model: Path, tiers: TierConfig, before_second: Callable[[], None] = lambda: None, **options: Any
+) -> list[tuple[int, FoundTokens]]:
+    """A conversation of three turns, each of which meets a new worker: (tokens with a state, tokens found) of each."""
+    plain = LocalWorker(model, disable_radix_cache=True)
+    talk, computed, found = small_ids(150, 3), 0, []
+    for turn in range(3):
+        if turn == 1:
+            before_second()
+        worker = LocalWorker(model, tiers=tiers, **options)
+        (answer,) = worker.generate([talk], GREEDY)
+        worker.end_copies()
+        worker.scheduler.check_invariants()
+        worker.close()
+        assert answer.tokens == plain.generate([talk], GREEDY)[0].tokens
+        found.append((computed, answer.found))
+        computed = len(talk) + len(answer.tokens) - 1  # the last token has not been computed
+        talk = [*talk, *answer.tokens, *small_ids(5, 100 + turn)]
+    return found
+
+
+@pytest.mark.parametrize(("page_size", "policy"), [(1, "write_through"), (16, "write_back"), (64, "write_through")])
+def test_conversation_continues_from_disk_after_restarts(
+    hybrid: Path, page_size: int, policy: Any, tmp_path: Path
+) -> None:
+    """A turn computes no token of those before it, but for the rest of a page."""
+    tiers = TierConfig(host_cache_ratio=4.0, host_write_policy=policy, disk_cache_path=str(tmp_path), disk_cache_gb=0.5)
+    for computed, found in continue_after_restarts(hybrid, tiers, page_size=page_size):
+        assert found == FoundTokens(disk=computed // page_size * page_size)
+    other = LocalWorker(hybrid, tiers=tiers, page_size=page_size, model_options={"dtype": "bfloat16"})
+    assert other.generate([[*small_ids(150, 3), 1]], GREEDY)[0].found == FoundTokens(), "states of another dtype"
+    other.close()
+
+
+def test_conversation_continues_from_remote_store_after_restarts(
+    hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "ASKING_S", 20.0)  # on a busy machine
+    server = RedisServer()
+    try:
+        tiers = TierConfig(host_cache_ratio=4.0, remote_cache_url=server.url)
+        for computed, found in continue_after_restarts(hybrid, tiers):
+            assert found == FoundTokens(remote=computed)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_damaged_snapshot_is_computed_again(hybrid: Path, damage: str, tmp_path: Path) -> None:
+    """By the turn that finds it damaged; the next one finds what that has left."""
+
+    def do_damage() -> None:
+        sizes = {file: file.stat().st_size for file in tmp_path.glob("*/*/*")}
+        (snapshot,) = [file for file, size in sizes.items() if list(sizes.values()).count(size) == 1]
+        content = bytearray(snapshot.read_bytes())
+        content[len(content) // 2] ^= 1
+        snapshot.write_bytes(content[:-1] if damage == "cut" else content)
+        if damage == "gone":
+            snapshot.unlink()
+
+    tiers = TierConfig(host_cache_ratio=4.0, disk_cache_path=str(tmp_path), disk_cache_gb=0.5)
+    _, (_, nothing), (computed, found) = continue_after_restarts(hybrid, tiers, do_damage)
+    assert nothing == FoundTokens() and found == FoundTokens(disk=computed)

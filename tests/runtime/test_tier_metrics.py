@@ -32,6 +32,12 @@ HOST = TierStats(
     no_room_tokens=8,
     stores=CopyStats(tokens=50, seconds=0.5, failed_tokens=3),
     loads=CopyStats(tokens=20, seconds=0.25, failed_tokens=4, tokens_per_s=80.0),
+    total_states=6,
+    used_states=5,
+    stored_states=11,
+    loaded_states=12,
+    evicted_states=13,
+    no_room_states=14,
 )
 
 
@@ -48,6 +54,12 @@ def test_every_number_has_its_metric() -> None:
         "tier_copies_under_way host": 2,
         "tier_evicted_tokens_total host": 7,
         "tier_no_room_tokens_total host": 8,
+        "tier_total_states host": 6,
+        "tier_used_states host": 5,
+        "tier_stored_states_total host": 11,
+        "tier_loaded_states_total host": 12,
+        "tier_evicted_states_total host": 13,
+        "tier_no_room_states_total host": 14,
         "tier_copied_tokens_total host store": 50,
         "tier_copied_tokens_total host load": 20,
         "tier_copied_bytes_total host store": 800,

@@ -11,9 +11,13 @@ import pytest
 import torch
 
 from baton.attention.double_sparse import Sparsity
+from baton.memory_pool.kv_pool import make_kv_pool, uniform_shapes
+from baton.memory_pool.state_pool import StatePool, StateTensor
+from baton.memory_pool.stores.host_pool import HostPool
+from baton.memory_pool.stores.host_state_pool import HostStatePool
 from baton.runtime.checkpoint.hf_config import load_model_config
 from baton.runtime.config import TierConfig
-from baton.runtime.tier_setup import make_host_pool, model_fingerprint
+from baton.runtime.tier_setup import Stores, make_host_pool, model_fingerprint, open_stores
 from tests.doubles.host_pools import device_pool
 
 
@@ -50,3 +54,49 @@ def test_blocks_of_sparse_decodes_are_kept_apart() -> None:
     found = {model_fingerprint(toy, config, dummy_device="cpu", sparsity=other) for other in others}
     assert len(found) == len(others)
     assert found == {model_fingerprint(toy, config, dummy_device="cpu", sparsity=other) for other in others}
+
+
+def stores_of(folder: Path, shape: tuple[int, ...] = (30, 40), kv_tokens: int = 256) -> Stores:
+    """The disk's stores of a model with recurrent states."""
+    device = make_kv_pool(
+        num_tokens=kv_tokens,
+        page_size=16,
+        shapes=uniform_shapes(2, 1, 8),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    states = StatePool(8, [{"recurrent": StateTensor(shape, torch.float32)}], torch.device("cpu"))
+    config = TierConfig(host_cache_ratio=1.0, disk_cache_path=str(folder), disk_cache_gb=0.01)
+    host = HostPool(device, kv_tokens)
+    stores = open_stores(config, host, b"model", HostStatePool(states, 8))
+    assert stores is not None
+    stores.close()
+    return stores
+
+
+def sizes(stores: Stores) -> tuple[int, int]:
+    """Bytes of the disk for blocks, and for snapshots."""
+    blocks, snapshots = stores.by_name["disk"].size(), stores.snapshots["disk"].size()
+    assert blocks is not None and snapshots is not None
+    return blocks.total_bytes, snapshots.total_bytes
+
+
+def test_disk_is_shared_out_as_the_host_is(tmp_path: Path) -> None:
+    total = int(0.01 * 2**30)
+    kv, states = 256 * 2 * 2 * 8 * 4, 8 * 1200 * 4
+    blocks, snapshots = sizes(stores_of(tmp_path))
+    assert abs(blocks - total * kv / (kv + states)) < 2 and total - 2 <= blocks + snapshots <= total
+    assert abs(sizes(stores_of(tmp_path, (1,)))[1] - total / 10) < 2, "however small a state is"
+    assert abs(sizes(stores_of(tmp_path, (300, 400), 64))[0] - total / 10) < 2, "and a token"
+
+
+def test_snapshot_has_room_for_all_but_a_page_of_a_block(tmp_path: Path) -> None:
+    stores = stores_of(tmp_path)
+    page = 16 * 2 * 2 * 8 * 4
+    assert stores.by_name["disk"].block_bytes == 4 * page
+    assert stores.snapshots["disk"].block_bytes == 1200 * 4 + 3 * page
+
+
+def test_states_of_another_shape_are_kept_apart(tmp_path: Path) -> None:
+    fingerprints = {stores_of(tmp_path, shape).fingerprint for shape in ((30, 40), (40, 30), (30, 40))}
+    assert len(fingerprints) == 2 and len(list(tmp_path.iterdir())) == 4, "a folder each, for blocks and snapshots"

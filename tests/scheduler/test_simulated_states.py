@@ -15,6 +15,7 @@ from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.policies.registry import POLICIES
 from tests.doubles.drafting import draft_by_echo
 from tests.doubles.simulation import SEED, Simulation, simulate
+from tests.doubles.tier_rig import FakeBlocks
 
 CASES = pytest.mark.parametrize(
     ("page_size", "depth", "states"), [(1, 1, 4), (1, 2, 64), (16, 1, 64), (16, 2, 2), (64, 1, 3), (64, 2, 8)]
@@ -75,6 +76,26 @@ def test_simulation_of_what_returns_from_the_host(page_size: int, depth: int, st
     assert simulation.harness.tiers is not None
     counts = simulation.harness.tiers.host.counts
     assert counts.loaded_states > 0, counts
+
+
+@CASES
+@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
+def test_simulation_with_a_disk_tier(faults: bool, page_size: int, depth: int, states: int) -> None:
+    """The second run finds on disk what the first has left there; or with a new disk, in the remote store."""
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth, "states": states, "faults": faults}
+    options |= {"block_tokens": max(8, page_size), "host_ratio": 3.0, "next_turns": 0.8}
+    loaded = 0
+    for offset in range(1 if page_size == 64 else 4):
+        seed = SEED + 1720 + page_size + states + offset
+        first = simulate(seed, steps=80, **options).harness.tiers
+        assert first is not None and all(tier.counts.stored_states for tier in first.stores)
+        blocks = (first.blocks, first.far) if depth == 1 else (FakeBlocks(), first.far)
+        again = simulate(seed, steps=80, blocks=blocks, **options).harness.tiers
+        assert again is not None and again.disk is not None and again.remote is not None
+        loaded += (again.disk.counts if depth == 1 else again.remote.counts).loaded_states
+        if loaded:
+            return
+    assert page_size == 64, "no seed found what had been left"
 
 
 @CASES
