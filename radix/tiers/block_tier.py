@@ -378,8 +378,10 @@ class BlockTier:
             return None
         fence, first = self._host.allocator.fences.open_fence(), missing.first
         self.finds.add(fence)
-        keys = tuple(missing.keys[first : first + MAX_ASKED])
-        self._new_orders.append(BlockFind(self.name, fence, keys, timeout, first, missing.places))
+        keys, places = tuple(missing.keys[first : first + MAX_ASKED]), missing.places
+        if places is not None:  # for the store's thread: these ids are in the request's own memory
+            places = replace(places, ids=places.ids.copy())
+        self._new_orders.append(BlockFind(self.name, fence, keys, timeout, first, places))
         return fence
 
     def begin_read(self, found: Found, timeout: float) -> int | None:
