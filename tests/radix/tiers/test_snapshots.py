@@ -117,6 +117,36 @@ class TestRoundTrip:
         rig.check()
         assert rig.cache.match_prefix("", NEXT).host_len == 32
 
+    def test_state_in_the_middle_of_what_the_host_has_comes_back(self) -> None:
+        """The host has more whole blocks than lie before the snapshot."""
+        rig = StateDiskRig()
+        rig.turn(IDS)
+        rig.to_disk()
+        rig.turn(NEXT, StateKind.PASSING)
+        rig.to_disk()
+        rig.cache.evict_states(2, kept_too=True)
+        while rig.nodes.evict_from_host() is not None:
+            pass
+        fence = read(rig, NEXT)
+        assert fence is not None
+        rig.end_disk(fence)
+        rig.check()
+        match = rig.cache.match_prefix("", NEXT)
+        assert (match.device_len, match.host_len, match.unused) == (0, 40, 28)
+
+    def test_blocks_that_only_the_device_has_are_read_too(self) -> None:
+        """A state on the host needs all of its KV there."""
+        rig = on_disk()
+        rig.tier.policy = HostPolicy(min_hits=99)
+        rig.turn(np.concatenate([IDS[:36], tokens(8, 700)]))
+        rig.cache.evict_states(1, kept_too=True)
+        fence = read(rig, NEXT)
+        assert fence is not None
+        rig.end_disk(fence)
+        rig.check()
+        match = rig.cache.match_prefix("", NEXT)
+        assert (match.device_len, match.host_len) == (0, 40)
+
     def test_nothing_is_read_where_the_host_has_the_state(self) -> None:
         rig = StateDiskRig()
         rig.turn(IDS)

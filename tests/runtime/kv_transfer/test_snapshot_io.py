@@ -141,6 +141,15 @@ def test_snapshot_that_is_not_finite_is_not_stored(scene: Scene, at: slice | Non
     assert scene.io.stats.unsound_stores == (not is_stored)
 
 
+def test_blocks_and_snapshots_are_not_written_in_one_batch(scene: Scene) -> None:
+    scene.blocks.store_batch = scene.snapshots.store_batch = 8
+    orders = [write(1, 1, 0, 1, 2, 3, 4), write(2, 1, 3, 7), write(3, 2, 4), write(4, 2, 0, 5, 6, 7, 8)]
+    with scene.io._changed:  # the thread takes the first when all are queued
+        scene.tiers.submit_orders(orders)
+    assert scene.run() == {1: 1, 2: 1, 3: 1, 4: 1}
+    assert len(scene.blocks) == len(scene.snapshots) == 2
+
+
 def test_find_looks_for_snapshots_behind_the_blocks_that_are_there(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
