@@ -13,6 +13,7 @@ import pytest
 
 from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.policies.registry import POLICIES
+from tests.doubles.combinations import product
 from tests.doubles.drafting import draft_by_echo
 from tests.doubles.simulation import SEED, Simulation, simulate
 from tests.doubles.tier_rig import FakeBlocks
@@ -58,10 +59,10 @@ POLICIES_OF_HOST = {
 }
 
 
-@CASES
-@pytest.mark.parametrize("policy", POLICIES_OF_HOST)
-def test_simulation_with_a_host_tier(policy: str, page_size: int, depth: int, states: int) -> None:
+@product("policy, page_size, states", POLICIES_OF_HOST, (1, 16, 64), (3, 64))
+def test_simulation_with_a_host_tier(policy: str, page_size: int, states: int) -> None:
     """Copies that end in any order, and fail."""
+    depth = 1 if states == 3 else 2
     options: dict[str, Any] = {"page_size": page_size, "depth": depth, "states": states, "faults": depth == 2}
     seed = SEED + 1660 + page_size + states
     host = simulate(seed, steps=150, host_ratio=2.0, host_policy=POLICIES_OF_HOST[policy], **options).harness.tiers

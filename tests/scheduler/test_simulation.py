@@ -5,9 +5,7 @@ Whatever happens, every request ends exactly once, says what the model says with
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,41 +13,27 @@ import pytest
 from baton.radix.tiers.host_tier import HostPolicy
 from baton.scheduler.jobs.job import MAX_STEPS
 from baton.scheduler.policies.registry import POLICIES
+from tests.doubles.combinations import product
 from tests.doubles.simulation import SEED, Simulation, simulate
 from tests.doubles.tier_rig import FakeBlocks
 
 PAGE_SIZES, DEPTHS = (1, 16, 64), (1, 2)
 
 
-def product(names: str, *values: Sequence[Any]) -> pytest.MarkDecorator:
-    """All combinations of three or more values. Half of them are not slow: all pairs of two values are among these."""
-    cases = []
-    for places in itertools.product(*(range(len(each)) for each in values)):
-        case = [each[place] for each, place in zip(values, places)]
-        cases.append(pytest.param(*case, marks=[pytest.mark.slow] * (sum(places) % 2)))
-    return pytest.mark.parametrize(names, cases)
-
-
-@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("offset", range(4))
+@product("offset, page_size, depth", range(4), PAGE_SIZES, DEPTHS)
 def test_simulation(page_size: int, depth: int, offset: int) -> None:
     policy = sorted(POLICIES)[offset % len(POLICIES)]
     simulate(SEED + offset, steps=300, page_size=page_size, depth=depth, policy=policy)
 
 
-@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("offset", range(3))
+@product("offset, page_size, depth", range(3), PAGE_SIZES, DEPTHS)
 def test_simulation_of_failing_steps(page_size: int, depth: int, offset: int) -> None:
     policy = sorted(POLICIES)[offset % len(POLICIES)]
     simulation = simulate(SEED + 100 + offset, steps=150, page_size=page_size, depth=depth, policy=policy, faults=True)
     assert simulation.harness.failed
 
 
-@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
-@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@product("page_size, depth, faults", PAGE_SIZES, DEPTHS, (False, True))
 def test_simulation_of_mixed_steps(page_size: int, depth: int, faults: bool) -> None:
     policy = "lpm" if faults else "fcfs"
     options: dict[str, Any] = {"page_size": page_size, "depth": depth, "policy": policy, "faults": faults}
@@ -225,9 +209,7 @@ def test_simulation_of_10_000_jobs(policy: str) -> None:
     assert pins.stats().hits and pins.stats().broken
 
 
-@pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
-@pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@product("page_size, depth, faults", PAGE_SIZES, DEPTHS, (False, True))
 def test_simulation_of_pooled_prompts(page_size: int, depth: int, faults: bool) -> None:
     """Beside searches, continuations, turns that they extend, and a host tier."""
     offset = PAGE_SIZES.index(page_size) + 3 * depth + 6 * faults
