@@ -10,8 +10,10 @@ holder names that; the state is then gone as soon as the step is formed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from ..memory_pool.state_slots import StateSlots
 
@@ -23,14 +25,42 @@ class HeldState(NamedTuple):
     length: int
 
 
-@dataclass(slots=True)
 class SequenceStates:
     """The slots that a sequence names. Each entry of ``held`` is one name; so is each target in no entry."""
 
-    held: list[HeldState] = field(default_factory=list)
-    """Ascending by length."""
-    targets: list[int] = field(default_factory=list)
-    """Slots for the last states that the coming step writes; those before them are optional."""
+    __slots__ = ("_held", "_place", "_run", "targets")
+
+    def __init__(self, held: list[HeldState] | None = None) -> None:
+        self._held = held or []
+        self.targets: list[int] = []
+        """Slots for the last states that the coming step writes; those before them are optional."""
+        self._run: StateRun | None = None
+        """The run that this sequence is in, and has its entries; None outside of one."""
+        self._place = 0
+
+    def __repr__(self) -> str:
+        return f"SequenceStates({self.held}, targets={self.targets})"
+
+    @property
+    def held(self) -> list[HeldState]:
+        """Ascending by length. To change it, assign it: the sequence then leaves the run that it is in."""
+        return self._held if self._run is None else self._run.held_at(self._place)
+
+    @held.setter
+    def held(self, held: list[HeldState]) -> None:
+        if self._run is not None:
+            self._run.is_whole = False
+            self._run = None
+        self._held = held
+
+    def join(self, run: StateRun, place: int) -> None:
+        """Have a run keep the entries, which it has at ``place``."""
+        self._run, self._place = run, place
+
+    def leave(self, run: StateRun) -> None:
+        """Keep the entries oneself again, if this run has them."""
+        if self._run is run:
+            self.held = self.held
 
     @property
     def newest(self) -> HeldState | None:
@@ -70,7 +100,7 @@ class SequenceStates:
         """A step is formed that writes these, ascending; their slots are named already."""
         held, self.targets = self.held, []
         if held and held[-1].slot == states[-1].slot and len(states) == 1:
-            held[-1] = states[0]
+            self.held = [*held[:-1], states[0]]
             return
         written = {state.slot for state in states}
         self.held = [state for state in held if state.slot not in written] + states
@@ -123,3 +153,48 @@ class SequenceStates:
             if slot not in held:
                 slots.drop(slot)
         self.targets = []
+
+
+class StateRun:
+    """The entries of sequences that step after step gives one token each. All change in the same way, so that a step of
+    any number of them changes one count.
+
+    Each sequence names one slot, which every step writes in place; or two, which the steps write in turn, so that the
+    state before a step in flight is still there:
+
+        tokens        96      97      98      99
+        written to  slot 4  slot 9  slot 4  slot 9
+    """
+
+    __slots__ = ("_lengths", "_members", "_slots", "_steps", "is_whole")
+
+    def __init__(self, members: Sequence[SequenceStates]) -> None:
+        """members: each has one entry, or each has two, of lengths that differ by one; no targets."""
+        self._members = members
+        self._slots = [[state.slot for state in member.held] for member in members]
+        self._lengths = np.array([member.held[-1].length for member in members], dtype=np.int32)
+        self._steps = 0
+        self.is_whole = True
+        """False once a member has left."""
+        for place, member in enumerate(members):
+            member.join(self, place)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [members]: tokens of each one's newest state."""
+        return self._lengths + np.int32(self._steps)
+
+    def write(self) -> None:
+        """A step is formed that writes each member's next state, over its oldest."""
+        self._steps += 1
+
+    def held_at(self, place: int) -> list[HeldState]:
+        """The entries of one member."""
+        slots, newest = self._slots[place], int(self._lengths[place]) + self._steps
+        turned = slots if not self._steps % len(slots) else slots[::-1]
+        return [HeldState(slot, length) for length, slot in enumerate(turned, newest - len(slots) + 1)]
+
+    def end(self) -> None:
+        """Give each member its entries back."""
+        for member in self._members:
+            member.leave(self)

@@ -91,7 +91,7 @@ class DecodeScheduler:
     def offer(self, wanting: list[Request], previous: ScheduleBatch | None, now: float) -> TokenRows | None:
         """Rows of these requests, for a step of prompts. None, and nothing allocated, if there is no memory: mixed rows
         never cause a retraction. previous: as in `next_batch`."""
-        allocated = self._allocate(wanting, [], previous, now)
+        allocated = self._allocate(wanting, [], previous, now, is_mixed=True)
         return allocated[0] if allocated is not None else None
 
     def _allocate(
@@ -101,10 +101,12 @@ class DecodeScheduler:
         previous: ScheduleBatch | None,
         now: float,
         drafts: list[np.ndarray] | None = None,
+        *,
+        is_mixed: bool = False,
     ) -> tuple[TokenRows, np.ndarray] | None:
         """Allocate one slot for each request, more for its draft, and one for each beam of the searches, which have
         been forked: the requests' rows, and the beams' slots (int32 [beams]). Without drafts if memory is short; None,
-        and nothing allocated, if there is none."""
+        and nothing allocated, if there is none. is_mixed: the step computes prompts, too."""
         rows = [np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=len(requests))]
         lengths = [np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=len(requests))]
         for search in searches:
@@ -113,7 +115,7 @@ class DecodeScheduler:
         every, every_length = _joined(rows), _joined(lengths)
         ids, new_lens = ids_or_placeholders(requests, previous), lengths[0] + np.int32(1)
         slots = draft_lens = None
-        if not self._memory.reserve_states(requests, now):
+        if not self._memory.reserve_states(requests, now, is_decode=not (is_mixed or searches or drafts)):
             return None
         if drafts is not None:
             drafts = self._memory.reserve_drafts(requests, drafts)
@@ -121,8 +123,9 @@ class DecodeScheduler:
             draft_lens = np.array([len(draft) for draft in drafts], dtype=np.int32)
             more = np.pad(draft_lens, (0, len(every) - len(requests)))
             slots = extend_with_drafts(self._memory, every, every_length, more)
+            if slots is None:
+                self._memory.reserve_drafts(requests, [])
         if slots is None or drafts is None or draft_lens is None:
-            self._memory.reserve_drafts(requests, [])
             draft_lens, slots = None, self._memory.extend_rows(every, every_length, now)
         else:
             ids = np.concatenate([part for pair in zip(np.split(ids, len(ids)), drafts) for part in pair])

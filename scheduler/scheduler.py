@@ -575,10 +575,11 @@ class Scheduler:
                 if request.kv is not None:
                     if row < step.num_prompts:
                         self._memory.publish(request)
-                    self._memory.settle(request)
+                    self._memory.settle_window(request)
             except Exception as error:
                 self._drop_news(request)
                 self._recover(error, [request], now)
+        self._settle_states(step, result, now)
         for search, candidates in zip(step.searches, result.beams, strict=True):
             if search.finish is None:
                 done.add(search)
@@ -596,6 +597,20 @@ class Scheduler:
             self._counters.count_outputs(self._events[first:], step.searches)
         except Exception:
             logger.exception("what a step brought could not be counted; its requests are not affected")
+
+    def _settle_states(self, step: PlannedStep, result: StepResult, now: float) -> None:
+        """Give up the states that nothing can use any more, now that a step's result is known."""
+        states = self._memory.states
+        if states is None or states.settle_run(step.batch.step_id, bool(result.stop_begins)):
+            return
+        for request in step.requests:
+            if request.finish is not None or request.kv is None or request.beam_kv is not None:
+                continue
+            try:
+                self._memory.settle_states(request)
+            except Exception as error:
+                self._drop_news(request)
+                self._recover(error, [request], now)
 
     def _end_nonfinite(self, requests: Sequence[Request], failed_rows: Mapping[int, int], now: float) -> None:
         """End the requests in these rows of a step, siblings included; none of the KV they may have spoiled is shared

@@ -42,11 +42,6 @@ class BurstDecode(DecodeScheduler):
         assert previous is None, "a burst must have ended before the next step is formed"
         return super().next_batch(step_id, previous, now)
 
-    def offer(self, wanting: list[Request], previous: ScheduleBatch | None, now: float) -> TokenRows | None:
-        """One token for each of these requests, in a step that also computes prompts."""
-        allocated = super()._allocate(wanting, [], previous, now)
-        return allocated[0] if allocated is not None else None
-
     def _allocate(
         self,
         requests: list[Request],
@@ -54,8 +49,13 @@ class BurstDecode(DecodeScheduler):
         previous: ScheduleBatch | None,
         now: float,
         drafts: list[np.ndarray] | None = None,
+        *,
+        is_mixed: bool = False,
     ) -> tuple[TokenRows, np.ndarray] | None:
+        """A step that also computes prompts gives each request one token."""
         assert not searches and drafts is None, "beam searches and drafts are not simulated"
+        if is_mixed:
+            return super()._allocate(requests, searches, previous, now, is_mixed=True)
         counts = self._plan(requests)
         longest = max(counts)
         if longest == 1 or sum(counts) > self._memory.available_tokens:

@@ -43,7 +43,7 @@ from ..kv_transfer.transfer import Transfers
 from ..layers.dtype_trial import cpu_dtype
 from ..layers.low_rank import Target
 from ..layers.product_trials import SMALL_MODEL_BYTES, LateTrials, UnusableFormError
-from ..layers.states.state_batch import plan_states
+from ..layers.states.state_batch import StatePlanner, plan_states
 from ..layers.step_inputs import StepInputs
 from ..lora.adapter_weights import AdapterWeights
 from ..model_config import ModelConfig, ServedConfig
@@ -197,6 +197,7 @@ class ModelRunner:
             try:
                 self.kv_pool: KVPool = self._make_pool(backends, plan.kv_tokens, plan.window_tokens)
                 self.state_pool = self._make_state_pool(plan.num_states)
+                self._state_planner = StatePlanner(self.state_pool) if self.state_pool is not None else None
             except torch.OutOfMemoryError as error:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
             self.attention: AttentionBackend = backends.open_attention(self.kv_pool, specs)
@@ -373,11 +374,11 @@ class ModelRunner:
         shape = self._graphs.find_shape(attention) if self._graphs is not None and may_replay else None
         step = build_forward_batch(batch, attention, previous_ids, shape)
         step.inputs.arrivals = arrivals
-        if self.state_pool is not None:
+        if self._state_planner is not None:
             assert batch.states is not None, "a step of a model with recurrent states must say where they are"
             if arrivals is not None:
                 arrivals.wait_states()
-            step.inputs.states = plan_states(self.state_pool, batch.states, batch.extend_lens)
+            step.inputs.states = self._state_planner.plan_states(batch.states, batch.extend_lens)
         if step.copies is not None:
             if arrivals is not None:  # what is copied may have to come first
                 arrivals.wait_layer(len(self._kv_shapes) - 1)

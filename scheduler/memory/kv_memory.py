@@ -326,10 +326,11 @@ class KVMemory:
             kv.length = new_len
         return slots
 
-    def reserve_states(self, requests: Iterable[Request], now: float) -> bool:
+    def reserve_states(self, requests: Sequence[Request], now: float, *, is_decode: bool = False) -> bool:
         """Have a slot for the state that the next step of each request leaves behind; evict and break leases if need
-        be. False if there is none: some have one then, and keep it."""
-        while self.states is not None and not self.states.reserve_each(requests):
+        be. False if there is none: some have one then, and keep it. is_decode: the step gives these one token each, and
+        has no other rows."""
+        while self.states is not None and not self.states.reserve_each(requests, is_decode=is_decode):
             lease = self.leases.least_valuable(now)
             if lease is None:
                 return False
@@ -563,11 +564,20 @@ class KVMemory:
             self.cache.states.slots.release_quarantine()
 
     def settle(self, request: Request) -> None:
-        """After a step of a request: give up the states, and the slots behind windows, that nothing can use any
+        """After the last step of a request: give up the states, and the slots behind windows, that nothing can use any
         more."""
+        self.settle_window(request)
+        self.settle_states(request)
+
+    def settle_window(self, request: Request) -> None:
+        """After a step of a request: give up the slots behind windows that nothing can use any more."""
         kv = request.held_kv
         self.cache.leave_window(kv, min(request.committed_len, kv.length))
-        if self.states is not None and len(kv.states.held) > 1:
+
+    def settle_states(self, request: Request) -> None:
+        """Likewise the states."""
+        held = request.held_kv.states.held
+        if self.states is not None and len(held) > 1 and held[1].length <= request.committed_len:
             self.states.settle(request)
 
     def cut_states(self, request: Request, length: int, fence: int | None) -> None:

@@ -10,11 +10,15 @@ names the newest and it is not needed any more, the row writes over it. Else it 
 
 The first is a must; the others give way when no slot is free. A row may also leave states behind on its way, where
 others are expected to continue; these are written only while there are slots to spare.
+
+Decodes of the same requests, one after the other, are a `DecodeRun`: each step reads and writes the same slots as the
+one before it, or as the one before that, so nothing is planned anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,11 +27,30 @@ from ...radix.invariants import InvariantError
 from ...radix.kv_sequence import KVSequence
 from ...radix.node import StateKind, TreeNode
 from ...radix.node_states import NodeStates
-from ...radix.sequence_states import HeldState, SequenceStates
+from ...radix.sequence_states import HeldState, SequenceStates, StateRun
 from ..batch import StateRows
 from ..batch_builder import PlannedStep
 from ..beam.rows import NO_STATES, BeamKV
 from ..request import Request, RequestFault
+
+NO_SERIALS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class DecodeRun:
+    """Consecutive steps that give one token to each of the same requests, and compute nothing else."""
+
+    requests: list[Request]
+    states: StateRun
+    rows: list[StateRows]
+    """What the next steps read and write, in turn: the first is next."""
+    slots: np.ndarray
+    """int32 [n]: all slots that the requests name."""
+    steps: list[int]
+    """Ids of the last steps, as many as ``rows``; the newest last."""
+    is_settled: bool = False
+    """True once the result of the step is processed without which the next one may not be formed: the newest, where it
+    is written in place; the one before it, where the oldest of two states is written over."""
 
 
 class StateMemory:
@@ -37,6 +60,9 @@ class StateMemory:
         self._cache = cache
         self._states = states
         self._slots = states.slots
+        self._run: DecodeRun | None = None
+        self._last: tuple[int, np.ndarray] = (0, NO_SERIALS)
+        """Id of the last step, and the serials of its rows, if it might be the first of a run."""
 
     @property
     def available(self) -> int:
@@ -68,16 +94,20 @@ class StateMemory:
             return True
         return self.available > 0
 
-    def reserve_each(self, requests: Iterable[Request]) -> bool:
+    def reserve_each(self, requests: Sequence[Request], *, is_decode: bool = False) -> bool:
         """Make sure that the next step of each request has a slot to write its last state to. False if one has none and
-        no slot can be had; those that have one keep it."""
+        no slot can be had; those that have one keep it. is_decode: the step gives these one token each, and has no
+        other rows."""
+        if is_decode and self._continues_run(requests):
+            return True
+        self.end_run()
         refs, is_plain = self._slots.refs, self._states.align == 1
         for request in requests:
             states, may_end = request.held_kv.states, request.num_output_placeholders > 0
             held, targets = states.held, states.targets
             is_later_useless = is_plain and not may_end and request.cut_len is None
             if is_later_useless and held and not targets and refs[held[-1].slot] == 1:
-                targets.append(held[-1].slot)  # nearly always, so without a call
+                targets.append(held[-1].slot)  # without a call
             elif not self.reserve(states, request.committed_len, may_end=may_end, cut_len=request.cut_len):
                 return False
         return True
@@ -176,7 +206,7 @@ class StateMemory:
         that state any more."""
         for state in states.held[:-1]:  # the step that reads it is in flight, and ends before this one begins
             if state.length <= committed and state not in wanted and self._unshare(state.slot):
-                states.held.remove(state)
+                states.held = [other for other in states.held if other is not state]
                 return state.slot
         return None
 
@@ -196,6 +226,8 @@ class StateMemory:
         """What each row of a step reads and writes. The step's fence is open, and its sequences have targets; they name
         what it writes from now on."""
         batch = step.batch
+        if self._run is not None and self._run.requests == step.requests:
+            return self._continue_run(self._run, step)
         sources: list[int] = []
         rows: list[int] = []
         ends: list[int] = []
@@ -230,7 +262,73 @@ class StateMemory:
             states.write(outs)
         for search in beams.values():
             self._write_beams(search.held_beams, step.fence)
-        return StateRows(*np.array([sources], dtype=np.int32), *np.array([rows, ends, slots], dtype=np.int32))
+        planned = StateRows(*np.array([sources], dtype=np.int32), *np.array([rows, ends, slots], dtype=np.int32))
+        self._begin_run(step, planned)
+        return planned
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    def _begin_run(self, step: PlannedStep, rows: StateRows) -> None:
+        """Begin a run if a step is a decode of the same requests as the one before it, and the next may be like it."""
+        batch, (last_id, last_serials) = step.batch, self._last
+        if self._states.align > 1 or step.num_prompts or batch.beams or batch.draft_lens is not None:
+            self._last = (0, NO_SERIALS)
+            return
+        self._last = (batch.step_id, batch.serials)
+        if not np.array_equal(batch.serials, last_serials):
+            return
+        in_place = np.array_equal(rows.sources, rows.slots)
+        writes = zip(step.requests, rows.sources.tolist(), rows.slots.tolist(), batch.seq_lens.tolist())
+        for request, source, slot, length in writes:
+            names = [(slot, length)] if in_place else [(source, length - 1), (slot, length)]
+            if request.held_kv.states.held != names:
+                return
+        states = StateRun([request.held_kv.states for request in step.requests])
+        if in_place:
+            self._run = DecodeRun(step.requests, states, [rows], rows.slots, [batch.step_id])
+        else:
+            following = StateRows(rows.slots, rows.rows, rows.ends, rows.sources)
+            slots = np.concatenate([rows.sources, rows.slots])
+            self._run = DecodeRun(step.requests, states, [following, rows], slots, [last_id, batch.step_id])
+
+    def _continues_run(self, requests: Sequence[Request]) -> bool:
+        """True if a decode of these requests is the next step of the run."""
+        run = self._run
+        return (
+            run is not None
+            and run.is_settled
+            and run.states.is_whole
+            and run.requests == requests
+            and bool((self._slots.refs[run.slots] == 1).all())
+        )
+
+    def _continue_run(self, run: DecodeRun, step: PlannedStep) -> StateRows:
+        """As `plan_rows`, for the next step of the run."""
+        wrong = np.flatnonzero(run.states.lengths != step.batch.prefix_lens)
+        if len(wrong):
+            request = step.requests[wrong[0]]
+            raise RequestFault(request) from InvariantError(f"a step that follows {request.held_kv.states}")
+        run.states.write()
+        run.rows.append(run.rows.pop(0))
+        run.steps = [*run.steps[1:], step.batch.step_id]
+        run.is_settled = False
+        return run.rows[-1]
+
+    def settle_run(self, step_id: int, begins_stop: bool) -> bool:
+        """True if a step of the run has ended, so that there is nothing to settle. begins_stop: a stop string may have
+        begun in what it brought. Else the run is over."""
+        run = self._run
+        if run is not None and run.steps[0] == step_id and not begins_stop:
+            run.is_settled = True
+            return True
+        self.end_run()
+        return False
+
+    def end_run(self) -> None:
+        """Plan the next step anew."""
+        if self._run is not None:
+            self._run.states.end()
+            self._run = None
 
     def _write_beams(self, beams: BeamKV, fence: int) -> None:
         """A step is formed that writes the targets of these beams. fence: the step's. It still reads what no beam names

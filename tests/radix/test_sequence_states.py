@@ -7,7 +7,7 @@ import pytest
 
 from baton.memory_pool.fences import Fences
 from baton.memory_pool.state_slots import StateSlots
-from baton.radix.sequence_states import HeldState, SequenceStates
+from baton.radix.sequence_states import HeldState, SequenceStates, StateRun
 
 
 class Scene:
@@ -146,3 +146,23 @@ def test_fork_names_state_of_its_length_too() -> None:
     assert scene.states.fork(scene.slots, 9) is None
     fork.release(scene.slots)
     scene.check()
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_sequences_in_a_run_name_what_each_step_writes(width: int) -> None:
+    """As if each had been told of each step; one that leaves keeps what it has then."""
+    scenes, twins = ([Scene(*range(length - width + 1, length + 1)) for length in (5, 90, 7)] for _ in range(2))
+    run = StateRun([scene.states for scene in scenes])
+    for step in range(1, 6):
+        run.write()
+        for twin in twins:
+            twin.states.write([HeldState(twin.states.held[0].slot, twin.states.held[-1].length + 1)])
+        assert [scene.states.held for scene in scenes] == [twin.states.held for twin in twins]
+        assert run.lengths.tolist() == [5 + step, 90 + step, 7 + step] and run.is_whole
+    scenes[1].states.cut(scenes[1].slots, 94)
+    assert not run.is_whole and scenes[1].lengths() == [94] * (width - 1)
+    run.write()
+    run.end()
+    assert [scene.lengths()[-1:] for scene in scenes] == [[11], [94] * (width - 1), [13]]
+    for scene in scenes:
+        scene.check()

@@ -13,6 +13,7 @@ that computes segments of any lengths at once takes `packed`, which are the wave
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -159,6 +160,25 @@ def row_segments(states: StateRows, extend_lens: np.ndarray) -> RowSegments:
 def plan_states(pool: StatePool, states: StateRows, extend_lens: np.ndarray) -> StateBatch:
     """Prepare a step's states for the layers. extend_lens: int32 [bs], new tokens of each row."""
     return StateBatch(pool, states, extend_lens)
+
+
+class StatePlanner:
+    """Plans steps as `plan_states` does. Decodes of the same requests repeat the `StateRows` of the step before, or of
+    the one before that (scheduler/memory/state_memory.py); their batch is then used again, with what it has uploaded.
+    """
+
+    def __init__(self, pool: StatePool) -> None:
+        self._pool = pool
+        self._last: deque[tuple[StateRows, StateBatch]] = deque(maxlen=2)
+
+    def plan_states(self, states: StateRows, extend_lens: np.ndarray) -> StateBatch:
+        """See the function of this name. The same object ``states`` stands for the same ``extend_lens``."""
+        for planned, batch in self._last:
+            if planned is states:
+                return batch
+        batch = plan_states(self._pool, states, extend_lens)
+        self._last.append((states, batch))
+        return batch
 
 
 def _cut_waves(pool: StatePool, rows: RowSegments, row_of: np.ndarray, extend_lens: np.ndarray) -> list[Wave]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.memory_pool.state_pool import StatePool, StateTensor
-from baton.runtime.layers.states.state_batch import StateBatch, plan_states, row_segments, start_states
+from baton.runtime.layers.states.state_batch import StateBatch, StatePlanner, plan_states, row_segments, start_states
 from baton.scheduler.batch import StateRows
 
 NUM_STATES = 60
@@ -102,3 +102,16 @@ def test_trial_steps_start_from_nothing_and_write_trash() -> None:
     (wave,) = start_states(pool(), [4, 1]).waves
     assert wave.sources.tolist() == [0, 0] and wave.targets.tolist() == [NUM_STATES + 1] * 2
     assert wave.starts.tolist() == [0, 4] and wave.stops.tolist() == [4, 5] and wave.begins.all()
+
+
+def test_repeated_rows_are_planned_once() -> None:
+    """Two steps in turn; what is equal is not the same."""
+    planner, (lens, other) = StatePlanner(pool()), (np.ones(2, dtype=np.int32), np.array([3, 1], dtype=np.int32))
+    first, second, equal = (state_rows([(1, [], False)] * 2, in_place=True, seed=seed)[0] for seed in (1, 2, 1))
+    batches = [planner.plan_states(rows, lens) for rows in (first, second, first, second)]
+    assert batches[0] is batches[2] and batches[1] is batches[3] and batches[0] is not batches[1]
+    assert batches[0].rows.targets.tolist() == first.slots.tolist()
+    assert planner.plan_states(equal, lens) is not batches[0]
+    longer = StateRows(first.sources, first.rows, other, first.slots)
+    assert planner.plan_states(longer, other).rows.token_ends.tolist() == [3, 4]
+    assert planner.plan_states(first, lens).rows.token_ends.tolist() == [1, 2]
