@@ -99,11 +99,13 @@ class SequenceStates:
     def write(self, states: list[HeldState]) -> None:
         """A step is formed that writes these, ascending; their slots are named already."""
         held, self.targets = self.held, []
-        if held and held[-1].slot == states[-1].slot and len(states) == 1:
-            self.held = [*held[:-1], states[0]]
-            return
-        written = {state.slot for state in states}
-        self.held = [state for state in held if state.slot not in written] + states
+        if len(states) > 1:
+            written = {state.slot for state in states}
+            kept = [state for state in held if state.slot not in written]
+        else:
+            written = states[0].slot
+            kept = [state for state in held if state.slot != written]
+        self.held = kept + states
 
     def cut(self, slots: StateSlots, length: int, fence: int | None = None) -> None:
         """Name no state of more than ``length`` tokens any more. fence: of a step that may still write those."""
@@ -117,13 +119,15 @@ class SequenceStates:
     def prune(self, slots: StateSlots, committed: int, align: int, cut_len: int | None = None) -> None:
         """Name no state any more that is of no more than the ``committed`` tokens; but still the `bases` of those, and
         of ``cut_len`` tokens."""
-        if len(self.held) < 2:
-            return
+        held = self.held
+        past = [state.length for state in held if state.length <= committed]
+        if len(past) < 2 or (len(past) == 2 and past[1] % align and not past[0] % align):
+            return  # nearly always
         kept = {*self.bases(committed, align), *(self.bases(cut_len, align) if cut_len is not None else ())}
-        for state in self.held:
+        for state in held:
             if state.length <= committed and state not in kept:
                 slots.drop(state.slot)
-        self.held = [state for state in self.held if state.length > committed or state in kept]
+        self.held = [state for state in held if state.length > committed or state in kept]
 
     def forget(self, slots: StateSlots, committed: int) -> None:
         """Name no state of up to ``committed`` tokens any more."""

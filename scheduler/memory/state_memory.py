@@ -101,15 +101,33 @@ class StateMemory:
         if is_decode and self._continues_run(requests):
             return True
         self.end_run()
-        refs, is_plain = self._slots.refs, self._states.align == 1
         for request in requests:
-            states, may_end = request.held_kv.states, request.num_output_placeholders > 0
-            held, targets = states.held, states.targets
-            is_later_useless = is_plain and not may_end and request.cut_len is None
-            if is_later_useless and held and not targets and refs[held[-1].slot] == 1:
-                targets.append(held[-1].slot)  # without a call
-            elif not self.reserve(states, request.committed_len, may_end=may_end, cut_len=request.cut_len):
+            may_end = request.num_output_placeholders > 0
+            if not self._reserve_own(request, may_end) and not self.reserve(
+                request.held_kv.states, request.committed_len, may_end=may_end, cut_len=request.cut_len
+            ):
                 return False
+        return True
+
+    def _reserve_own(self, request: Request, may_end: bool) -> bool:
+        """As `reserve`, for nearly every decode: its next state takes the place of the newest, or of the one before it
+        if a step in flight may end the request. False, and nothing changed, in any other case."""
+        states, align = request.held_kv.states, self._states.align
+        held = states.held
+        if not held or states.targets or request.cut_len is not None:
+            return False
+        if may_end and (len(held) < 2 or held[-2].length > request.committed_len):
+            return False
+        old, others = (held[-2], held[:-2]) if may_end else (held[-1], held[:-1])
+        if align > 1 and not (old.length % align and held[-1].length % align):
+            return False  # the tree can take one of them
+        if may_end and others and (len(others) > 1 or align == 1 or others[0].length % align):
+            return False  # one of them may be of no use any more
+        if self._slots.refs[old.slot] > 1:
+            return False
+        if may_end:
+            states.held = [*others, held[-1]]
+        states.targets.append(old.slot)
         return True
 
     def reserve(self, states: SequenceStates, committed: int, *, may_end: bool, cut_len: int | None = None) -> bool:

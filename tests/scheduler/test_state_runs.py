@@ -1,6 +1,6 @@
 """Decodes that repeat the plan of the step before read and write what planning each step anew has them read and write.
 
-The twin of each scheduler begins no run.
+The twin of each scheduler begins no run, and looks for the slot of each row.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Traced:
         monkeypatch.setattr(states, "_continue_run", count)
         if not runs:
             monkeypatch.setattr(states, "_begin_run", lambda step, rows: None)
+            monkeypatch.setattr(states, "_reserve_own", lambda request, may_end: False)
 
 
 def drive(harness: Harness, rng: random.Random) -> None:
