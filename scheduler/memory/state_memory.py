@@ -100,7 +100,7 @@ class StateMemory:
         other rows."""
         if is_decode and self._continues_run(requests):
             return True
-        self.end_run()
+        self._end_run()
         for request in requests:
             may_end = request.num_output_placeholders > 0
             if not self._reserve_own(request, may_end) and not self.reserve(
@@ -339,10 +339,10 @@ class StateMemory:
         if run is not None and run.steps[0] == step_id and not begins_stop:
             run.is_settled = True
             return True
-        self.end_run()
+        self._end_run()
         return False
 
-    def end_run(self) -> None:
+    def _end_run(self) -> None:
         """Plan the next step anew."""
         if self._run is not None:
             self._run.states.end()
