@@ -128,7 +128,7 @@ class SnapshotPages:
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         """uint8 [block_bytes]: the snapshot of this state and these pages. It stays until the next call."""
-        room, end = self.room(numbers), self._end(numbers)
+        room, end = self.room(numbers), self._snapshot_bytes(numbers)
         room[: self.state_bytes] = self._states[numbers[0]]
         if len(numbers) > 1:
             tail = room[self.state_bytes : end].reshape(len(numbers) - 1, -1)
@@ -148,7 +148,8 @@ class SnapshotPages:
         room = self.room(numbers)
         self._states[numbers[0]] = room[: self.state_bytes]
         if len(numbers) > 1:
-            self._pages[numbers[1:]] = room[self.state_bytes : self._end(numbers)].reshape(len(numbers) - 1, -1)
+            tail = room[self.state_bytes : self._snapshot_bytes(numbers)]
+            self._pages[numbers[1:]] = tail.reshape(len(numbers) - 1, -1)
 
-    def _end(self, numbers: np.ndarray) -> int:
+    def _snapshot_bytes(self, numbers: np.ndarray) -> int:
         return self.state_bytes + (len(numbers) - 1) * self._pages.shape[1]

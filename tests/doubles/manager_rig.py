@@ -75,7 +75,7 @@ async def running(
 def check(tokenizer: Tokenizer, body: Callable[[Backend], Coroutine[Any, Any, None]], **options: Any) -> None:
     async def run() -> None:
         async with running(tokenizer, **options) as backend:
-            await asyncio.wait_for(body(backend), 20)
+            await asyncio.wait_for(body(backend), 120)
 
     asyncio.run(run())
 
