@@ -145,7 +145,7 @@ class BlockTier:
         self._max_writing = max_writing
         self._snapshots = snapshots
         self._wanted_states: deque[TreeNode] = deque(maxlen=MAX_WANTED)
-        """Nodes whose state may have to be written."""
+        """Nodes whose state may have to be written, and those above them: several may continue there by now."""
         self._named: dict[int, int] = {}
         """Fence of an order -> the slot of a state on the host that it names."""
         self._wanted: deque[tuple[TreeNode, int]] = deque(maxlen=MAX_WANTED)
@@ -179,6 +179,9 @@ class BlockTier:
         self._wanted.append((node, 0))
         if node.host_state:
             self._wanted_states.append(node)
+
+    def state_kept(self, node: TreeNode) -> None:
+        self._wanted_states.append(node)
 
     def path_used(self, node: TreeNode) -> None:
         self._used.pop(node, None)
@@ -258,15 +261,21 @@ class BlockTier:
         most = max(1, states.slots.total // 4) if states is not None else 0
         while self._wanted_states and len(self._named) < most and len(self.writing) < self._max_writing:
             node = self._wanted_states.popleft()
-            if node.state_kind is StateKind.PASSING or not self._host.has_whole_state(node):
-                continue  # where its copy is being made, `copy_stored` will name it once more
             if self._cache.tree.reachable(node) is not node:
                 continue
             path = self._cache.tree.path(node, 0)
             if any(above.storing for above in path):
                 later.append(node)
-            elif not self._has_snapshot(key := self._names.of_snapshot(path)):
-                writes.append(self._write_snapshot(key, node, path))
+                continue
+            for number, above in enumerate(path, 1):
+                if above.state_kind is StateKind.PASSING or not self._host.has_whole_state(above):
+                    continue  # where its copy is being made, `copy_stored` will name it once more
+                if self._has_snapshot(key := self._names.of_snapshot(path[:number])):
+                    continue
+                if len(self._named) >= most:
+                    later.append(node)
+                    break
+                writes.append(self._write_snapshot(key, above, path[:number]))
         self._wanted_states.extendleft(reversed(later))
         return writes
 

@@ -107,6 +107,10 @@ class LowerTier(Protocol):
         """A node has a copy on the host now."""
         ...
 
+    def state_kept(self, node: TreeNode) -> None:
+        """A node with a copy of its state on the host is to keep it; perhaps it was not to before."""
+        ...
+
     def path_used(self, node: TreeNode) -> None:
         """The path down to this node is in use, whatever tier it is on."""
         ...
@@ -190,7 +194,11 @@ class HostTier:
             self._wanted.append(node)
 
     def state_put(self, node: TreeNode) -> None:
-        if node.host_state or self.states_on_host is None:
+        if self.states_on_host is None:
+            return
+        if node.host_state:
+            for tier in self.below if node.state_kind is not StateKind.PASSING else ():
+                tier.state_kept(node)
             return
         if node.host is not None or (self.policy.write_back and node.state_kind is not StateKind.PASSING):
             self._wanted.append(node)  # else its state is stored with its KV

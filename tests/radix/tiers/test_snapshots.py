@@ -192,6 +192,30 @@ class TestWrites:
         rig.to_disk()
         assert rig.disk.counts.stored_states == 1
 
+    def test_state_that_is_to_be_kept_after_it_was_stored_is_written(self) -> None:
+        """A turn may end in the page where its prompt has left a state."""
+        rig = StateDiskRig()
+        running = rig.start(IDS)
+        rig.compute(running)
+        rig.leave(running, StateKind.PASSING)
+        rig.to_disk()
+        assert rig.host_slots.held == 1 and not rig.snapshots.by_key
+        rig.finish_turn(running, StateKind.TURN_END)
+        rig.to_disk()
+        rig.check()
+        assert rig.disk.counts.stored_states == 1
+
+    def test_state_where_a_second_conversation_begins_is_written(self) -> None:
+        rig = StateDiskRig()
+        rig.turn(IDS, StateKind.PASSING)
+        for first in (500, 600):
+            rig.turn(np.concatenate([IDS, tokens(12, first)]))
+            rig.to_disk()
+        assert rig.disk.counts.stored_states == 3
+        rig.forget_all()
+        found = rig.disk.find_blocks("", np.concatenate([IDS, tokens(12, 700)]))
+        assert found is not None and len(found.ids) == 40
+
     def test_state_being_written_keeps_its_slot(self) -> None:
         rig = StateDiskRig(host_states=1)
         rig.turn(IDS)
