@@ -136,9 +136,8 @@ def _each(
             except BaseException:  # the pool would wait for the runs under way, for minutes
                 for process in multiprocessing.active_children():
                     process.terminate()
+                pool.shutdown(cancel_futures=True)  # its thread ends here: at exit, Python 3.11 may wake a closed one
                 raise
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _follow_parent() -> None:
