@@ -438,6 +438,17 @@ def test_one_straggler_does_not_keep_the_worth_of_all() -> None:
     assert kept(scene, "back").falls_at == pytest.approx(scene.now + 5.0, abs=0.1)
 
 
+def test_lease_that_a_client_asks_for_keeps_its_worth() -> None:
+    """However long its user stays away; else a stranger's first turn, which nothing was asked for, would break it."""
+    scene = harness(pin_time="fixed", pin_seconds=0.1)
+    learn_user(scene, [5.0] * 20 + [MAX_PIN_S] * 20)
+    said = chat(scene, "a", prompt(1))
+    chat(scene, "back", [*said, 7], job="chat-a", unasked=False, default_lease=False)
+    pass_time(scene, 50.0)
+    chat(scene, "fresh", prompt(2))
+    assert next_to_break(scene) == "fresh"
+
+
 def test_nothing_falls_before_enough_is_known() -> None:
     scene = harness()
     learn_user(scene, [1.0] * 6)  # and the return of this one
