@@ -1,4 +1,4 @@
-"""Attention of a model with layers whose sliding window has a pool of its own: two backends side by side.
+"""Attention of a model that keeps the K and V of layers with a sliding window in a second pool: two backends in one.
 
 Layers that see all tokens are attended over ``req_to_token``, those that see the last ones over ``req_to_window``: the
 same rows and positions, with the slots of the other pool. A backend knows of one table only.
@@ -37,8 +37,8 @@ def open_windowed(
     specs: Sequence[AttentionSpec],
     layers: frozenset[int],
 ) -> AttentionBackend:
-    """The attention of a model whose ``layers`` have a window and another pool. open_backend: makes the backend of some
-    layers."""
+    """The attention of a model. layers: those of the pool with a window. open_backend: makes the backend of the layers
+    that it is given."""
     full = [spec for spec in specs if spec.layer_id not in layers]
     windows = [spec for spec in specs if spec.layer_id in layers]
     parts = open_backend(full) if full else None, open_backend(windows)

@@ -357,7 +357,7 @@ class PinManager:
             kept.worth = Worth.FIRST_TURN
         within_s = self._fill_time.seconds
         first = self.times.chance((), within_s)
-        if first is None or kept.worth is Worth.FIRST_TURN or step.is_asked:  # an asked lease holds as long as asked
+        if first is None or kept.worth is Worth.FIRST_TURN or step.is_asked:
             return
         stay_s = self.times.stay_s(calls, within_s, opened * first, MAX_PIN_S)
         if stay_s is not None:

@@ -45,7 +45,7 @@ class Shape:
     context: int
 
     def layers_of(self, *, windows: bool) -> list[KVShape]:
-        """Those with a window, or all others."""
+        """Layers with a window, or all others."""
         count = self.layers - self.full_layers if windows else self.full_layers
         return [KVShape(self.kv_heads, self.head_dim, self.head_dim)] * count
 
@@ -61,13 +61,13 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one shape in one memory."""
+    """How many tokens one model holds in a given memory."""
 
     one: MemoryPlan
     """One pool for all layers."""
     two: MemoryPlan
     bytes_of_one: int
-    """Of the tensors."""
+    """Bytes of the tensors."""
     bytes_of_two: int
 
     @property

@@ -33,7 +33,8 @@ class KeptTurn:
     """Time until which the policy expects its job back: while its text has not been parsed, and then while its tool
     runs. A turn that called nothing sets no such time: its user may or may not write again."""
     falls_at: float = math.inf
-    """Time from which its return is no likelier than that of a first turn, so that it is worth no more."""
+    """Time from which its return is no likelier than that of a first turn, so that it is worth no more; never for a
+    lease that a client asked for."""
 
 
 def job_id_of(lease: Lease) -> str | None:

@@ -82,7 +82,8 @@ def select_gpu_states(config: ModelConfig, dtype: torch.dtype, device: torch.dev
     trouble = find_trouble(ops, config, dtype, device)
     if trouble:
         logger.warning("torch computes parts of the layers with states: %s", "; ".join(trouble.values()))
-    logger.info("layers with states: %s", "torch" if len(trouble) > 1 else "flash-linear-attention")
+    else:
+        logger.info("layers with states: flash-linear-attention")
     return replace(ops, **{name: getattr(TORCH_STATES, name) for name in trouble})
 
 
