@@ -17,6 +17,8 @@ from typing import Any, TextIO
 
 import msgspec
 
+from .pool_sizes import PoolSizes
+
 logger = logging.getLogger(__name__)
 
 SAVE_S = 60.0
@@ -41,6 +43,10 @@ class JobTraceFile:
                 raise RecordsError(f"--scheduler-trace {path} is a symbolic link; name the file itself") from None
             raise RecordsError(f"--scheduler-trace {path} cannot be written: {error.strerror}") from None
         self.write([{"event": "start", "time": now, "unix_time": time.time()}])
+
+    def write_pools(self, sizes: PoolSizes, now: float) -> None:
+        """Write what a replay needs to know of the worker."""
+        self.write([{"event": "pools", "time": now, **msgspec.to_builtins(sizes)}])
 
     def write(self, events: list[dict[str, Any]]) -> None:
         if self._file is None or not events:

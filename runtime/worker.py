@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..memory_pool.allocator import Allocator
+from ..memory_pool.kv_pool import WindowedKVPool
 from ..memory_pool.req_to_token import ReqToTokenPool
 from ..memory_pool.state_slots import StateSlots
 from ..memory_pool.stores.host_pool import HostPool
@@ -48,6 +49,7 @@ from .launcher.child_process import WorkerProcess, run_child
 from .lora.adapters import Adapters, load_adapters
 from .messages import ToWorker, WorkerReady
 from .model_config import ServedConfig
+from .pool_sizes import PoolSizes
 from .runner.cpu_threads import watch_cpu_threads
 from .runner.device_backends import DeviceBackends
 from .runner.model_runner import ModelRunner
@@ -249,6 +251,24 @@ def _describe(
     }
 
 
+def pool_sizes(worker: Worker) -> PoolSizes:
+    """The sizes of a worker's pools."""
+    pool, states, window = worker.runner.kv_pool, worker.runner.state_pool, worker.runner.window
+    windows = pool.windows if isinstance(pool, WindowedKVPool) else None
+    return PoolSizes(
+        tokens=pool.num_tokens,
+        page_size=pool.page_size,
+        bytes_per_token=pool.bytes_per_token,
+        states=states.num_states if states is not None else 0,
+        bytes_per_state=states.bytes_per_state if states is not None else 0,
+        window=window,
+        window_tokens=windows.num_tokens if windows is not None else 0,
+        bytes_per_window_token=windows.bytes_per_token if windows is not None else 0,
+        host_tokens=worker.host_pool.num_tokens if worker.host_pool is not None else 0,
+        host_states=worker.host_states.num_states if worker.host_states is not None else 0,
+    )
+
+
 def _describe_pooling(config: ServedConfig, asked: str) -> dict:
     """How prompts become embeddings, and what stands on the decoder. asked: --pooling."""
     embedding = config.embedding
@@ -353,6 +373,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         tier_io = connect_tiers(worker, waker.wake)
         warm_up(scheduler, step_runner, generates=info["pooling"]["head"] == "language")
         if trace is not None:
+            trace.write_pools(pool_sizes(worker), time.monotonic())
             scheduler.trace_jobs()
         history = None
         if config.jobs.tool_history:

@@ -33,8 +33,17 @@ def test_job_is_tracked_and_tool_history_survives_restart(tmp_path: Path) -> Non
         assert ended is not None and ended["aborted"] == []
         assert running.jobs(cache_salt="mine") == []
     assert list(json.loads(history.read_text())["tools"]) == ["wc"]
-    events = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
-    assert events[:2] == ["start", "arrival"] and {"departure", "pinned", "called", "returned", "unpinned"} <= {*events}
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert lines[1].keys() == {"event", "time", "tokens", "page_size", "bytes_per_token"}
+    assert lines[1]["tokens"] == 4096 and lines[1]["time"] > lines[0]["time"]
+    events = [line["event"] for line in lines]
+    assert events[:3] == ["start", "pools", "arrival"] and {
+        "departure",
+        "pinned",
+        "called",
+        "returned",
+        "unpinned",
+    } <= {*events}
     with engine(tool_history=str(history)) as running:
         running.generate(TASK, GREEDY, job_id="two")
         (job,) = running.jobs()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.runtime.job_records import SAVE_S, JobRecords, JobTraceFile, RecordsError, ToolHistoryFile
+from baton.runtime.pool_sizes import PoolSizes
 from baton.scheduler.jobs.calls import ToolCall
 from baton.scheduler.jobs.tool_time import ToolTimes
 
@@ -28,6 +29,21 @@ def test_job_trace_is_appended_to(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"] for line in lines] == ["start", "arrival", "start", "arrival"]
     assert lines[1]["job_id"] == "ü" and lines[2]["time"] == 1.0
+
+
+def test_job_trace_has_the_sizes_of_what_there_is(tmp_path: Path) -> None:
+    file = JobTraceFile(str(tmp_path / "trace.jsonl"), now=1.0)
+    file.write_pools(PoolSizes(tokens=64, page_size=1, bytes_per_token=0, states=8, bytes_per_state=96), now=2.0)
+    file.close()
+    assert json.loads((tmp_path / "trace.jsonl").read_text().splitlines()[1]) == {
+        "event": "pools",
+        "time": 2.0,
+        "tokens": 64,
+        "page_size": 1,
+        "bytes_per_token": 0,
+        "states": 8,
+        "bytes_per_state": 96,
+    }
 
 
 def test_unwritable_job_trace_is_refused_at_start(tmp_path: Path) -> None:
