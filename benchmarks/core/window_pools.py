@@ -26,7 +26,7 @@ from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.memory_pool.window_pages import WindowedAllocator, WindowPages
 from baton.radix.cache import RadixCache
 from baton.radix.node_windows import NodeWindows
-from baton.runtime.runner.memory_sizing import MemoryPlan, MemorySettings, plan_memory
+from baton.runtime.runner.memory_plan import MemoryPlan, MemorySettings, plan_memory
 from baton.scheduler.config import DEFAULT_CHUNK, SchedulerConfig
 
 GIB = 2**30

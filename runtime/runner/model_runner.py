@@ -53,16 +53,8 @@ from .cuda_graph import GraphCatalog, GraphRunner
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
 from .largest_step import SMALLEST_CHUNK, choose_chunk, run_largest_step
-from .memory_sizing import (
-    SET_ASIDE,
-    MemoryPlan,
-    MemorySettings,
-    available_memory,
-    estimate_graph_bytes,
-    explain_out_of_memory,
-    plan_memory,
-    profiled_bytes,
-)
+from .memory_plan import SET_ASIDE, MemoryPlan, MemorySettings, plan_memory
+from .memory_sizing import available_memory, estimate_graph_bytes, explain_out_of_memory, profiled_bytes
 from .step_profile import StepProfiler
 from .transformers_model import TransformersModel, load_transformers_model
 
