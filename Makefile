@@ -64,7 +64,7 @@ $(TESTING): $(SERVING)
 test: test-units test-processes test-equality  ## everything that passes without a GPU
 
 # Files that have tests of a kind: to collect all others takes each test process ten seconds.
-marked = $(shell grep -rlw --include='*.py' 'mark\.$(1)' tests)
+marked = $(shell grep -rlwE --include='*.py' 'mark\.($(1))' tests)
 # Files without a unit test. They import the clients of others and transformers, which takes five seconds.
 unitless = $(shell grep -rlE --include='*.py' '^pytestmark = pytest.mark.(process|equality)$$' tests)
 
@@ -86,7 +86,7 @@ test-avx2: test         ## `make test` as on a processor with AVX2 and nothing n
 
 test-slow: $(TESTING)   ## slow: soak runs, the tests that run benchmarks, and further seeds and variants of the other tests
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real and not gateways and not clients" \
-	    $(call marked,slow)
+	    $(call marked,slow|one_in)
 
 test-products: $(TESTING)  ## slow: the equality suite on every form of the matrix products, and on torch's attention
 	BATON_TEST_ATTENTION=torch_native $(BIN)/python -m pytest -n 2 \

@@ -32,6 +32,8 @@ class ParityRow:
 
 
 ROWS = pytest.StashKey[list[ParityRow]]()
+SEEN = pytest.StashKey[dict[tuple[str, int], dict[str, int]]]()
+"""By test and list of parameters: the number of each value, by its id."""
 
 Parity = Callable[..., None]
 
@@ -50,7 +52,7 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[ROWS] = []
+    config.stash[ROWS], config.stash[SEEN] = [], {}
 
 
 def pytest_collection_finish() -> None:
@@ -65,6 +67,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """``one_in(n)`` leaves all but one in n combinations of a test's parameters, fixtures' included, to the slow tests.
+    Those on a diagonal stay: each value of a list, if the other lists have n values together."""
+    mark, callspec = item.get_closest_marker("one_in"), getattr(item, "callspec", None)
+    if mark is None or callspec is None:
+        return
+    test = item.nodeid.removesuffix(f"[{callspec.id}]")
+    places = [item.config.stash[SEEN].setdefault((test, place), {}) for place in range(len(callspec._idlist))]
+    if sum(seen.setdefault(name, len(seen)) for seen, name in zip(places, callspec._idlist)) % mark.args[0]:
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -183,6 +183,7 @@ def tiny(request, subjects: Callable[[str], Subject]) -> Subject:
     return subjects(request.param)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
 def test_beam_ends_and_length_penalties_match_transformers(
@@ -195,6 +196,7 @@ def test_beam_ends_and_length_penalties_match_transformers(
         subject.check(search, worker)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_ends", [20, 40])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
 def test_frequent_end_tokens_match_transformers(tiny: Subject, length_penalty: float, num_ends: int) -> None:
@@ -211,6 +213,7 @@ def test_frequent_end_tokens_match_transformers(tiny: Subject, length_penalty: f
         assert found[0] != found[1], "the modes should differ, or this compares nothing"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [1, 2, 4, 32])
 def test_beam_widths_match_transformers(subject: Subject, width: int) -> None:
     worker = LocalWorker(subject.folder)
@@ -229,6 +232,7 @@ def test_min_new_tokens(subject: Subject, min_new_tokens: int) -> None:
     subject.check(search, LocalWorker(subject.folder))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -249,6 +253,7 @@ def test_beam_search_matches_across_pages_chunks_and_cache(subject: Subject, opt
         subject.check(search, worker)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_mixed_batch_of_searches_and_samples_matches_separate_runs(subject: Subject, page_size: int) -> None:
     """One batch of searches of several widths and of requests that sample: each says what it says alone."""
@@ -268,6 +273,7 @@ def test_mixed_batch_of_searches_and_samples_matches_separate_runs(subject: Subj
             assert_same(found_by(answer), theirs[i])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_item_trie_equals_prefix_allowed_tokens_fn(subject: Subject, page_size: int) -> None:
     """Items of one length, so that both sides end by it. Some nodes have one child, some very many."""
@@ -319,6 +325,7 @@ def test_beam_result_logprobs_match_a_forward_pass(subject: Subject) -> None:
             )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("disable_radix_cache", [False, True])
 def test_retraction_changes_nothing(subject: Subject, page_size: int, disable_radix_cache: bool) -> None:

@@ -84,6 +84,7 @@ def test_every_family_says_what_transformers_says(models, key):
     check(models, key, chunked_prefill_size=33, max_states=200)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("key", KINDS)
 @pytest.mark.parametrize(
     "options",
@@ -100,6 +101,7 @@ def test_pages_chunks_and_pressure_change_nothing(models, key, options):
     check(models, key, **({"max_states": 200} | options))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("key", KINDS)
 def test_next_turn_resumes_where_the_last_one_ended(models, key, page_size):

@@ -63,6 +63,7 @@ def continue_each(worker: LocalWorker, prompts: list[list[int]], **terms) -> tup
     return said, worker.run(children)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("page_size", "chunk", "overlap"), [(16, 1, False), (1, 7, True), (16, 64, True), (1, 500, False)]
 )
@@ -79,6 +80,7 @@ def test_a_handoff_recomputes_nothing(folder, replay, prompts, page_size, chunk,
     worker.scheduler.check_invariants()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_kept_parent_can_be_continued_again(folder, replay, prompts, page_size) -> None:
     worker = LocalWorker(folder, page_size=page_size, max_leased_ratio=0.9, max_states=48)
@@ -93,6 +95,7 @@ def test_a_kept_parent_can_be_continued_again(folder, replay, prompts, page_size
     worker.scheduler.check_invariants()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_what_is_cached_is_used_as_far_as_states_reach(folder, replay, prompts, page_size) -> None:
     """The second request that shares a beginning leaves a state at its end, which the third finds. Long pages end
@@ -107,6 +110,7 @@ def test_what_is_cached_is_used_as_far_as_states_reach(folder, replay, prompts, 
     assert edited.cached_tokens >= 48
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("chunk", [7, 512])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_the_same_prompt_again_computes_its_last_token_or_page(folder, replay, prompts, page_size, chunk) -> None:
@@ -117,6 +121,7 @@ def test_the_same_prompt_again_computes_its_last_token_or_page(folder, replay, p
         assert again.cached_tokens == (len(prompt) - 1) // page_size * page_size
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("states", [3, 64])
 def test_retraction_changes_nothing(folder, replay, prompts, page_size, states) -> None:
@@ -131,6 +136,7 @@ def test_retraction_changes_nothing(folder, replay, prompts, page_size, states) 
     worker.scheduler.check_invariants()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_guesses_change_nothing(folder, replay, page_size) -> None:
     """A prompt that repeats itself, so that guesses come, and are right and wrong."""
@@ -142,6 +148,7 @@ def test_guesses_change_nothing(folder, replay, page_size) -> None:
     worker.scheduler.check_invariants()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_beam_search_finds_the_same(folder, prompts, page_size) -> None:
     sampling = SamplingParams(max_new_tokens=8, temperature=0.0, beam_width=4, n=3, ignore_eos=True)

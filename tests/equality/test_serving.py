@@ -208,6 +208,7 @@ def random_model(request, tmp_path_factory) -> tuple[Path, list[Reference]]:
     return folder, [reference_of(model, prompt, 16, frozenset()) for prompt in prompts]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "options",
     [

@@ -46,6 +46,7 @@ def serve(folder: Path, ratio: float = 0.2, **options) -> LocalWorker:
     return worker
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("page_size", "chunk", "overlap"), [(16, 7, False), (1, 7, True), (1, 64, True)])
 def test_a_handoff_recomputes_nothing(folder, replay, prompts, page_size, chunk, overlap) -> None:
     worker = serve(folder, 0.4, page_size=page_size, chunked_prefill_size=chunk, max_leased_ratio=0.9, overlap=overlap)
@@ -58,6 +59,7 @@ def test_a_handoff_recomputes_nothing(folder, replay, prompts, page_size, chunk,
     worker.scheduler.check_invariants()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_kept_parent_can_be_continued_again(folder, replay, prompts, page_size) -> None:
     worker = serve(folder, 0.6, page_size=page_size, chunked_prefill_size=64, max_leased_ratio=0.9)
@@ -77,6 +79,7 @@ def test_what_is_cached_is_used_as_far_as_windows_are_whole(folder, replay, prom
         assert answer.cached_tokens == (70 if number == 2 else 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_retraction_changes_nothing(folder, replay, page_size) -> None:
     """Too few slots for the windows of all, and a chunk that is longer than the window."""
@@ -98,6 +101,7 @@ def test_guesses_change_nothing(folder, replay) -> None:
     worker.scheduler.check_invariants()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_beam_search_finds_the_same(folder, prompts, page_size) -> None:
     sampling = SamplingParams(max_new_tokens=8, temperature=0.0, beam_width=4, n=3, ignore_eos=True)
@@ -112,6 +116,7 @@ def test_a_beam_search_finds_the_same(folder, prompts, page_size) -> None:
     tight.scheduler.check_invariants()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_kv_that_comes_back_from_the_host_has_that_of_windows(folder, replay, policy, page_size, caplog) -> None:

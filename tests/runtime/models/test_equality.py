@@ -44,6 +44,7 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size, products", [(1, "torch"), (16, "onednn"), (1, "transposed"), (64, "numba")])
 def test_logits_of_prefill_chunks_and_decode(model, page_size, products):
     """Rows with prefixes of all kinds share the steps; every token's logits are compared."""
@@ -102,6 +103,7 @@ def test_greedy_output_equals_transformers_generate(model):
     assert sequence.ids.tolist() == expected.tolist()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     "name", ["llama", "qwen3", "gemma3", "granite", "olmo2", "glm4", "gpt_oss", "glm4_moe", "deepseek_v3", "llama4"]
@@ -153,6 +155,7 @@ def test_latents_are_all_that_is_kept(name, tmp_path, caplog):
     assert foreign.kv_pool.bytes_per_token == 3 * 6 * ((10 + 8) + 6) * 4
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("chunk", [1, 7, 60])
 def test_latents_by_the_kernel_for_cpus(chunk, page_size, tmp_path):

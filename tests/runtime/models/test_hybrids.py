@@ -41,6 +41,7 @@ def prompt(length: int) -> np.ndarray:
     return np.random.default_rng(length).integers(0, TINY["vocab_size"], length)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 100])
 def test_chunks_of_two_interleaved_prompts(model, chunk, in_place):
@@ -58,6 +59,7 @@ def test_chunks_of_two_interleaved_prompts(model, chunk, in_place):
             check(logits, reference_logits(reference, row.ids[: start + count])[start:])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunks_by_the_kernels_for_cpus(model, chunk, caplog):
     """Prompts and a decode by Numba, as wide models are computed."""
@@ -75,6 +77,7 @@ def test_chunks_by_the_kernels_for_cpus(model, chunk, caplog):
         check(logits, reference_logits(reference, row.ids[:61])[-1])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["torch_native", "numba"])
 def test_half_precision_is_as_close_to_float32_as_the_reference(model, backend):
     """Our error against float32 may be at most twice transformers' own."""

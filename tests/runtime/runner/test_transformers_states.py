@@ -86,6 +86,7 @@ def test_what_the_layers_keep(model):
     assert not any(target.startswith(mixers) for target in served.adapter_targets()), "their rows are not the step's"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [1, 7, 64, 70])
 def test_chunks_of_every_size(model, size):
     _, reference, _, runner = model
@@ -99,6 +100,7 @@ def test_chunks_of_every_size(model, size):
     assert_close(torch.cat(found), expected_logits(reference, sequence.ids))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("page_size", "in_place"), [(1, True), (1, False), (16, True)])
 def test_rows_of_all_kinds_share_steps(model, page_size, in_place):
     _, reference, folder, runner = model
@@ -110,6 +112,7 @@ def test_rows_of_all_kinds_share_steps(model, page_size, in_place):
         check_step(driver, reference, spans, in_place=in_place)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sizes", [[1, 1, 1, 1, 1, 1], [2, 1, 1, 2, 5], [1, 2, 3, 1, 4]], ids=str)
 def test_pieces_shorter_than_the_window(model, sizes):
     """Of two rows that do the same at different times."""
