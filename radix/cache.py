@@ -323,6 +323,8 @@ class RadixCache:
         """Note on a node that its reuse has been given up, which says nothing of the nodes above it."""
         self._ends += 1
         node.retired_end = self._ends * NUM_ENDS + how
+        if self.states is not None:
+            self.states.retire(node)
 
     def _report_tail(self, seq: KVSequence, node: TreeNode, token_ids: np.ndarray, end: int) -> None:
         """Report the computed tokens from position ``end`` on, where ``node`` ends; there are fewer than a page."""

@@ -268,7 +268,7 @@ class BlockTier:
                 later.append(node)
                 continue
             for number, above in enumerate(path, 1):
-                if above.state_kind is StateKind.PASSING or not self._host.has_whole_state(above):
+                if above.state_kind <= StateKind.PASSING or not self._host.has_whole_state(above):
                     continue  # where its copy is being made, `copy_stored` will name it once more
                 if self._has_snapshot(key := self._names.of_snapshot(path[:number])):
                     continue

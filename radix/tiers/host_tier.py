@@ -197,10 +197,10 @@ class HostTier:
         if self.states_on_host is None:
             return
         if node.host_state:
-            for tier in self.below if node.state_kind is not StateKind.PASSING else ():
+            for tier in self.below if node.state_kind > StateKind.PASSING else ():
                 tier.state_kept(node)
             return
-        if node.host is not None or (self.policy.write_back and node.state_kind is not StateKind.PASSING):
+        if node.host is not None or (self.policy.write_back and node.state_kind > StateKind.PASSING):
             self._wanted.append(node)  # else its state is stored with its KV
 
     def path_demoted(self, node: TreeNode) -> None:

@@ -230,7 +230,7 @@ class StateMemory:
 
     def _unshare(self, slot: int) -> bool:
         """True if the caller alone names this slot; a node that need not keep its state gives its name up."""
-        if self._is_unsharable(slot) and self._states.node_of(slot).state_kind is StateKind.PASSING:
+        if self._is_unsharable(slot) and self._states.node_of(slot).state_kind <= StateKind.PASSING:
             self._cache.remove_state(self._states.node_of(slot))
         return not self._slots.is_shared(slot)
 

@@ -436,7 +436,7 @@ def forgotten_node(rig: StateRig, running: Running, stem: TreeNode) -> None:
 
 
 def never_evicted(rig: StateRig, running: Running, stem: TreeNode) -> None:
-    stem.state_rank += 1
+    rig.nodes.on_device._standings[stem.state].rank += 1
 
 
 def too_many_states_below(rig: StateRig, running: Running, stem: TreeNode) -> None:

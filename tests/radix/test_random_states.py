@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from baton.radix.discarding import retire
 from baton.radix.node import StateKind
+from baton.radix.node_states import KEPT, PASSING, RETIRED
 from baton.radix.repair import restore_tree
 from tests.doubles.cache_rig import Running
 from tests.doubles.state_rig import StateRig, path_of
@@ -30,7 +32,13 @@ class Known:
     """A state in the tree."""
 
     kind: StateKind
+    cost: int = 0
     rank: float = 0.0
+
+    @property
+    def group(self) -> int:
+        """The states of a lower one go first."""
+        return {StateKind.RETIRED: RETIRED, StateKind.PASSING: PASSING}.get(self.kind, KEPT)
 
 
 class Model:
@@ -40,7 +48,8 @@ class Model:
         self.rig = rig
         self.width = 4 * rig.cache.page_size
         self.states: dict[Prefix, Known] = {}
-        self.floor = 0.0
+        self.floors = dict.fromkeys((RETIRED, PASSING, KEPT), 0.0)
+        """By class."""
 
     def longest(self, namespace: str, data: bytes) -> int:
         """Tokens of the longest prefix of ``data`` with a state."""
@@ -58,17 +67,30 @@ class Model:
         namespace, key = prefix
         return [(namespace, key[:end]) for end in range(len(key) - self.width, 0, -self.width)]
 
-    def use(self, prefix: Prefix) -> None:
+    def cost(self, prefix: Prefix) -> int:
+        """Tokens that computing a state anew takes."""
         namespace, key = prefix
-        self.states[prefix].rank = self.floor + len(key) // 4 - self.longest(namespace, key[:-1])
+        return len(key) // 4 - self.longest(namespace, key[:-1])
+
+    def use(self, prefix: Prefix) -> None:
+        known = self.states[prefix]
+        self.set_kind(prefix, max(known.kind, StateKind.PASSING))
+        known.cost = self.cost(prefix)
+        known.rank = self.floors[known.group] + known.cost
+
+    def set_kind(self, prefix: Prefix, kind: StateKind) -> None:
+        """It stays as far above the floor of its class."""
+        known = self.states[prefix]
+        known.rank -= self.floors[known.group]
+        known.kind = kind
+        known.rank += self.floors[known.group]
 
     def put(self, prefix: Prefix, kind: StateKind) -> None:
         self.states.setdefault(prefix, Known(StateKind.PASSING))
         for each in [prefix, *self.above(prefix)]:
             if each in self.states and self.branches(each) > 1:
-                self.states[each].kind = StateKind.BRANCH
-        known = self.states[prefix]
-        known.kind = max(known.kind, kind)
+                self.set_kind(each, StateKind.BRANCH)
+        self.set_kind(prefix, max(self.states[prefix].kind, kind))
         self.use(prefix)
         if kind is StateKind.TURN_END and self.branches(prefix) < 2:
             self.demote_turns_before(prefix)
@@ -79,26 +101,31 @@ class Model:
             if self.branches(each) > 1:
                 return
             if each in self.states and self.states[each].kind is StateKind.TURN_END:
-                self.states[each].kind = StateKind.PASSING
+                self.set_kind(each, StateKind.PASSING)
 
     def evict_one(self, kept_too: bool) -> None:
-        """The cheapest state that no sequence names goes, and of several equal ones any."""
-        nodes = {path_of(self.rig, node): node for node in self.rig.nodes.nodes()}
-        free = [prefix for prefix, node in nodes.items() if not self.rig.slots.is_shared(node.state)]
+        """The cheapest state that no sequence names goes. Those that come first, but have become more expensive, get
+        another rank."""
+        slots = {path_of(self.rig, node): node.state for node in self.rig.nodes.nodes()}
+        free = [prefix for prefix, slot in slots.items() if not self.rig.slots.is_shared(slot)]
         if not kept_too:
-            free = [prefix for prefix in free if self.states[prefix].kind is StateKind.PASSING]
-        before = dict(self.states)
-        count = self.rig.cache.evict_states(1, kept_too=kept_too)
-        assert count == min(1, len(free))
-        self.forget_removed()
-        if count:
-            (victim,) = before.keys() - self.states.keys()
-            assert victim in free and self.worth(before[victim]) == min(self.worth(before[each]) for each in free)
-            self.floor = max(self.floor, before[victim].rank)
+            free = [prefix for prefix in free if self.states[prefix].group != KEPT]
+        victim = None
+        while free:
+            victim = min(free, key=lambda prefix: (self.states[prefix].group, self.states[prefix].rank, slots[prefix]))
+            known = self.states[victim]
+            if (rise := self.cost(victim) - known.cost) <= 0:
+                self.floors[known.group] = max(self.floors[known.group], known.rank)
+                break
+            known.cost, known.rank = known.cost + rise, known.rank + rise
+        assert self.rig.cache.evict_states(1, kept_too=kept_too) == (victim is not None)
+        assert self.forget_removed() == ({victim} if victim is not None else set())
 
-    @staticmethod
-    def worth(known: Known) -> tuple[bool, float]:
-        return known.kind is not StateKind.PASSING, known.rank
+    def retire(self, prefix: Prefix, kept: int) -> None:
+        """See `discarding.retire`, for paths that nothing branches off or holds."""
+        for each in [prefix, *self.above(prefix)]:
+            if each in self.states and len(each[1]) // 4 > kept:
+                self.set_kind(each, StateKind.RETIRED)
 
     def forget_removed(self) -> set[Prefix]:
         """Read from the tree which states are gone."""
@@ -113,7 +140,9 @@ class Model:
         nodes = {path_of(self.rig, node): node for node in self.rig.cache.tree.nodes() if node.state}
         assert nodes.keys() == self.states.keys()
         for prefix, known in self.states.items():
-            assert (nodes[prefix].state_kind, nodes[prefix].state_rank) == (known.kind, known.rank), prefix
+            node = nodes[prefix]
+            rank = self.rig.nodes.on_device.rank(node.state)
+            assert (node.state_kind, *rank) == (known.kind, known.group, known.rank), prefix
 
 
 def random_ids(rng: random.Random, stems: list[list[int]], page: int) -> np.ndarray:
@@ -143,6 +172,7 @@ class Episode:
         weights: dict[Callable[[], None], float] = {self.start: 5, self.compute: 8, self.leave: 3, self.finish: 4}
         weights |= {self.overrun: 1, self.release: 1, self.cut: 2, self.fork: 1}
         weights |= {self.evict: 2, self.evict_state: 2, self.look: 2, self.recover: 0.2, self.flush: 0.1}
+        weights |= {self.retire: 1}
         operations, odds = list(weights), list(weights.values())
         for self.step in range(steps):
             operation = self.rng.choices(operations, odds)[0]
@@ -171,7 +201,7 @@ class Episode:
         assert self.rig.verify().free == self.rig.allocator.total_tokens
 
     def kind(self) -> StateKind:
-        return self.rng.choice(list(StateKind))
+        return self.rng.choice([StateKind.PASSING, StateKind.TURN_END, StateKind.BRANCH])
 
     def launch(self) -> int:
         """The fence of a step that is in flight for some operations."""
@@ -313,13 +343,14 @@ class Episode:
         self.model.evict_one(kept_too=self.rng.random() < 0.5)
 
     def evict(self) -> None:
-        """KV without states goes first."""
+        """KV without states goes first, and what was retired."""
         tokens = self.rng.randrange(1, 4 * self.page + 1)
         cache = self.rig.cache
         possible = min(cache.evictable_tokens, -(-tokens // self.page) * self.page)
         useless = [node for node in cache.tree.nodes() if not (node.children or node.lock_ref or node.state)]
         assert cache.evict(tokens) >= possible
-        if self.model.forget_removed():
+        known = dict(self.model.states)
+        if any(known[gone].kind is not StateKind.RETIRED for gone in self.model.forget_removed()):
             left = [node for node in useless if node.parent is not None]
             assert not left, f"KV with a state was evicted before KV that is of no use: {left}"
 
@@ -334,6 +365,21 @@ class Episode:
         names = [slot for running in rig.running for slot in running.kv.states.names()]
         names += [node.state for node in rig.nodes.nodes()]
         rig.slots.rebuild(Counter(names), [fence for _, fence in self.fences])
+        for prefix, known in self.model.states.items():
+            known.cost = self.model.cost(prefix)
+            known.rank = self.model.floors[known.group] + known.cost
+
+    def retire(self) -> None:
+        """The end of a path, up to where something else continues or is held."""
+        leaves = [node for node in self.rig.cache.tree.nodes() if not (node.children or node.lock_ref)]
+        if not leaves:
+            return
+        node = self.rng.choice(leaves)
+        prefix, top = path_of(self.rig, node), node
+        while top.parent is not None and not (top.branched or top.lock_ref or len(top.children) > 1):
+            top = top.parent
+        retire(self.rig.cache, node)
+        self.model.retire(prefix, top.prefix_len)
 
     def flush(self) -> None:
         fence = self.launch()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baton.radix.node import StateKind
-from baton.radix.node_states import NodeStates
+from baton.radix.node_states import NodeStates, Rank
 from baton.scheduler.batch import StopMatch
 from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.scheduler_harness import Harness, Outcome
@@ -22,6 +22,12 @@ def scene(page: int = 1, states: int = 64, **options) -> Harness:
 def states_of(harness: Harness) -> NodeStates:
     assert harness.cache.states is not None
     return harness.cache.states
+
+
+def ranks_of(harness: Harness) -> dict[int, Rank]:
+    """The rank of each state, by its number of tokens."""
+    states = states_of(harness)
+    return {node.prefix_len: states.on_device.rank(node.state) for node in states.nodes()}
 
 
 def ask(harness: Harness, rid: str, prompt: list[int], new: int = 8, **more) -> tuple[list[int], int]:
@@ -182,9 +188,9 @@ def test_a_passed_state_does_not_count_as_used() -> None:
     said, _ = ask(harness, "a", prompt_of(40))
     turn = [*prompt_of(40), *said, *prompt_of(30, 1)]
     answer, _ = ask(harness, "b", turn)
-    ranks = {node.prefix_len: node.state_rank for node in states_of(harness).nodes()}
+    ranks = ranks_of(harness)
     ask(harness, "c", [*turn, *answer, 1, 2, 3])
-    now = {node.prefix_len: node.state_rank for node in states_of(harness).nodes()}
+    now = ranks_of(harness)
     assert now[47] == ranks[47]
 
 

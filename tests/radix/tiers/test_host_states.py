@@ -315,8 +315,7 @@ def names_another(rig: StateTierRig, node: TreeNode) -> None:
 
 
 def is_never_evicted(rig: StateTierRig, node: TreeNode) -> None:
-    node.state_rank += 1
-    rig.nodes.on_device.push(node.state)
+    rig.on_host._standings[node.host_state].rank += 1
 
 
 def is_counted_twice(rig: StateTierRig, node: TreeNode) -> None:
