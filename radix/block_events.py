@@ -16,18 +16,22 @@ that is on the tier, whatever becomes of nodes. Where no block is announced the 
 that was never announced: copies that failed, and what is hidden.
 
 A copy on the host counts when it is made, also if that of what comes before is still under way: that is on the device.
+
+Blocks of a node are announced while the node is of use, see usable_ends.py: where a model has recurrent states, while
+one lies at the node's end or further down, on any tier, because a match loads what it needs.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .cache import RadixCache
 from .node import ID_BYTES, TreeNode
+from .usable_ends import UsableEnds
 
 DEVICE, HOST = "GPU", "CPU_PINNED"
 """The tiers, by the names that SGLang and Dynamo give them. GPU is the device of the model, be it a CPU."""
@@ -111,42 +115,54 @@ class BlockAnnouncer:
         """By slot: the hash of the block that ends there; 0 if none is announced."""
         self._on_host = np.zeros(host_tokens + cache.page_size if host_tokens else 0, dtype=np.int64)
         self._events: list[BlockEvent] = []
+        may_be_useless = cache.states is not None or cache.windows is not None
+        self._ends = UsableEnds(cache) if may_be_useless else None
+        """None where every node is of use."""
         cache.watchers.add_watcher(self)
         cache.watchers.add_tier_watcher(self)
 
     def take_events(self) -> list[BlockEvent]:
         """The events since the last call, oldest first."""
+        if self._ends is not None:
+            lost, gained = self._ends.settle()
+            self._withdraw(lost)
+            for node in gained:
+                self._announce_on_device(node)
+                self._announce_on_host(node)
         events, self._events = self._events, []
         return events
 
     # -- as a watcher -------------------------------------------------------------------------------------------------
 
     def node_stored(self, node: TreeNode) -> None:
-        self._announce(node, DEVICE, self._on_device, node.value)
+        if self._is_of_use(node):
+            self._announce_on_device(node)
 
     def path_used(self, node: TreeNode, tick: int) -> None:
         pass
 
     def nodes_removed(self, nodes: Sequence[TreeNode]) -> None:
-        self._take_back(DEVICE, self._on_device, [(node, node.value) for node in nodes])
+        self._note_parents(nodes)
+        self._withdraw_from_device(nodes)
 
     def cache_cleared(self) -> None:
         self._on_device.fill(0)
         self._on_host.fill(0)
+        if self._ends is not None:
+            self._ends.clear()
         self._events = [AllCleared()]  # what came before is over
 
     def copy_made(self, node: TreeNode) -> None:
-        if len(self._on_host) and node.host is not None:
-            self._announce(node, HOST, self._on_host, node.host)
+        if self._is_of_use(node):
+            self._announce_on_host(node)
 
     def copy_removed(self, node: TreeNode) -> None:
-        if len(self._on_host) and node.host is not None:
-            self._take_back(HOST, self._on_host, [(node, node.host)])
+        self._note_parents([node])
+        self._withdraw_from_host(node)
 
     def nodes_hidden(self, nodes: Sequence[TreeNode]) -> None:
-        for node in nodes:
-            self.copy_removed(node)
-        self.nodes_removed(nodes)  # after the copies: what comes before one may be on the device alone
+        self._note_parents(nodes)
+        self._withdraw(nodes)
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
@@ -154,6 +170,37 @@ class BlockAnnouncer:
         """The offset in the node at which its first block ends; the others end every ``block_tokens`` after it."""
         start = node.prefix_len - len(node)
         return self.block_tokens - 1 - start % self.block_tokens
+
+    def _note_parents(self, nodes: Iterable[TreeNode]) -> None:
+        """These may leave the tree, or are hidden."""
+        if self._ends is not None:
+            for node in nodes:
+                if node.parent is not None:
+                    self._ends.note(node.parent)
+
+    def _is_of_use(self, node: TreeNode) -> bool:
+        return self._ends is None or node.has_ends
+
+    def _announce_on_device(self, node: TreeNode) -> None:
+        if node.on_device:
+            self._announce(node, DEVICE, self._on_device, node.value)
+
+    def _announce_on_host(self, node: TreeNode) -> None:
+        if len(self._on_host) and node.host is not None and not node.storing:
+            self._announce(node, HOST, self._on_host, node.host)
+
+    def _withdraw(self, nodes: Sequence[TreeNode]) -> None:
+        """Announce that the blocks of these nodes, children before parents, are on no tier."""
+        for node in nodes:
+            self._withdraw_from_host(node)
+        self._withdraw_from_device(nodes)  # after the copies: what comes before one may be on the device alone
+
+    def _withdraw_from_device(self, nodes: Iterable[TreeNode]) -> None:
+        self._take_back(DEVICE, self._on_device, [(node, node.value) for node in nodes])
+
+    def _withdraw_from_host(self, node: TreeNode) -> None:
+        if len(self._on_host) and node.host is not None:
+            self._take_back(HOST, self._on_host, [(node, node.host)])
 
     def _announce(self, node: TreeNode, tier: str, on_tier: np.ndarray, slots: np.ndarray) -> None:
         size, first_end = self.block_tokens, self._first_end(node)

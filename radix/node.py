@@ -3,7 +3,7 @@
 tree.py changes its place and contents, cache.py lock_ref, last_access, last_end, used, uses, turn, priority and client,
 lease.py lease_ref, eviction/order.py entry and, when it chooses a victim, on_device and what its parent inherits,
 host_tier.py what a node has on the host, history.py past, node_states.py its recurrent state, node_windows.py
-window_len.
+window_len, usable_ends.py has_ends.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ NO_SLOTS = np.empty(0, dtype=np.int32)
 class StateKind(IntEnum):
     """What the recurrent state of a node is good for; see node_states.py."""
 
-    RETIRED = -1
-    """Nothing: its KV is marked as not reusable, and it has not been used since."""
     PASSING = 0
     """A retracted or aborted request left it, or a turn that newer ones have followed."""
     TURN_END = 1
@@ -51,6 +49,7 @@ class TreeNode:
         "demoted",
         "device_children",
         "entry",
+        "has_ends",
         "hits",
         "host",
         "host_children",
@@ -72,6 +71,7 @@ class TreeNode:
         "state",
         "state_kind",
         "state_loading",
+        "state_rank",
         "states_below",
         "storing",
         "turn",
@@ -146,16 +146,21 @@ class TreeNode:
         self.entry: tuple[int, int, TreeNode] | None = None
         """The one in the eviction order that counts: (rank, serial, this node); None while there is none."""
         self.state = 0
-        """Slot of the recurrent states after its last token; 0 for none. See node_states.py for these five."""
+        """Slot of the recurrent states after its last token; 0 for none. See node_states.py for these six."""
         self.host_state = 0
         """Slot of a copy of these states on the host; 0 for none. Only a node with a copy of its KV there has one."""
         self.state_loading = 0
         """Fence of the copy of these states to the device that is under way; 0 if none is."""
         self.state_kind = StateKind.PASSING
+        self.state_rank = 0.0
+        """Tokens that computing the state anew would take, plus the rank of what was evicted when it was used last."""
         self.states_below = 0
         """Children with a state, or with one below them."""
         self.window_len = 0
         """So many of its last tokens have K and V in layers with a sliding window; whole pages. See node_windows.py."""
+        self.has_ends = False
+        """A sequence can begin at its end or further down. Known only where events are published; see
+        usable_ends.py."""
 
     @property
     def has_state(self) -> bool:

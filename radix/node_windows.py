@@ -33,6 +33,8 @@ class NodeWindows:
         self.pages = pages
         self.evicted_total = 0
         """Slots evicted since start."""
+        self.changed: set[TreeNode] | None = None
+        """Collects nodes whose ``window_len`` has changed, for usable_ends.py; None if nothing takes them."""
         self._nodes: set[TreeNode] = set()
         """At least the lowest part of each node that was ever covered; a split adds upper parts."""
 
@@ -40,7 +42,7 @@ class NodeWindows:
         """The longest prefix, of at most ``end`` tokens, that can be continued. node: where these tokens end, or in
         which."""
         while node.parent is not None:
-            first = node.prefix_len - node.window_len
+            first = min(node.prefix_len - node.window_len, end)
             if first <= self.pages.first_needed(end):
                 return end
             if node.window_len < len(node):  # no later end sees less
@@ -54,6 +56,7 @@ class NodeWindows:
         if count > node.window_len:
             node.window_len = count
             self._nodes.add(node)
+            self._note_change(node)
 
     def remove(self, node: TreeNode) -> None:
         """The slots of a node are about to be freed."""
@@ -89,6 +92,7 @@ class NodeWindows:
             node.window_len = count * self.pages.page_size
             if count:
                 self._nodes.add(node)
+            self._note_change(node)
 
     def clear(self) -> None:
         """The tree is dropped with all its nodes."""
@@ -133,7 +137,12 @@ class NodeWindows:
         if held.any():
             pages = pages[: int(held.argmax())]
         node.window_len -= len(pages) * page
+        self._note_change(node)
         return self.pages.take_back(pages)
+
+    def _note_change(self, node: TreeNode) -> None:
+        if self.changed is not None:
+            self.changed.add(node)
 
     def _pages_of(self, node: TreeNode, count: int) -> np.ndarray:
         """int32 [n]: the numbers of the pages with a node's last ``count`` tokens."""

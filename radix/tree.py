@@ -113,6 +113,7 @@ class RadixTree:
         upper.children[node.child_key] = node
         upper.device_children = 1 if node.on_device else 0
         upper.states_below = 1 if node.has_states else 0
+        upper.has_ends = node.has_ends
         if node.window_len > len(node):
             upper.window_len, node.window_len = node.window_len - len(node), len(node)
         self.total_nodes += 1

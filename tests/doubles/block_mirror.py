@@ -6,10 +6,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
+
 from baton.radix.block_events import (
     DEVICE,
     HOST,
     AllCleared,
+    BlockAnnouncer,
     BlockEvent,
     BlocksRemoved,
     BlocksStored,
@@ -69,6 +72,23 @@ class BlockMirror:
                 del self.parents[name], self.ids[name]
 
 
+class TreeFollower:
+    """Follows the events of a cache, and compares what it knows with the tree."""
+
+    def __init__(self, cache: RadixCache, block_tokens: int, host_tokens: int = 0) -> None:
+        self.cache = cache
+        self.announcer = BlockAnnouncer(cache, block_tokens, host_tokens)
+        self.mirror = BlockMirror(block_tokens)
+        self.of_no_use = 0
+        """Comparisons at which the tree had nodes that no prompt can use."""
+
+    def compare(self) -> None:
+        self.mirror.apply(self.announcer.take_events())
+        expected = blocks_in_tree(self.cache, self.mirror.block_tokens)
+        assert {tier: self.mirror.on.get(tier, set()) for tier in expected} == expected
+        self.of_no_use += any(not node.has_ends for node in self.cache.tree.nodes())
+
+
 def slow_hash(namespace: str, ids: bytes, block_tokens: int) -> int:
     """Hash of the last block of ``ids``, computed from the first block on."""
     previous, size = root_hash(namespace), 4 * block_tokens
@@ -79,24 +99,38 @@ def slow_hash(namespace: str, ids: bytes, block_tokens: int) -> int:
 
 
 def blocks_in_tree(cache: RadixCache, block_tokens: int) -> dict[str, set[int]]:
-    """By tier, the hashes of the blocks that a match would find there; copies under way on the host are none yet."""
+    """By tier, the hashes of the blocks there that a prompt can use; copies under way on the host are none yet."""
     size, found = 4 * block_tokens, {DEVICE: set[int](), HOST: set[int]()}
 
-    def walk(node: TreeNode, namespace: str, above: bytes) -> None:
+    def walk(node: TreeNode, namespace: str, above: bytes, slots: list[int]) -> bool:
+        """True if a prompt can use what lies in this node."""
         if cache.tree.is_hidden(node):
-            return
-        ids = above + node.key
-        for end in range(size, len(ids) + 1, size):
+            return False
+        ids, slots = above + node.key, slots + node.value.tolist()
+        below = [walk(child, namespace, ids, slots) for child in node.children.values()]
+        last = node.prefix_len if any(below) else _last_end(cache, node, slots)
+        for end in range(size, 4 * last + 1, size):
             if end > len(above):
                 name = slow_hash(namespace, ids[:end], block_tokens)
                 if node.on_device:
                     found[DEVICE].add(name)
                 if node.host is not None and not node.storing:
                     found[HOST].add(name)
-        for child in node.children.values():
-            walk(child, namespace, ids)
+        return last > 0
 
     for key, child in cache.tree.root.children.items():
         assert isinstance(key, tuple)
-        walk(child, key[0], b"")
+        walk(child, key[0], b"", [])
     return found
+
+
+def _last_end(cache: RadixCache, node: TreeNode, slots: list[int]) -> int:
+    """The last place in a node where a sequence can begin; 0 for none. slots: on the device, from the path's start."""
+    if cache.states is not None:
+        return node.prefix_len if node.state or node.host_state else 0
+    if cache.windows is None:
+        return node.prefix_len
+    pages = cache.windows.pages
+    there = pages.slots_of(np.array(slots, dtype=np.int32)) >= pages.page_size
+    ends = range(node.prefix_len, node.prefix_len - len(node), -pages.page_size)
+    return next((end for end in ends if there[max(0, end - pages.window + 1) : end].all()), 0)

@@ -21,6 +21,7 @@ from baton.scheduler.outcome import RequestRefused
 from baton.scheduler.request import Request, RequestStatus
 from baton.scheduler.request_spec import Predecessor
 from baton.scheduler.sampling_params import SamplingParams
+from tests.doubles.block_mirror import TreeFollower
 from tests.doubles.kv_echo import VOCAB, Stage, expected_beams, expected_output
 from tests.doubles.pooled_positions import POOLINGS, PooledPositions
 from tests.doubles.scheduler_harness import STEP_FAILURES, Harness
@@ -70,6 +71,7 @@ class Simulation:
         pooled: float = 0.0,
         states: int = 0,
         window: int = 0,
+        follow: bool = False,
         check_every: int = 1,
         **options,
     ) -> None:
@@ -82,8 +84,9 @@ class Simulation:
         request said; half of them do not name it. prepares: next turns are prepared, with lulls for it. grammars: some
         requests have one. adapters: half of the requests have one of two. pooled: share of the whole prompts that are
         pooled. states: slots of the model's recurrent states; 0 for a model without them. window: tokens that its
-        layers with a window see; 0 for none. check_every: of the checks of all invariants, two or three a turn, one in
-        so many is made; more than 1 for tests of something else."""
+        layers with a window see; 0 for none. follow: a follower of block events compares what it knows with the tree.
+        check_every: of the checks of all invariants, two or three a turn, one in so many is made; more than 1 for tests
+        of something else."""
         self.rng = rng = random.Random(seed)
         self.turns = random.Random(seed + 2)
         self.prefills = random.Random(seed + 3)
@@ -130,6 +133,10 @@ class Simulation:
             **options,
         )
         self.reach = window
+        self.follower = None
+        if follow:
+            page, host_tokens = options.get("page_size", 1), options.get("host_tokens", 0)
+            self.follower = TreeFollower(self.harness.cache, max(4, page), host_tokens)
         self.harness.check_every = check_every
         self.failure_rate = rng.choice([0.0, 0.0, 0.1])
         self.harness.allocator.should_fail = lambda call: rng.random() < self.failure_rate
@@ -258,7 +265,10 @@ class Simulation:
     def step(self) -> None:
         """One turn. If it did nothing, nothing can change any more but the clock: then no request may be waiting."""
         calls = self.harness.calls
-        if not self.harness.step() and (self.failure_rate == 0.0 or self.harness.calls == calls):
+        acted = self.harness.step()
+        if self.follower is not None:
+            self.follower.compare()
+        if not acted and (self.failure_rate == 0.0 or self.harness.calls == calls):
             live = self.harness.scheduler.live_requests
             if self.grammars.num_compiling:
                 live = [request for request in live if request.status is RequestStatus.RUNNING]

@@ -183,6 +183,13 @@ def test_what_no_end_needs_is_evicted_first_and_then_what_the_oldest_end_needs()
     assert rig.cache.match_len("", ids_of(500, 60)) == 0 and rig.cache.match_len("", ids_of(0, 100)) == 100
 
 
+def test_window_of_one_token_needs_nothing() -> None:
+    rig = rig_of(1)
+    rig.insert(ids_of(0, 60))
+    rig.cache.evict_windows(rig.windows.evictable_tokens)
+    assert rig.cache.match_len("", ids_of(0, 60)) == 60 and rig.cache.match_len("", ids_of(0, 30)) == 30
+
+
 def test_many_short_turns_keep_the_window_of_the_last() -> None:
     """Each turn is shorter than the window, so it reaches over the ends of others."""
     rig = rig_of(40)

@@ -99,6 +99,14 @@ def test_simulation_with_a_disk_tier(faults: bool, page_size: int, depth: int, s
     assert page_size == 64, "no seed found what had been left"
 
 
+@pytest.mark.parametrize(("page_size", "depth", "states"), [(1, 1, 4), (1, 2, 8), (16, 2, 3)])
+def test_simulation_of_followers(page_size: int, depth: int, states: int) -> None:
+    """Block events name what a prompt can use, on both tiers, also after steps that fail."""
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth, "states": states, "host_ratio": 2.0}
+    follower = simulate(SEED + 1760, steps=100, follow=True, faults=depth == 2, check_every=10, **options).follower
+    assert follower is not None and follower.of_no_use > 5
+
+
 @CASES
 def test_simulation_of_drafts(page_size: int, depth: int, states: int) -> None:
     print(f"BATON_SIM_SEED={SEED}")

@@ -41,6 +41,14 @@ def test_simulation_of_each_kind(kind: str, page_size: int, depth: int, window: 
     simulate(SEED + 2580, steps=120, page_size=page_size, depth=depth, window=window, **KINDS[kind])
 
 
+@pytest.mark.parametrize(("page_size", "depth", "window"), [(1, 1, 8), (1, 2, 33), (16, 2, 20)])
+def test_simulation_of_followers(page_size: int, depth: int, window: int) -> None:
+    """Block events name what a prompt can use, also after steps that fail."""
+    options: dict[str, Any] = {"page_size": page_size, "depth": depth, "window": window}
+    follower = simulate(SEED + 2640, steps=100, follow=True, faults=depth == 2, check_every=10, **options).follower
+    assert follower is not None and follower.of_no_use > 5
+
+
 @CASES
 def test_simulation_of_drafts(page_size: int, depth: int, window: int) -> None:
     print(f"BATON_SIM_SEED={SEED}")
