@@ -24,6 +24,8 @@ NO_SLOTS = np.empty(0, dtype=np.int32)
 class StateKind(IntEnum):
     """What the recurrent state of a node is good for; see node_states.py."""
 
+    RETIRED = -1
+    """Nothing: its KV is marked as not reusable, and it has not been used since."""
     PASSING = 0
     """A retracted or aborted request left it, or a turn that newer ones have followed."""
     TURN_END = 1
@@ -71,7 +73,6 @@ class TreeNode:
         "state",
         "state_kind",
         "state_loading",
-        "state_rank",
         "states_below",
         "storing",
         "turn",
@@ -146,14 +147,12 @@ class TreeNode:
         self.entry: tuple[int, int, TreeNode] | None = None
         """The one in the eviction order that counts: (rank, serial, this node); None while there is none."""
         self.state = 0
-        """Slot of the recurrent states after its last token; 0 for none. See node_states.py for these six."""
+        """Slot of the recurrent states after its last token; 0 for none. See node_states.py for these five."""
         self.host_state = 0
         """Slot of a copy of these states on the host; 0 for none. Only a node with a copy of its KV there has one."""
         self.state_loading = 0
         """Fence of the copy of these states to the device that is under way; 0 if none is."""
         self.state_kind = StateKind.PASSING
-        self.state_rank = 0.0
-        """Tokens that computing the state anew would take, plus the rank of what was evicted when it was used last."""
         self.states_below = 0
         """Children with a state, or with one below them."""
         self.window_len = 0

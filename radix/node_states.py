@@ -4,19 +4,25 @@ A node carries the state of its last token or none. So a split leaves it where i
 lower part. Only where a node has a state can a model with such layers continue; the K and V below the last one on a
 path are of no use to it.
 
-States are evicted apart from K and V, by what computing them anew would cost: the tokens from the nearest state above.
-That is GreedyDual (Young 1994; Cao and Irani 1997) with states of equal size: a state's rank is that cost plus the rank
-of the last victim, so that what is not used sinks. The newest turn end of a conversation, and the ends of what several
-continue, go only when no other state is left; on the device, those with a copy on the host before those without.
+States are evicted apart from K and V. States of KV that is marked as not reusable go first. The newest turn end of a
+conversation, and the ends of what several continue, go only when no other state is left; on the device, those with a
+copy on the host before those without.
 
-With a host tier a node may have a copy of its state there, or only that copy. The host gives copies up in the same
-order. A copy between the tiers that is under way names the slots that it reads and writes, so that nothing else writes
-them.
+Within such a class the order is by what computing a state anew would cost: the tokens from the nearest state above.
+That is GreedyDual (Young 1994; Cao and Irani 1997) with states of equal size: a state's rank is that cost plus the
+*floor* of its class, the rank of the last victim there, so that what is not used sinks. Each class has its own floor:
+if victims of all classes raised one, many that need not be kept would make the time of the last use outweigh the costs
+of those that are. A cost rises when the state above is evicted, so it is looked at once more before a state goes.
+
+With a host tier a node may have a copy of its state there, or only that copy. The host gives copies up by the same
+rules, with floors of its own. A copy between the tiers that is under way names the slots that it reads and writes, so
+that nothing else writes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,19 +33,36 @@ from .node import StateKind, TreeNode
 TURNS_KEPT = 1
 """Turn ends of a conversation that are kept before other states."""
 
-Rank = tuple[float, ...]
+Rank = tuple[int, float]
 """(class, rank within it); the lowest goes first."""
 
-PASSING, STORED, KEPT = 0.0, 1.0, 2.0
-"""Classes: states that need not be kept; those that are kept, and have a copy on the host; those without one."""
+RETIRED, PASSING, STORED, KEPT = range(4)
+"""Classes: states of KV that is not to be reused; those that need not be kept; those that are kept, and have a copy on
+the host; those without one."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """The place of a state in the order of one tier."""
+
+    group: int
+    """Its class."""
+    cost: int
+    """Tokens that computing it anew takes, when that was looked at last."""
+    rank: float
+    """``cost`` plus the floor of its class when it was used last."""
 
 
 class TierStates:
     """The states of nodes on one tier, and the order in which it gives them up. Each is one name of its slot."""
 
-    def __init__(self, slots: StateSlots, rank: Callable[[TreeNode], Rank]) -> None:
+    def __init__(self, slots: StateSlots, class_of: Callable[[TreeNode], int]) -> None:
         self.slots = slots
-        self._rank = rank
+        self._class_of = class_of
+        self._floors = [0.0] * (KEPT + 1)
+        """By class: the highest rank of its victims so far."""
+        self._standings: dict[int, Standing] = {}
+        """By slot."""
         self.nodes: dict[int, TreeNode] = {}
         """The node of each slot that one carries."""
         self._named = np.zeros(slots.total + 1, dtype=bool)
@@ -70,41 +93,74 @@ class TierStates:
     def drop(self, slot: int) -> None:
         """No node carries this slot any more."""
         del self.nodes[slot]
+        self._standings.pop(slot, None)
         self._named[slot] = False
         self.slots.drop(slot)
 
-    def push(self, slot: int) -> None:
-        """The rank of the node with this slot is another now; 0 for none."""
-        if slot:
-            self._order.push_entry(self._rank(self.nodes[slot]), slot)
+    def rank(self, slot: int) -> Rank:
+        """The rank of the state in this slot."""
+        standing = self._standings[slot]
+        return standing.group, standing.rank
 
-    def choose_victims(self, count: int, *, kept_too: bool) -> list[TreeNode]:
-        """Up to ``count`` nodes whose slots no other holder names, the cheapest first; see `NodeStates.evict`. They
-        have no entry any more."""
-        victims: dict[int, TreeNode] = {}
-        """By slot: one that is pushed again with an equal rank has two entries."""
+    def note_use(self, slot: int) -> None:
+        """The state in this slot is used; 0 for none."""
+        if slot:
+            node = self.nodes[slot]
+            group, cost = self._class_of(node), cost_of(node)
+            self._standings[slot] = Standing(group, cost, self._floors[group] + cost)
+            self._push(slot)
+
+    def update_class(self, slot: int) -> None:
+        """The class of the state in this slot may be another now; it stays as far above the floor. 0 for none."""
+        if slot not in self._standings:
+            self.note_use(slot)  # its place was lost in an exception, or is not given yet
+            return
+        standing, group = self._standings[slot], self._class_of(self.nodes[slot])
+        standing.rank += self._floors[group] - self._floors[standing.group]
+        standing.group = group
+        self._push(slot)
+
+    def choose_victim(self, *, kept_too: bool) -> TreeNode | None:
+        """The cheapest node with a slot that no other holder names; None if there is none. See `NodeStates.evict`. It
+        has no entry any more."""
         passed: list[int] = []
-        while len(victims) < count and (first := self._order.pop()) is not None:
+        victim = None
+        while victim is None and (first := self._order.pop()) is not None:
             slot = first[1]
-            if self._rank(self.nodes[slot])[0] == KEPT and not kept_too:
+            if first[0][0] == KEPT and not kept_too:
                 passed.append(slot)
                 break
             if self.slots.is_shared(slot):
                 passed.append(slot)
-            else:
-                victims[slot] = self.nodes[slot]
+            elif not self._has_risen(slot):
+                victim = self.nodes[slot]
         for slot in passed:
-            self.push(slot)
-        return list(victims.values())
+            self._push(slot)
+        return victim
+
+    def _has_risen(self, slot: int) -> bool:
+        """True if computing a state anew takes more by now, as that above it was evicted: it then has another rank.
+        Else the floor of its class rises to its rank, as it is the next victim."""
+        standing = self._standings[slot]
+        rise = cost_of(self.nodes[slot]) - standing.cost
+        if rise > 0:
+            standing.cost, standing.rank = standing.cost + rise, standing.rank + rise
+            self._push(slot)
+            return True
+        self._floors[standing.group] = max(self._floors[standing.group], standing.rank)
+        return False
 
     def forget_nodes(self) -> None:
         self.nodes.clear()
+        self._standings.clear()
         self._named[:] = False
         self._order = LazyHeap(self._rank_of)
 
+    def _push(self, slot: int) -> None:
+        self._order.push_entry(self.rank(slot), slot)
+
     def _rank_of(self, slot: int) -> Rank | None:
-        node = self.nodes.get(slot)
-        return None if node is None else self._rank(node)
+        return self.rank(slot) if slot in self._standings else None
 
 
 class NodeStates:
@@ -116,13 +172,11 @@ class NodeStates:
         self.align = align
         self.evicted_total = 0
         """States evicted from the device since start."""
-        self.on_device = TierStates(slots, _device_rank)
+        self.on_device = TierStates(slots, _class_on_device)
         self.on_host: TierStates | None = None
         """See `keep_on_host`."""
         self.changed: set[TreeNode] | None = None
         """Collects nodes whose ``has_states`` has changed, for usable_ends.py; None if nothing takes them."""
-        self._floor = 0.0
-        """The rank of the last victim."""
 
     def __len__(self) -> int:
         """Nodes with a state on the device."""
@@ -135,7 +189,7 @@ class NodeStates:
     @property
     def num_kept(self) -> int:
         """States on the device that go after all others."""
-        return sum(node.state_kind is not StateKind.PASSING for node in self.nodes())
+        return sum(node.state_kind > StateKind.PASSING for node in self.nodes())
 
     @property
     def evictable(self) -> int:
@@ -153,9 +207,7 @@ class NodeStates:
     def deepest(self, node: TreeNode) -> TreeNode:
         """The last node with a state on any tier, on the path down to this one; the root, which needs none, if there is
         no other."""
-        while not node.has_state and node.parent is not None:
-            node = node.parent
-        return node
+        return deepest(node)
 
     def deepest_on_device(self, node: TreeNode) -> TreeNode:
         """Likewise, the last with a state on the device."""
@@ -180,9 +232,17 @@ class NodeStates:
 
     def note_use(self, node: TreeNode) -> None:
         """A sequence begins from the state of this node, or has just left it."""
-        assert node.parent is not None
-        node.state_rank = self._floor + node.prefix_len - self.deepest(node.parent).prefix_len
-        self._push(node)
+        node.state_kind = max(node.state_kind, StateKind.PASSING)
+        self.on_device.note_use(node.state)
+        if self.on_host is not None:
+            self.on_host.note_use(node.host_state)
+
+    def retire(self, node: TreeNode) -> None:
+        """The KV of this node is marked as not reusable. If it has a state, that goes before all others on each tier,
+        until it is used again."""
+        if node.has_state:
+            node.state_kind = StateKind.RETIRED
+            self._update_class(node)
 
     def remove(self, node: TreeNode) -> None:
         """The node carries no state on the device any more, if it had one."""
@@ -194,10 +254,10 @@ class NodeStates:
     def evict(self, count: int, *, kept_too: bool) -> list[TreeNode]:
         """Take the states of up to ``count`` nodes off the device, which no other holder names, the cheapest first.
         kept_too: also those that go after all others. Returns the nodes."""
-        victims = self.on_device.choose_victims(count, kept_too=kept_too)
-        for node in victims:
-            self._floor = max(self._floor, node.state_rank)
+        victims: list[TreeNode] = []
+        while len(victims) < count and (node := self.on_device.choose_victim(kept_too=kept_too)) is not None:
             self.remove(node)
+            victims.append(node)
         self.evicted_total += len(victims)
         return victims
 
@@ -205,7 +265,7 @@ class NodeStates:
 
     def keep_on_host(self, slots: StateSlots) -> None:
         """Have a host tier with these slots, before it has any state."""
-        self.on_host = TierStates(slots, _host_rank)
+        self.on_host = TierStates(slots, _class_on_host)
 
     def put_on_host(self, node: TreeNode, slot: int) -> None:
         """Have a node, which has none, carry a copy of its state in this slot of the host."""
@@ -214,7 +274,7 @@ class NodeStates:
         self._begin(node)
         node.host_state = slot
         self.on_host.note(node, slot)
-        self._push(node)
+        self._update_class(node)
 
     def adopt_on_host(self, node: TreeNode, slot: int) -> None:
         """Have a node, which has no state on the host, carry there one that was stored since it was to be kept."""
@@ -230,15 +290,15 @@ class NodeStates:
             slot, node.host_state = node.host_state, 0
             self.on_host.drop(slot)
             self._end(node)
-            self._push(node)
+            self._update_class(node)
 
     def evict_from_host(self) -> TreeNode | None:
         """Give up the cheapest copy on the host that only a node names. Returns the node; None if there is none."""
         assert self.on_host is not None
-        victims = self.on_host.choose_victims(1, kept_too=True)
-        for node in victims:
-            self.remove_from_host(node)
-        return victims[0] if victims else None
+        victim = self.on_host.choose_victim(kept_too=True)
+        if victim is not None:
+            self.remove_from_host(victim)
+        return victim
 
     # -- all at once --------------------------------------------------------------------------------------------------
 
@@ -260,7 +320,7 @@ class NodeStates:
             if node.host_state:
                 assert self.on_host is not None
                 self.on_host.note(node, node.host_state)
-            self._push(node)
+            self._update_class(node)
 
     def _begin(self, node: TreeNode) -> None:
         """The node is about to get a state on one tier."""
@@ -283,7 +343,7 @@ class NodeStates:
             parent.states_below += change
             if parent.has_state and parent.states_below > 1 and parent.state_kind is not StateKind.BRANCH:
                 parent.state_kind = StateKind.BRANCH
-                self._push(parent)
+                self._update_class(parent)
             if had if change > 0 else parent.has_states:
                 return
             parent = parent.parent
@@ -300,20 +360,33 @@ class NodeStates:
                 found += 1
                 if found > turns_kept:
                     above.state_kind = StateKind.PASSING
-                    self._push(above)
+                    self._update_class(above)
             above = above.parent
 
-    def _push(self, node: TreeNode) -> None:
-        self.on_device.push(node.state)
+    def _update_class(self, node: TreeNode) -> None:
+        self.on_device.update_class(node.state)
         if self.on_host is not None:
-            self.on_host.push(node.host_state)
+            self.on_host.update_class(node.host_state)
 
 
-def _device_rank(node: TreeNode) -> Rank:
-    if node.state_kind is StateKind.PASSING:
-        return PASSING, node.state_rank
-    return STORED if node.host_state else KEPT, node.state_rank
+def deepest(node: TreeNode) -> TreeNode:
+    """See `NodeStates.deepest`."""
+    while not node.has_state and node.parent is not None:
+        node = node.parent
+    return node
 
 
-def _host_rank(node: TreeNode) -> Rank:
-    return PASSING if node.state_kind is StateKind.PASSING else KEPT, node.state_rank
+def cost_of(node: TreeNode) -> int:
+    """Tokens that computing the state of a node anew takes: those from the nearest state above."""
+    assert node.parent is not None
+    return node.prefix_len - deepest(node.parent).prefix_len
+
+
+def _class_on_device(node: TreeNode) -> int:
+    return STORED if node.host_state and node.state_kind > StateKind.PASSING else _class_on_host(node)
+
+
+def _class_on_host(node: TreeNode) -> int:
+    if node.state_kind > StateKind.PASSING:
+        return KEPT
+    return PASSING if node.state_kind is StateKind.PASSING else RETIRED
