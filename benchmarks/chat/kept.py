@@ -31,6 +31,7 @@ from baton.entrypoints.simulate.arms import Sender
 from baton.entrypoints.simulate.cost_model import Linear
 from baton.entrypoints.simulate.simulation import Conditions, Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn, numbered
+from baton.runtime.pool_sizes import PoolSizes
 from baton.scheduler.config import SchedulerConfig
 from baton.scheduler.policies.registry import POLICIES
 from benchmarks.common.measured import RESULTS, commit
@@ -62,16 +63,14 @@ def make_chats(seed: int, conversations: int, flood: int, turns: int = 5) -> lis
 
 
 def play(policy: str, sender: Sender, seed: int, args: argparse.Namespace) -> Kept:
-    pool = POOL - POOL % args.page_size
+    pools = PoolSizes(tokens=POOL - POOL % args.page_size, page_size=args.page_size, bytes_per_token=1)
     config = SchedulerConfig(
         context_length=4096,
-        max_total_tokens=pool,
-        page_size=args.page_size,
         schedule_policy=policy,
         max_queued_requests=0,
         random_seed=seed,
     )
-    conditions = Conditions(config=config, cost=COST, sender=sender, max_new_tokens=160, burst=16, bytes_per_token=1)
+    conditions = Conditions(config=config, cost=COST, pools=pools, sender=sender, max_new_tokens=160, burst=16)
     records = Simulation(make_chats(seed, args.conversations, args.flood), conditions).run()
     found: Kept = {"second": [0, 0], "later": [0, 0]}
     for record in records:

@@ -6,25 +6,30 @@ import argparse
 import hashlib
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
 
+from ...runtime.pool_sizes import PoolSizes
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.policies.registry import PINNING
 from ..contradictions import check_scheduler
 from ..flag_types import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, WHOLE
 from ..server_config import UsageError
 from .arms import all_arms, arm_named
-from .cost_model import CARDS, MODELS
+from .cost_model import CARDS, MODELS, CostError, ModelSizes
 from .runs import Plan
 from .study import jobs_in, peak_plan
 from .work.tool_shapes import SHAPES
+from .work.traces import TraceError, read_pools
 from .work.workloads import WORKLOADS
 
-OWN_SETTINGS = ("schedule_policy", "max_total_tokens", "context_length")
+DEFAULT_GPU, DEFAULT_MODEL = "H200", "llama-3.1-8b"
+
+OWN_SETTINGS = ("schedule_policy", "max_total_tokens", "context_length", "max_states", "swa_full_tokens_ratio")
 """Scheduler settings that flags of the simulator or the jobs decide, so that --set may not."""
 
 
@@ -57,8 +62,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     work.add_argument("--seeds", type=COUNT, default=3, help="runs per combination, each with different generated jobs")
 
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--gpu", nargs="+", choices=CARDS, default=["H200"], help="cards to simulate")
-    machine.add_argument("--model", nargs="+", choices=MODELS, default=["llama-3.1-8b"], help="models, by shape")
+    machine.add_argument(
+        "--gpu",
+        nargs="+",
+        choices=CARDS,
+        help="cards to simulate; default: H200, with the pools of the trace if it has them",
+    )
+    machine.add_argument(
+        "--model",
+        nargs="+",
+        metavar="MODEL",
+        help=f"models: {', '.join(MODELS)}, or a Hugging Face folder or its config.json, which needs no weights; "
+        "default: llama-3.1-8b, with the pools of the trace if it has them",
+    )
     machine.add_argument("--costs", default="", help="JSON file of measured step costs, instead of --gpu and --model")
     machine.add_argument(
         "--pool-tokens",
@@ -67,7 +83,34 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default=[0],
         help="tokens in the KV pool; 0: as many as fit on the card",
     )
-    machine.add_argument("--host-gb", nargs="+", type=NOT_NEGATIVE, default=[0.0], help="sizes of the host tier in GB")
+    machine.add_argument(
+        "--max-states",
+        nargs="+",
+        type=WHOLE,
+        default=[0],
+        help="recurrent states that a hybrid keeps on the card; 0: as many as a server would, or as the trace says",
+    )
+    machine.add_argument(
+        "--window",
+        type=WHOLE,
+        default=0,
+        help="tokens that layers with a sliding window see; 0: those of the model or the trace",
+    )
+    machine.add_argument(
+        "--swa-full-tokens-ratio",
+        nargs="+",
+        type=SHARE,
+        default=[0.0],
+        help="tokens of the pool for layers with a sliding window, as a share of those of the KV pool; 0: as many as "
+        "are needed, up to a fifth",
+    )
+    machine.add_argument(
+        "--host-gb",
+        nargs="+",
+        type=NOT_NEGATIVE,
+        default=[0.0],
+        help="sizes of the host tier in GB; 0: that of the trace, if it has one",
+    )
 
     compared = parser.add_argument_group("comparison")
     compared.add_argument(
@@ -119,6 +162,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="folder for runs.jsonl, report.json and report.png; runs that it has are not repeated"
     )
     args = parser.parse_args(argv)
+    try:
+        args.models = {name: _model_sizes(name) for name in args.model or (DEFAULT_MODEL,)}
+        is_trace = args.trace and Path(args.trace).is_file()
+        args.recorded = read_pools(Path(args.trace)) if is_trace and not (args.gpu or args.model) else None
+    except (CostError, TraceError) as error:
+        parser.error(str(error))
     _check(parser, args)
     if args.out is not None:
         try:
@@ -138,7 +187,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--trim is {args.trim}; it should be from 0 to below 0.5")
     if args.check < 0:
         parser.error(f"--check is {args.check}; it should be a number of steps")
-    has_host = max(args.host_gb) > 0
+    has_host = max(args.host_gb) > 0 or (args.recorded is not None and args.recorded.host_tokens > 0)
     if args.policies == ["all"]:
         args.policies = all_arms(has_host)
     for name in args.policies:
@@ -148,8 +197,12 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             parser.error(str(error))
         if arm.host and not has_host:
             parser.error(f"{name} needs a host tier; give its size with --host-gb")
-    if has_host and not any(arm_named(name).host for name in args.policies):
+    if max(args.host_gb) > 0 and not any(arm_named(name).host for name in args.policies):
         parser.error("--host-gb sizes a host tier, but none of --policies has one; add +host to one of them")
+    try:
+        _check_pools(args)
+    except UsageError as error:
+        parser.error(str(error))
     try:
         args.settings = dict(map(_setting, args.set))
     except ValueError as error:
@@ -158,6 +211,49 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         check_scheduler(SchedulerConfig(**{"schedule_policy": PINNING[0], **args.settings}))
     except UsageError as error:
         parser.error(f"--set: {error}")
+
+
+def _check_pools(args: argparse.Namespace) -> None:
+    """Raises UsageError for sizes of states and windows that contradict each other, the model or the trace."""
+    recorded: PoolSizes | None = args.recorded
+    models: list[ModelSizes] = [args.models[name] for name in args.model or ()]
+    has_states = any(args.max_states) or (recorded is not None and recorded.states > 0)
+    for model in models:
+        if any(args.max_states) and not model.bytes_per_state:
+            raise UsageError(f"--max-states: {model.name} keeps no recurrent states; leave it out, or name a hybrid")
+        if args.window and model.has_latents:
+            raise UsageError(f"--window: {model.name} keeps latents, all in one pool; leave it out")
+        has_states |= model.bytes_per_state > 0
+    if args.window and has_states:
+        raise UsageError("--window: with recurrent states all layers share one pool; leave out one of the two")
+    sized = [*models, *([recorded] if recorded is not None else [])]
+    knows_windows = bool(sized) and all(each.bytes_per_window_token > 0 for each in sized)
+    if args.window and not knows_windows and recorded is None and not all(args.pool_tokens):
+        raise UsageError(
+            "--window: how much memory it saves depends on how many layers have it; give --pool-tokens, or --model "
+            "with the folder of such a model"
+        )
+    if any(args.swa_full_tokens_ratio) and not (args.window or knows_windows):
+        raise UsageError("--swa-full-tokens-ratio is for layers with a sliding window; give --window, or leave it out")
+    on_host = [name for name in args.policies if arm_named(name).host]
+    if args.window and on_host and not knows_windows:
+        raise UsageError(
+            f"--window: with a host tier ({', '.join(on_host)}) all layers share one pool, of a size that depends on "
+            "the model; leave it out, or give --model with the folder of such a model"
+        )
+    if any(args.swa_full_tokens_ratio) and len(on_host) == len(args.policies):
+        raise UsageError("--swa-full-tokens-ratio: with a host tier all layers share one pool; leave it out")
+
+
+def _model_sizes(name: str) -> ModelSizes:
+    """Of a name in MODELS, or of a folder. Raises CostError."""
+    if name in MODELS:
+        return MODELS[name]
+    if not Path(name).exists():
+        raise CostError(f"--model {name} is no folder, and none of {', '.join(MODELS)}")
+    from .model_folder import read_model_sizes  # imports torch
+
+    return read_model_sizes(Path(name))
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -180,7 +276,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def cells(args: argparse.Namespace) -> list[Plan]:
-    """A plan for each combination of cards, models, tools, scales and pools."""
+    """A plan for each combination of cards, models, tools, scales and sizes of pools."""
     first = Plan(
         arm="",
         trace=args.trace,
@@ -193,12 +289,21 @@ def cells(args: argparse.Namespace) -> list[Plan]:
         check_every=args.check,
         trim=args.trim,
         conversation_ttl_s=args.conversation_ttl,
+        window=args.window,
+        recorded=args.recorded,
     )
+    grid: dict[str, Sequence[Any]] = {
+        "gpu": args.gpu or [DEFAULT_GPU],
+        "model": [*args.models],
+        "tools": args.tools,
+        "scale": args.scale,
+        "pool": args.pool_tokens,
+        "states": args.max_states,
+        "window_ratio": args.swa_full_tokens_ratio,
+    }
+    found = [msgspec.structs.replace(first, **dict(zip(grid, each))) for each in itertools.product(*grid.values())]
     return [
-        msgspec.structs.replace(first, gpu=gpu, model=model, tools=tools, scale=scale, pool=pool)
-        for gpu, model, tools, scale, pool in itertools.product(
-            args.gpu, args.model, args.tools, args.scale, args.pool_tokens
-        )
+        plan if plan.model in MODELS else msgspec.structs.replace(plan, sizes=args.models[plan.model]) for plan in found
     ]
 
 
@@ -235,6 +340,6 @@ def _arms(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name in args.policies:
         arm = arm_named(name)
         pin_s = args.pin_ttl if arm.pins else 0.0
-        sizes = [size for size in args.host_gb if size] if arm.host else [0.0]
-        arms += [{"arm": name, "host_gb": size, "pin_s": pin_s} for size in sorted(sizes)]
+        sizes = [size for size in args.host_gb if size] if arm.host else []
+        arms += [{"arm": name, "host_gb": size, "pin_s": pin_s} for size in sorted(sizes) or [0.0]]
     return arms

@@ -1,9 +1,9 @@
 """Decode steps of several tokens a row, so that a simulation needs fewer of them.
 
 A burst does at once what several decode steps would do one after the other: each row gets the slots of the tokens it
-computes, and its result brings as many. All else is the scheduler's own: admission, retraction, what a request leaves
-behind. `burst_ends` says how far a burst may go: as many decode steps as pass before the scheduler would decide
-anything else. A burst of a single token is a plain step.
+computes, and its result brings as many. A recurrent state is that of the row's last token in it. All else is the
+scheduler's own: admission, retraction, what a request leaves behind. `burst_ends` says how far a burst may go: as many
+decode steps as pass before the scheduler would decide anything else. A burst of a single token is a plain step.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class BurstDecode(DecodeScheduler):
         self._ahead: list[Request] = []
         """Requests in the step in flight, if it is a burst of more than one token."""
         self._longest = 1
+        self._follows_burst = False
+        """True if the last decode step was a burst of more than one token."""
 
     def next_batch(self, step_id: int, previous: ScheduleBatch | None, now: float) -> PlannedStep | None:
         assert previous is None, "a burst must have ended before the next step is formed"
@@ -56,17 +58,31 @@ class BurstDecode(DecodeScheduler):
         assert not searches and drafts is None, "beam searches and drafts are not simulated"
         if is_mixed:
             return super()._allocate(requests, searches, previous, now, is_mixed=True)
-        counts = self._plan(requests)
-        longest = max(counts)
-        if longest == 1 or sum(counts) > self._memory.available_tokens:
-            self._longest = 1
-            return super()._allocate(requests, searches, previous, now)
-        return self._allocate_burst(requests, np.array(counts, dtype=np.int32), now)
+        counts = self._within_windows(self._plan(requests))
+        if counts.max() == 1 or counts.sum() > self._memory.available_tokens:
+            # What a burst read and wrote of states is not what the next step does: it is planned like a mixed one.
+            is_mixed, self._follows_burst, self._longest = self._follows_burst, False, 1
+            return super()._allocate(requests, searches, previous, now, is_mixed=is_mixed)
+        self._follows_burst = True
+        return self._allocate_burst(requests, counts, now)
+
+    def _within_windows(self, counts: Sequence[int]) -> np.ndarray:
+        """int32 [n]: fewer tokens where a burst would evict from the window pool. Single steps might not, since they
+        give back what is behind their windows as they go."""
+        wanted, windows = np.array(counts, dtype=np.int32), self._memory.cache.windows
+        if windows is None:
+            return wanted
+        partly = len(wanted) * (windows.pages.page_size - 1)
+        while (longest := wanted.max()) > 1 and wanted.sum() + partly > windows.pages.free_tokens:
+            wanted = np.minimum(wanted, longest - 1)
+        return wanted
 
     def _allocate_burst(
         self, requests: list[Request], counts: np.ndarray, now: float
     ) -> tuple[TokenRows, np.ndarray] | None:
         memory = self._memory
+        if not memory.reserve_states(requests, now):
+            return None
         old = np.fromiter((r.scheduled_len for r in requests), dtype=np.int32, count=len(requests))
         rows = np.fromiter((r.held_kv.row for r in requests), dtype=np.int32, count=len(requests))
         new = old + counts
@@ -116,8 +132,11 @@ def burst_ends(
     count, context, first = len(rows), sum(row.context for row in rows), 0
     ends: list[float] = []
     clock = now
+    window, contexts = cost.window, np.array([row.context for row in rows])
+    tokens = np.array([row.tokens for row in rows])
     while count and len(ends) < most and clock < horizon:
-        clock += cost.step_s(StepSize(0, count, context, context))
+        seen = int(np.minimum(contexts[tokens > len(ends)] + len(ends), window).sum()) if window else 0
+        clock += cost.step_s(StepSize(0, count, context, context, window_context=seen, window_attended=seen))
         ends.append(clock)
         done = len(ends)
         while first < len(ending) and ending[first].tokens == done:

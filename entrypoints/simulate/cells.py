@@ -67,7 +67,11 @@ class Cell:
         plan = self.plan
         work = plan.trace or f"{plan.workload}, {plan.tools} tools" + (f" × {plan.scale:g}" if plan.scale != 1 else "")
         machine = plan.costs or f"{plan.gpu}, {plan.model}"
-        pool = f", pool {plan.pool}" if plan.pool else ""
+        pool = ", the trace's pools" if plan.recorded is not None else ""
+        pool += f", pool {plan.pool}" if plan.pool else ""
+        pool += f", {plan.states} states" if plan.states else ""
+        pool += f", window {plan.window}" if plan.window else ""
+        pool += f", ratio {plan.window_ratio:g}" if plan.window_ratio else ""
         speed = f"{plan.rate:.4g} ×" if plan.trace else f"{plan.rate:.4g} jobs/s"
         return f"{machine}{pool}: {work}, {speed}"
 

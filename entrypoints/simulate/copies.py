@@ -29,16 +29,24 @@ class CopyLanes:
         """A heap."""
         self.loads_end = 0.0
         """End of the last load ordered; a step that is launched before then waits for it, layer by layer."""
+        self.states_end = 0.0
+        """Time at which the states of all loads ordered are there; no step begins before."""
 
     def order_copies(self, orders: Sequence[TierCopy | BlockOrder], now: float) -> None:
-        for order in orders:
-            assert isinstance(order, TierCopy), "nothing behind the host is simulated"
-            tokens = len(order.host_slots)
-            seconds = self._cost.store_s(tokens) if order.to_host else self._cost.load_s(tokens)
-            end = max(now, self._free[order.to_host]) + seconds
-            self._free[order.to_host] = end
-            heapq.heappush(self._under_way, EndedCopy(end, order.fence, seconds))
-            if not order.to_host:
+        """The states of all loads of a call come first, then their KV, one load after the other."""
+        copies = [order for order in orders if isinstance(order, TierCopy)]
+        assert len(copies) == len(orders), "nothing behind the host is simulated"
+        loads = [copy for copy in copies if not copy.to_host]
+        if states := sum(copy.device_state > 0 for copy in loads):
+            self._free[False] = self.states_end = max(now, self._free[False]) + self._cost.load_s(0, states)
+        for copy in copies:
+            tokens, states = len(copy.host_slots), int(copy.host_state > 0)
+            seconds = self._cost.store_s(tokens, states) if copy.to_host else self._cost.load_s(tokens, states)
+            own = seconds if copy.to_host else self._cost.load_s(tokens, 0)
+            end = max(now, self._free[copy.to_host]) + own
+            self._free[copy.to_host] = end
+            heapq.heappush(self._under_way, EndedCopy(end, copy.fence, seconds))
+            if not copy.to_host:
                 self.loads_end = end
 
     def take_ended_copies(self, now: float) -> list[EndedCopy]:

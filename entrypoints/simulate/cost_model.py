@@ -1,6 +1,6 @@
 """The duration of a step in seconds, from the amount that it computes and reads.
 
-There are two models. `Roofline` takes a card's data sheet and a model's shape: the larger of compute and memory time,
+There are two models. `Roofline` takes a card's data sheet and a model's sizes: the larger of compute and memory time,
 plus the host's time. `Linear` takes measured figures (`read_cost_file`):
 
     seconds = fixed + prompt tokens × a + decode rows × b + context tokens read × c
@@ -45,51 +45,76 @@ CARDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """A dense decoder with grouped-query attention and a gated MLP, in 16 bits."""
+class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model costs, in bytes and numbers."""
 
     name: str
     layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int
-    tied: bool = False
+    body_parameters: int
+    """Parameters of the layers, which every token is multiplied with; of experts, those that a token uses."""
+    head_parameters: int
+    weight_bytes: int
+    """In the card's memory."""
+    read_bytes: int
+    """Weights that every step reads: no embedding, no experts."""
+    expert_bytes: int = 0
+    """Weights of all experts."""
+    expert_share: float = 0.0
+    """Share of the experts that a token uses."""
+    pair_products: int
+    """Products for each pair of a new token and a token that it attends to, in layers that see all tokens."""
+    bytes_per_token: int
+    """K and V, or latents, in these layers."""
+    window: int = 0
+    """Tokens that layers with a sliding window see; 0 without such layers."""
+    window_pair_products: int = 0
+    bytes_per_window_token: int = 0
+    bytes_per_state: int = 0
+    """Recurrent states of a sequence; 0 without such layers."""
+    has_latents: bool = False
 
-    BYTES = 2
+    def weights_read(self, tokens: int) -> float:
+        """Bytes of weights that a step of so many new tokens reads, each of which chooses its experts by chance."""
+        return self.read_bytes + self.expert_bytes * (1 - (1 - self.expert_share) ** tokens)
 
-    @property
-    def body_parameters(self) -> int:
-        """Parameters of the layers, which every token is multiplied with."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
-    @property
-    def head_parameters(self) -> int:
-        return self.vocabulary * self.hidden
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.BYTES * (self.body_parameters + self.head_parameters * (1 if self.tied else 2))
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self.BYTES * 2 * self.layers * self.kv_heads * self.head_dim
+def dense_model(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate: int,
+    vocabulary: int,
+    *,
+    tied: bool = False,
+) -> ModelSizes:
+    """A dense decoder with grouped-query attention and a gated MLP, in 16 bits. tied: the head is the embedding."""
+    body = layers * (hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * intermediate)
+    head = vocabulary * hidden
+    return ModelSizes(
+        name=name,
+        layers=layers,
+        body_parameters=body,
+        head_parameters=head,
+        weight_bytes=2 * (body + head * (1 if tied else 2)),
+        read_bytes=2 * (body + head),
+        pair_products=2 * layers * heads * head_dim,
+        bytes_per_token=2 * 2 * layers * kv_heads * head_dim,
+    )
 
 
 MODELS = {
-    shape.name: shape
-    for shape in (
-        ModelShape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, tied=True),
-        ModelShape("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, tied=True),
-        ModelShape("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064),
-        ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256),
-        ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936),
-        ModelShape("qwen2.5-14b", 48, 5120, 40, 8, 128, 13824, 152064),
-        ModelShape("qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064),
+    model.name: model
+    for model in (
+        dense_model("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, tied=True),
+        dense_model("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, tied=True),
+        dense_model("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064),
+        dense_model("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256),
+        dense_model("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936),
+        dense_model("qwen2.5-14b", 48, 5120, 40, 8, 128, 13824, 152064),
+        dense_model("qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064),
     )
 }
 
@@ -106,6 +131,18 @@ class StepSize(NamedTuple):
     attended: int
     """(new token, token it attends to) pairs."""
     prompt_rows: int = 0
+    window_context: int = 0
+    """As ``context``, of layers with a sliding window."""
+    window_attended: int = 0
+    """As ``attended``, likewise."""
+
+    @property
+    def new_tokens(self) -> int:
+        return self.prompt_tokens + self.decode_rows
+
+    @property
+    def rows(self) -> int:
+        return self.prompt_rows + self.decode_rows
 
 
 class StepCost(Protocol):
@@ -114,13 +151,18 @@ class StepCost(Protocol):
         """Number of layers: a step waits for a load layer by layer."""
         ...
 
-    def step_s(self, step: StepSize) -> float: ...
-
-    def load_s(self, tokens: int) -> float:
-        """Seconds to copy the KV of so many tokens from the host to the device."""
+    @property
+    def window(self) -> int:
+        """Tokens that layers with a sliding window see; 0 if what these read is not to be counted by itself."""
         ...
 
-    def store_s(self, tokens: int) -> float: ...
+    def step_s(self, step: StepSize) -> float: ...
+
+    def load_s(self, tokens: int, states: int = 0) -> float:
+        """Seconds to copy the KV of so many tokens, and so many recurrent states, from the host to the device."""
+        ...
+
+    def store_s(self, tokens: int, states: int = 0) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +183,36 @@ class Roofline:
     """A `StepCost` from a card and a model."""
 
     card: Card
-    model: ModelShape
+    model: ModelSizes
     efficiency: Efficiency = Efficiency()
 
     @property
     def layers(self) -> int:
         return self.model.layers
 
+    @property
+    def window(self) -> int:
+        return self.model.window
+
     def step_s(self, step: StepSize) -> float:
         model, efficiency = self.model, self.efficiency
-        rows = step.decode_rows + step.prompt_rows
-        products = model.body_parameters * (step.prompt_tokens + step.decode_rows) + model.head_parameters * rows
-        pairs = 2 * model.layers * model.heads * model.head_dim * step.attended
+        products = model.body_parameters * step.new_tokens + model.head_parameters * step.rows
+        pairs = model.pair_products * step.attended + model.window_pair_products * step.window_attended
         compute = 2 * (products + pairs) / (self.card.flops * efficiency.compute)
-        weights = model.BYTES * (model.body_parameters + model.head_parameters)
-        memory = (weights + model.kv_bytes_per_token * step.context) / (self.card.bandwidth * efficiency.memory)
-        return max(compute, memory) + efficiency.host_step_s + efficiency.host_row_s * rows
+        kv = model.bytes_per_token * step.context + model.bytes_per_window_token * step.window_context
+        states = 2 * model.bytes_per_state * step.rows  # each row reads its state and writes the next one
+        read = model.weights_read(step.new_tokens) + kv + states
+        memory = read / (self.card.bandwidth * efficiency.memory)
+        return max(compute, memory) + efficiency.host_step_s + efficiency.host_row_s * step.rows
 
-    def load_s(self, tokens: int) -> float:
-        return tokens * self.model.kv_bytes_per_token / self.card.host_bandwidth
+    def load_s(self, tokens: int, states: int = 0) -> float:
+        """With a host tier all layers share one pool."""
+        model = self.model
+        size = tokens * (model.bytes_per_token + model.bytes_per_window_token) + states * model.bytes_per_state
+        return size / self.card.host_bandwidth
 
-    def store_s(self, tokens: int) -> float:
-        return self.load_s(tokens)
+    def store_s(self, tokens: int, states: int = 0) -> float:
+        return self.load_s(tokens, states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +229,14 @@ class Linear:
     """For each pair of a new token and a token that it attends to."""
     load_token_s: float = 0.0
     store_token_s: float = 0.0
+    load_state_s: float = 0.0
+    """For each recurrent state."""
+    store_state_s: float = 0.0
     layers: int = 1
+
+    @property
+    def window(self) -> int:
+        return 0
 
     def step_s(self, step: StepSize) -> float:
         return (
@@ -191,11 +248,11 @@ class Linear:
             + self.attended_s * step.attended
         )
 
-    def load_s(self, tokens: int) -> float:
-        return self.load_token_s * tokens
+    def load_s(self, tokens: int, states: int = 0) -> float:
+        return self.load_token_s * tokens + self.load_state_s * states
 
-    def store_s(self, tokens: int) -> float:
-        return self.store_token_s * tokens
+    def store_s(self, tokens: int, states: int = 0) -> float:
+        return self.store_token_s * tokens + self.store_state_s * states
 
 
 class CostError(ValueError):
@@ -225,20 +282,6 @@ def read_cost_file(path: Path) -> Linear:
     if layers != int(layers) or layers < 1:
         raise CostError(f"{path}: layers is {layers!r}; it should be a whole number of at least 1")
     return Linear(**found | {"layers": int(layers)})
-
-
-def pool_tokens(card: Card, model: ModelShape, share: float = 0.9) -> int:
-    """Tokens of KV that fit beside the weights in ``share`` of the card's memory. Raises CostError if there is no
-    room."""
-    room = card.memory * share - model.weight_bytes
-    tokens = int(room / model.kv_bytes_per_token)
-    if tokens < 1024:
-        raise CostError(
-            f"{model.name} has {model.weight_bytes / GB:.1f} GB of weights; {share:g} of {card.name}'s "
-            f"{card.memory / GB:.0f} GB leaves room for {max(0, tokens)} tokens of KV. Choose a larger card or a "
-            "smaller model"
-        )
-    return tokens
 
 
 def fill_by_computing_s(cost: StepCost, tokens: int, chunk: int = 2048) -> float:

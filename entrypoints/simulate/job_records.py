@@ -24,6 +24,10 @@ class TurnRecord:
     found: int = 0
     """Prompt tokens with KV in the cache, on the device or on the host."""
     from_host: int = 0
+    no_state: int = 0
+    """Prompt tokens with K and V in the cache that no recurrent state makes usable."""
+    no_window: int = 0
+    """Prompt tokens with K and V in the cache whose window has gone."""
     output: int = 0
     retractions: int = 0
 
@@ -92,6 +96,8 @@ def summarize(records: Sequence[JobRecord], trim: float) -> dict[str, Any]:
         "recomputed_tokens": sum(turn.recomputed for turn in turns),
         "recomputed_share": sum(turn.recomputed for turn in turns) / kept if kept else 0.0,
         "hit_rate": sum(turn.found for turn in turns) / prompts if prompts else 0.0,
+        "no_state_share": sum(turn.no_state for turn in turns) / prompts if prompts else 0.0,
+        "no_window_share": sum(turn.no_window for turn in turns) / prompts if prompts else 0.0,
         "from_host_tokens": sum(turn.from_host for turn in turns),
         "retracted_turns": sum(turn.retractions > 0 for turn in turns),
     }

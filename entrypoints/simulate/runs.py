@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...runtime.pool_sizes import PoolSizes
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.scheduler import Scheduler
 from .arms import arm_named
-from .cost_model import CARDS, GB, MODELS, Roofline, StepCost, pool_tokens, read_cost_file
+from .cost_model import CARDS, MODELS, ModelSizes, Roofline, StepCost, read_cost_file
 from .job_records import completion_rate, measured, summarize
+from .machine import WantedPools, add_host, one_pool, plan_pools, with_recorded_bytes
 from .simulation import Conditions, Simulation
 from .work.job import Job
 from .work.traces import read_trace
@@ -41,12 +43,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A digest of the files ``trace`` and ``costs``, so that a changed file gives a new run."""
     gpu: str = "H200"
     model: str = "llama-3.1-8b"
+    sizes: ModelSizes | None = None
+    """Of a model that is none of MODELS."""
     costs: str = ""
     """A file of measured costs, in place of card and model."""
     pool: int = 0
     """Tokens of KV on the card; 0 for as many as fit beside the model."""
+    states: int = 0
+    """Recurrent states on the card; 0 for as many as a server would have, none for a model without."""
+    window: int = 0
+    """Tokens that layers with a sliding window see; 0: the model's."""
+    window_ratio: float = 0.0
+    """Tokens of the pool for windows, by those of the KV pool; 0: as many as a server would give it."""
+    recorded: PoolSizes | None = None
+    """The pools of the trace, which stand for those that fit the card."""
     host_gb: float = 0.0
-    """0 for an arm without a host tier."""
+    """0 for an arm without a host tier, or with that of ``recorded``."""
     pin_s: float = 2.0
     conversation_ttl_s: float = 60.0
     """Seconds for which chats are leased."""
@@ -74,17 +86,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 class Machine(NamedTuple):
     cost: StepCost
-    pool: int
-    bytes_per_token: int
+    pools: PoolSizes
 
 
-def machine_of(plan: Plan) -> Machine:
-    """Raises CostError."""
-    card, model = CARDS[plan.gpu], MODELS[plan.model]
-    cost: StepCost = read_cost_file(Path(plan.costs)) if plan.costs else Roofline(card, model)
-    pool = plan.pool or pool_tokens(card, model)
-    page = plan.settings.get("page_size", 1)
-    return Machine(cost, pool - pool % page, model.kv_bytes_per_token)
+def machine_of(plan: Plan, config: SchedulerConfig, *, has_host: bool) -> Machine:
+    """config: the limits of the scheduler, and the lengths. Raises CostError."""
+    card, model = CARDS[plan.gpu], plan.sizes or MODELS[plan.model]
+    if plan.recorded is not None:
+        model = with_recorded_bytes(model, plan.recorded)
+    wanted = WantedPools(
+        tokens=plan.pool,
+        states=plan.states,
+        window=plan.window,
+        window_ratio=plan.window_ratio,
+        recorded=plan.recorded,
+    )
+    pools = plan_pools(card, model, config, wanted)
+    if has_host:
+        pools = add_host(one_pool(pools), plan.host_gb, plan.recorded)
+    return Machine(read_cost_file(Path(plan.costs)) if plan.costs else Roofline(card, model), pools)
 
 
 @lru_cache(maxsize=2)
@@ -108,16 +128,15 @@ def jobs_of(plan: Plan) -> tuple[list[Job], int]:
 
 def make_simulation(plan: Plan) -> Simulation:
     """Raises CostError, TraceError, or ValueError for an unknown arm or setting."""
-    machine, arm = machine_of(plan), arm_named(plan.arm)
+    arm = arm_named(plan.arm)
     jobs, max_new_tokens = jobs_of(plan)
     known = {field.name for field in fields(SchedulerConfig)}
     if unknown := plan.settings.keys() - known:
         raise ValueError(f"the scheduler has no setting {', '.join(sorted(unknown))}")
-    if arm.host and not plan.host_gb:
+    if arm.host and not (plan.host_gb or (plan.recorded is not None and plan.recorded.host_tokens)):
         raise ValueError(f"{plan.arm} needs a host tier; give its size with --host-gb")
     settings: dict[str, Any] = {
         "context_length": max(job.longest for job in jobs) + max_new_tokens,
-        "max_total_tokens": machine.pool,
         "max_running_requests": 256,
         "max_leased_requests": 256,
         "max_leases_per_client": 256,  # there is one client
@@ -126,17 +145,17 @@ def make_simulation(plan: Plan) -> Simulation:
         "max_queued_requests": 0,
         "schedule_policy": arm.policy,
         "random_seed": plan.seed,
+        "page_size": plan.recorded.page_size if plan.recorded is not None else 1,
     }
-    host = int(plan.host_gb * GB / machine.bytes_per_token) if arm.host else 0
     config = SchedulerConfig(**settings | arm.settings | plan.settings)
+    machine = machine_of(plan, config, has_host=arm.host)
     return Simulation(
         jobs,
         Conditions(
             config=config,
+            pools=machine.pools,
             cost=machine.cost,
             variant=arm.variant,
-            host_tokens=host - host % config.page_size,
-            bytes_per_token=machine.bytes_per_token,
             pin_s=plan.pin_s if arm.pins else 0.0,
             sender=arm.sender,
             conversation_ttl_s=plan.conversation_ttl_s,
@@ -158,6 +177,7 @@ def run(plan: Plan) -> dict[str, Any]:
         "figures": summarize(records, plan.trim) | {"completion_rate": completion_rate(records)[0]},
         "services_s": [round(record.service, 3) for record in measured(records, plan.trim)],
         "scheduler": _scheduler_figures(simulation.scheduler),
+        "pools": msgspec.to_builtins(simulation.pools),
         "steps": simulation.steps,
         "simulated_s": simulation.now,
         "busy_share": simulation.busy_s / simulation.now if simulation.now else 0.0,
@@ -173,4 +193,5 @@ def _scheduler_figures(scheduler: Scheduler) -> dict[str, Any]:
         for t in stats.tiers
     ]
     found = {name: getattr(stats, name) for name in names}
-    return found | {"total_tokens": stats.total_tokens, "jobs": asdict(stats.jobs), "tiers": tiers}
+    states = {"evicted_states": stats.states.evicted} if stats.states.total else {}
+    return found | states | {"total_tokens": stats.total_tokens, "jobs": asdict(stats.jobs), "tiers": tiers}

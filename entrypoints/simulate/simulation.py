@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...runtime.pool_sizes import PoolSizes
 from ...scheduler.batch import ScheduleBatch, StepResult
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.jobs.calls import ToolCall
-from ...scheduler.outcome import RequestRefused
+from ...scheduler.outcome import MissReason, RequestRefused
 from ...scheduler.policies.policy import PolicyTools, SchedulePolicy
 from ...scheduler.policies.registry import make_policy
 from ...scheduler.request import Request, RequestEvent
@@ -44,6 +45,10 @@ WAITING_BURST = 4
 admit the next request."""
 
 
+GENERATION_PROMPT = 4
+"""Last tokens of a chat's prompt, by which its template begins the answer. A server has the state before them kept."""
+
+
 class SimulationStuck(RuntimeError):
     """Requests wait, and no event can change that: a bug in the scheduler, or in its use."""
 
@@ -53,12 +58,11 @@ class Conditions:
     """Everything that a simulation depends on, besides its jobs."""
 
     config: SchedulerConfig
+    """The sizes that ``pools`` has are replaced by those."""
+    pools: PoolSizes
     cost: StepCost
     variant: str = ""
     """A name in `arms.VARIANTS`, in place of the policy of ``config``; "" for none."""
-    host_tokens: int = 0
-    """Size of the host tier; 0 for none."""
-    bytes_per_token: int = 0
     pin_s: float = 0.0
     """Seconds for which the KV of a turn is leased, if another follows (``retain_ttl``); 0 for not at all."""
     sender: Sender = "generate"
@@ -102,10 +106,12 @@ class _Launched(NamedTuple):
 class Simulation:
     def __init__(self, jobs: Sequence[Job], conditions: Conditions) -> None:
         self._conditions = conditions
+        self.pools = conditions.pools
         self._cost = conditions.cost
-        config = conditions.config
         make = partial(_make_policy, conditions.variant, jobs)
-        self.engine = build_engine(config, conditions.host_tokens, conditions.bytes_per_token, self._plan_burst, make)
+        self.engine = build_engine(conditions.config, self.pools, self._plan_burst, make)
+        # A burst leaves no state where a page ends in its midst.
+        self._burst = 1 if self.pools.states and self.pools.page_size > 1 else conditions.burst
         self.scheduler = self.engine.scheduler
         self.now = 0.0
         self.busy_s = 0.0
@@ -186,16 +192,23 @@ class Simulation:
     def _launch(self, batch: ScheduleBatch) -> _Launched:
         self.steps += 1
         if batch.is_extend:
-            ends = [self.now + self._cost.step_s(size_of(batch))]
+            ends = [self.now + self._cost.step_s(size_of(batch, self._cost.window))]
             self._more_prompts = self.scheduler.num_waiting > 0 or not batch.samples.all()
         else:
             ends = self._burst_ends[: int(batch.extend_lens.max())]
             self._more_prompts = False
-        waits = self._copies.loads_end + (ends[0] - self.now) / self._cost.layers - ends[0]
-        if self._copies.loads_end > self.now and waits > 0:  # the last layer's KV comes last
+        if (waits := self._wait_for_loads(ends[0] - self.now)) > 0:
             ends = [end + waits for end in ends]
         self.busy_s += ends[-1] - self.now
         return _Launched(batch, ends)
+
+    def _wait_for_loads(self, seconds: float) -> float:
+        """Seconds by which the loads delay a step that would take so many ``seconds``: it begins when all states are
+        there, and the last layer waits for its KV, which comes last."""
+        delay = max(0.0, self._copies.states_end - self.now)
+        if self._copies.loads_end > self.now:
+            delay = max(delay, self._copies.loads_end + seconds / self._cost.layers - self.now - seconds)
+        return delay
 
     def _plan_burst(self, requests: Sequence[Request]) -> list[int]:
         left = []
@@ -204,7 +217,7 @@ class Simulation:
             tokens = len(playing.said) - request.num_output_tokens
             left.append(RowAhead(tokens, request.scheduled_len + 1, playing.away_s))
         waiting = self.scheduler.num_waiting > 0
-        most = min(self._conditions.burst, WAITING_BURST) if waiting else self._conditions.burst
+        most = min(self._burst, WAITING_BURST) if waiting else self._burst
         most = 1 if self._more_prompts else most
         self._burst_ends = burst_ends(left, self._cost, self.now, self._horizon(waiting), most, waiting)
         longest = len(self._burst_ends)
@@ -245,6 +258,7 @@ class Simulation:
         turn.end = launched.ends[len(event.token_ids) - 1]
         turn.found, turn.from_host = request.found.total, request.found.below_device
         turn.output, turn.retractions = request.num_output_tokens, request.retractions
+        turn.no_state, turn.no_window = _missed(request, "no_state"), _missed(request, "no_window")
         tool = playing.record.job.turns[playing.turn].tool
         if playing.is_last_turn and self._conditions.sender in UNNAMED:
             tool = ""  # the server reads its text like any other turn's
@@ -274,6 +288,9 @@ class Simulation:
         pin_s = self._conditions.conversation_ttl_s if sender in CHATS else 0.0
         if not playing.is_last_turn:
             pin_s = max(pin_s, self._conditions.pin_s)
+        state_points = ()
+        if self.pools.states and sender in CHATS and turn.prompt > GENERATION_PROMPT:
+            state_points = (turn.prompt - GENERATION_PROMPT,)
         job_ids: dict[Sender, str | None] = {"plain": f"chat-{_rid(job, 0)}", "bare": None}
         spec = RequestSpec(
             rid=rid,
@@ -285,6 +302,7 @@ class Simulation:
             is_last_step=playing.is_last_turn and sender not in UNNAMED,
             unasked=sender == "plain",
             default_lease=sender in CHATS and not self._conditions.pin_s,
+            state_points=state_points,
         )
         playing.last_rid = rid
         playing.record.turns.append(TurnRecord(sent, turn.prompt, turn.kept))
@@ -307,9 +325,29 @@ def _rid(job: Job, turn: int) -> str:
     return f"{job.name}.{turn}"
 
 
-def size_of(batch: ScheduleBatch) -> StepSize:
-    """The size of a step with prompts. Rows with one new token count as decodes, which they are in a mixed step."""
+def _missed(request: Request, reason: MissReason) -> int:
+    """Prompt tokens that were not found, for this reason."""
+    report = request.cache_report
+    return sum(span.tokens for span in report.missed if span.reason == reason) if report is not None else 0
+
+
+def size_of(batch: ScheduleBatch, window: int = 0) -> StepSize:
+    """The size of a step with prompts. Rows with one new token count as decodes, which they are in a mixed step.
+    window: tokens that layers with a window see; 0 for none."""
     new, before = batch.extend_lens.astype(np.int64), batch.prefix_lens.astype(np.int64)
-    attended = int((new * before + new * (new + 1) // 2).sum())
     decodes = int((new == 1).sum())
-    return StepSize(int(new.sum()) - decodes, decodes, int((new + before).sum()), attended, len(batch) - decodes)
+    size = StepSize(
+        int(new.sum()) - decodes, decodes, int((new + before).sum()), _pairs(new, before), len(batch) - decodes
+    )
+    if not window:
+        return size
+    whole = np.clip(window - before, 0, new)  # new tokens that see all tokens before them
+    return size._replace(
+        window_context=int(np.minimum(new + before, new + window - 1).sum()),
+        window_attended=_pairs(whole, before) + int((new - whole).sum()) * window,
+    )
+
+
+def _pairs(new: np.ndarray, before: np.ndarray) -> int:
+    """Pairs of a new token and a token up to it, int64 [bs] both."""
+    return int((new * before + new * (new + 1) // 2).sum())

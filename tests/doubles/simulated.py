@@ -12,6 +12,7 @@ from baton.entrypoints.simulate.simulation import Conditions, Simulation
 from baton.entrypoints.simulate.work.job import Job, Turn, numbered
 from baton.entrypoints.simulate.work.tool_shapes import SHAPES
 from baton.entrypoints.simulate.work.workloads import make_jobs, workload_named
+from baton.runtime.pool_sizes import PoolSizes
 from baton.scheduler.config import SchedulerConfig
 
 SECOND = Linear(fixed_s=1.0, prompt_token_s=0.0, decode_row_s=0.0, context_token_s=0.0)
@@ -34,6 +35,7 @@ def simulation(
     cost: Linear = SECOND,
     pool: int = 4096,
     host: int = 0,
+    sizes: dict[str, int] | None = None,
     pin_s: float = 0.0,
     sender: Sender = "generate",
     burst: int = 1,
@@ -41,16 +43,16 @@ def simulation(
     max_new_tokens: int = 64,
     **settings: Any,
 ) -> Simulation:
+    """pool, host: tokens. sizes: other sizes of pools, by their names in PoolSizes. settings: of the scheduler."""
     context = max(job.longest for job in jobs) + max_new_tokens
     limits: dict[str, Any] = {"max_running_requests": 64, "max_leased_requests": 64, "max_leases_per_client": 64}
     limits["schedule_policy"] = "fcfs"
-    config = SchedulerConfig(
-        context_length=context, max_total_tokens=pool, max_client_leased_ratio=1.0, random_seed=0, **limits | settings
-    )
+    config = SchedulerConfig(context_length=context, max_client_leased_ratio=1.0, random_seed=0, **limits | settings)
+    given = {"tokens": pool, "page_size": config.page_size, "bytes_per_token": 0, "host_tokens": host} | (sizes or {})
     conditions = Conditions(
         config=config,
+        pools=PoolSizes(**given),
         cost=cost,
-        host_tokens=host,
         pin_s=pin_s,
         sender=sender,
         burst=burst,

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from ....runtime.pool_sizes import PoolSizes
 from .job import Job, Turn, numbered
 
 
@@ -142,11 +143,38 @@ def read_trace(path: Path) -> list[Job]:
     return numbered([Job(job.name, job.arrival - start, job.turns, 0) for job in found])
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+class _Pools(PoolSizes, kw_only=True, frozen=True):
+    """The event ``pools``."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.page_size < 1 or min(msgspec.structs.astuple(self)) < 0:
+            raise ValueError("tokens and page_size are 1 or more, and other sizes 0 or more")
+        if self.window_tokens < self.window:
+            raise ValueError(f"window_tokens is {self.window_tokens}, but window {self.window}")
+
+
+def read_pools(path: Path) -> PoolSizes | None:
+    """The sizes of the pools of the server that wrote a trace, at its last start; None where the file does not say.
+    Raises TraceError."""
+    found = None
+    for number, line in enumerate(_content(path).splitlines(), 1):
+        if b'"pools"' in line and _fields_of(path, number, line).get("event") == "pools":
+            try:
+                found = msgspec.json.decode(line, type=_Pools)
+            except msgspec.DecodeError as error:
+                raise TraceError(f"{path}, line {number}: {error}") from error
+    return None if found is None else PoolSizes(**msgspec.structs.asdict(found))
+
+
+def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    content = _content(path)
     lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
     if len(lines) > 1 and not content.endswith(b"\n") and not _is_json(lines[-1][1]):
         print(f"{path}, line {lines[-1][0]} was cut off and is left out", file=sys.stderr)

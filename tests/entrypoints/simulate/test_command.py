@@ -20,6 +20,7 @@ from baton.entrypoints.simulate.cost_model import CARDS, MODELS
 from baton.entrypoints.simulate.work.tool_shapes import SHAPES
 from baton.entrypoints.simulate.work.workloads import WORKLOADS
 
+HOST = ["--host-gb", "1", "--policies", "fcfs", "fcfs+host"]
 SMALL = ["--gpu", "RTX6000", "--pool-tokens", "3000", "--scale", "0.2", "--num-jobs", "8", "--rate", "2"]
 
 
@@ -52,6 +53,67 @@ def test_simulate_replays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "jobs.jsonl, line 5" in capsys.readouterr().err
 
 
+LATENTS = {
+    "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "kv_lora_rank": 20, "q_lora_rank": 14, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
+    "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "norm_topk_prob": True,
+}  # fmt: skip
+HYBRID = {
+    "architectures": ["Lfm2ForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512, "norm_eps": 1e-5,
+    "layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [(LATENTS, "keeps latents, all in one pool; leave it out"), (HYBRID, "with recurrent states all layers share")],
+)
+def test_windows_that_contradict_the_model_are_refused(
+    config: dict[str, object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit):
+        parse(["--model", str(tmp_path), "--window", "64", "--pool-tokens", "9999"])
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_model_folder_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    flags = ["--model", str(tmp_path), "--pool-tokens", "5000", "--max-states", "4", "64", "--scale", "0.2"]
+    flags += ["--num-jobs", "8", "--rate", "2", "--seeds", "1", "--policies", "fcfs", "--trim", "0"]
+    assert main([*flags, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"H200, {tmp_path}, pool 5000, 4 states: agents" in said and "pool 5000, 64 states" in said
+    few, enough = json.loads((tmp_path / "report.json").read_text())["runs"]
+    assert few["figures"]["no_state_share"] > 0.1 > 0.01 > enough["figures"]["no_state_share"]
+    assert few["pools"] == {
+        "tokens": 5000, "page_size": 1, "bytes_per_token": 64 * 4 * 2, "states": 4, "bytes_per_state": 64 * 2 * 4
+    }  # fmt: skip
+
+
+def test_pools_of_a_trace_stand_for_those_of_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"tokens": 4096, "page_size": 16, "bytes_per_token": 8, "states": 5, "bytes_per_state": 96}
+    events = [{"event": "start", "time": 0.0}, {"event": "pools", "time": 0.0, **sizes, "host_tokens": 8192}]
+    for at, rid, prompt in ((1.0, "1", 50), (4.0, "2", 90)):
+        names = {"job_id": "a", "rid": rid}
+        events.append({"event": "arrival", "time": at, **names, "prompt_tokens": prompt})
+        events.append({"event": "departure", "time": at + 1, **names, "output_tokens": 9})
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert main([str(trace), "--policies", "fcfs", "fcfs+host", "--trim", "0", "--out", str(tmp_path)]) == 0
+    assert "H200, llama-3.1-8b, the trace's pools: " in capsys.readouterr().out
+    plain, host = (run["pools"] for run in json.loads((tmp_path / "report.json").read_text())["runs"])
+    assert plain == sizes and host == sizes | {"host_tokens": 8192, "host_states": 10}
+    (plan,) = plans(parse([str(trace), "--gpu", "H100", "--policies", "fcfs"]), {})
+    assert plan.recorded is None, "a card was asked for"
+    with pytest.raises(SystemExit):
+        parse([str(trace), "--window", "64"])
+    assert "with recurrent states all layers share one pool" in " ".join(capsys.readouterr().err.split())
+
+
 def test_grid_has_every_combination_once() -> None:
     flags = ["--gpu", "A100-40", "H200", "--rate", "1", "2", "--seeds", "3", "--host-gb", "0", "10", "50"]
     found = plans(parse([*flags, "--policies", "fcfs", "lmcache-like", "handoff+pin"]), {})
@@ -81,6 +143,19 @@ def test_grid_has_every_combination_once() -> None:
         (["--set", "page_size=0"], "--set: --page-size is 0; use a power of two"),
         (["--set", "max_running_requests=-1"], "--set: --max-running-requests is -1; use 1 or more"),
         (["--set", "schedule_policy=lpm"], "with a name among"),
+        (["--set", "max_states=4"], "with a name among"),
+        (["--model", "best"], "--model best is no folder, and none of llama-3.2-1b, "),
+        (["--model", "qwen3-8b", "--max-states", "8"], "--max-states: qwen3-8b keeps no recurrent states"),
+        (
+            ["--max-states", "8", "--window", "64", "--pool-tokens", "9999"],
+            "with recurrent states all layers share one",
+        ),
+        (
+            ["--window", "64"],
+            "--window: how much memory it saves depends on how many layers have it; give --pool-tokens",
+        ),
+        (["--swa-full-tokens-ratio", "0.3"], "--swa-full-tokens-ratio is for layers with a sliding window"),
+        (["--window", "64", "--pool-tokens", "9999", *HOST], "with a host tier (fcfs+host) all layers share one pool"),
         (["trace.jsonl", "--load", "90"], "--load is for generated workloads"),
         (["--rate", "1", "--load", "90"], "not allowed with"),
         (["trace.jsonl", "--tools", "heavy"], "--tools is for generated workloads; a trace has its own"),

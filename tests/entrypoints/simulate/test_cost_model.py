@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.entrypoints.simulate.cost_model import (
@@ -14,15 +15,16 @@ from baton.entrypoints.simulate.cost_model import (
     CostError,
     Efficiency,
     Linear,
-    ModelShape,
     Roofline,
     StepSize,
+    dense_model,
     fill_by_computing_s,
-    pool_tokens,
     read_cost_file,
 )
+from baton.entrypoints.simulate.machine import WantedPools, plan_pools
+from baton.scheduler.config import SchedulerConfig
 
-TINY = ModelShape("tiny", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=2, intermediate=10, vocabulary=100)
+TINY = dense_model("tiny", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=2, intermediate=10, vocabulary=100)
 # A layer: 8 × 2 × (2 × 4 + 2 × 2) = 192 of attention, 3 × 8 × 10 = 240 of MLP; the head: 800.
 PLAIN = Efficiency(compute=1.0, memory=1.0, host_step_s=0.0, host_row_s=0.0)
 
@@ -30,7 +32,7 @@ PLAIN = Efficiency(compute=1.0, memory=1.0, host_step_s=0.0, host_row_s=0.0)
 def test_model_sizes_match_hand_computed_values() -> None:
     assert TINY.body_parameters == 2 * (192 + 240)
     assert TINY.weight_bytes == 2 * (864 + 2 * 800)
-    assert TINY.kv_bytes_per_token == 2 * 2 * 2 * 2 * 2
+    assert TINY.bytes_per_token == 2 * 2 * 2 * 2 * 2
 
 
 def test_roofline_step_time_matches_hand_computed_values() -> None:
@@ -47,10 +49,23 @@ def test_roofline_step_time_matches_hand_computed_values() -> None:
     assert Roofline(slow_to_read.card, TINY, half).step_s(step) == pytest.approx(read / 2.5 + 1.0 + 3 * 0.5)
 
 
+def test_states_windows_and_experts_are_read_as_hand_computed() -> None:
+    """Each row reads a state and writes one; layers with a window read what they see; two tokens choose experts."""
+    more = {"bytes_per_state": 1000, "bytes_per_window_token": 8, "window": 4, "window_pair_products": 16}
+    model = msgspec.structs.replace(TINY, **more, expert_bytes=4000, expert_share=0.5)
+    step = StepSize(0, 2, context=20, attended=20, window_context=8, window_attended=8)
+    reads = Roofline(Card("a", 1e9, bandwidth=10.0, flops=1e12, host_bandwidth=64.0), model, PLAIN)
+    assert reads.step_s(step) == pytest.approx((2 * 1664 + 3000 + 32 * 20 + 8 * 8 + 2 * 2 * 1000) / 10)
+    computes = Roofline(Card("a", 1e9, bandwidth=1e9, flops=100.0, host_bandwidth=64.0), model, PLAIN)
+    assert computes.step_s(step) == pytest.approx(2 * (864 * 2 + 800 * 2 + 32 * 20 + 16 * 8) / 100)
+    assert computes.load_s(6, 2) == computes.store_s(6, 2) == pytest.approx((6 * (32 + 8) + 2 * 1000) / 64)
+    assert computes.window == 4
+
+
 def test_llama_8b_sizes_are_known() -> None:
     model = MODELS["llama-3.1-8b"]
     assert model.weight_bytes == pytest.approx(16.06e9, rel=1e-3)
-    assert model.kv_bytes_per_token == 131072
+    assert model.bytes_per_token == 131072
 
 
 @pytest.mark.parametrize(
@@ -58,7 +73,7 @@ def test_llama_8b_sizes_are_known() -> None:
 )
 def test_fill_times_match_the_design_document(card: str, by_computing: float, from_host: float) -> None:
     model = MODELS["llama-3.1-8b"]
-    cost, pool = Roofline(CARDS[card], model), pool_tokens(CARDS[card], model)
+    cost, pool = Roofline(CARDS[card], model), plan_pools(CARDS[card], model, SchedulerConfig(), WantedPools()).tokens
     assert fill_by_computing_s(cost, pool) == pytest.approx(by_computing, rel=0.15)
     assert cost.load_s(pool) == pytest.approx(from_host, rel=0.5)
 
@@ -67,13 +82,6 @@ def test_decode_step_times_match_h200_measurements() -> None:
     cost = Roofline(CARDS["H200"], MODELS["llama-3.1-8b"])
     for rows, measured in ((1, 5.0e-3), (16, 6.4e-3), (64, 8.68e-3)):
         assert cost.step_s(StepSize(0, rows, 1056 * rows, 1056 * rows)) == pytest.approx(measured, rel=0.1)
-
-
-def test_pool_size_is_memory_left_by_weights() -> None:
-    card = Card("a", memory=100_000, bandwidth=1, flops=1, host_bandwidth=1)
-    assert pool_tokens(card, TINY, share=0.5) == (50_000 - TINY.weight_bytes) // 32
-    with pytest.raises(CostError, match=r"qwen2\.5-32b has 65\.\d GB of weights"):
-        pool_tokens(CARDS["L40S"], MODELS["qwen2.5-32b"])
 
 
 def test_cost_file_is_read(tmp_path: Path) -> None:

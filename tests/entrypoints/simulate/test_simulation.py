@@ -92,6 +92,11 @@ PRESSURE: list[dict[str, Any]] = [
     {"host": 6000, "pin_s": 0.5},
     {"page_size": 16},
     {"enable_mixed_chunk": True},
+    {"sizes": {"states": 6}},
+    {"sizes": {"states": 6, "host_states": 12}, "host": 2000, "page_size": 16},
+    {"sizes": {"states": 6}, "enable_mixed_chunk": True, "pin_s": 2.0},
+    {"sizes": {"window": 32, "window_tokens": 320}},
+    {"sizes": {"window": 32, "window_tokens": 352}, "page_size": 16, "pin_s": 2.0},
 ]
 
 

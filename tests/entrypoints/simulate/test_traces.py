@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from baton.entrypoints.simulate.work.job import SYSTEM_IDS, Turn
-from baton.entrypoints.simulate.work.traces import TraceError, read_trace
+from baton.entrypoints.simulate.work.traces import TraceError, read_pools, read_trace
+from baton.runtime.job_records import JobTraceFile
+from baton.runtime.pool_sizes import PoolSizes
 from tests.doubles.simulated import crowd, simulation, talk
 
 
@@ -157,6 +159,35 @@ ARRIVAL = {"event": "arrival", "job_id": "a", "time": 0.0, "rid": "1", "prompt_t
 def test_malformed_trace_lines_are_named(tmp_path: Path, lines: list[object], said: str) -> None:
     with pytest.raises(TraceError, match=said):
         read_trace(write(tmp_path / "t.jsonl", *lines))
+
+
+def test_pools_of_a_trace_are_read_as_the_server_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    sizes = PoolSizes(tokens=640, page_size=16, bytes_per_token=0, states=9, bytes_per_state=96, host_states=20)
+    for tokens in (320, 640):  # the server was started again
+        file = JobTraceFile(str(path), 1.0)
+        file.write_pools(PoolSizes(tokens=tokens, page_size=16, bytes_per_token=8) if tokens == 320 else sizes, 2.0)
+        file.write([ARRIVAL, ARRIVAL | {"event": "departure", "output_tokens": 2}])
+        file.close()
+    assert read_pools(path) == sizes
+    assert [job.name for job in read_trace(path)] == ["a", "a"]
+    assert read_pools(write(tmp_path / "old.jsonl", ARRIVAL)) is None
+    assert read_pools(write(tmp_path / "plain.jsonl", GOOD | {"job_id": "pools"})) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokens": 0}, "line 2: tokens and page_size are 1 or more"),
+        ({"states": -1}, "other sizes 0 or more"),
+        ({"page_size": "x"}, r"line 2: .*\$\.page_size"),
+        ({"window": 64, "window_tokens": 32}, "window_tokens is 32, but window 64"),
+    ],
+)
+def test_malformed_pools_are_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    pools = {"event": "pools", "time": 0.0, "tokens": 64, "page_size": 1, "bytes_per_token": 8} | change
+    with pytest.raises(TraceError, match=said):
+        read_pools(write(tmp_path / "t.jsonl", ARRIVAL, pools))
 
 
 def test_missing_trace_is_an_error(tmp_path: Path) -> None:
