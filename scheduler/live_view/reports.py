@@ -88,8 +88,8 @@ class JobNow(msgspec.Struct):
 
 
 class LoadNow(msgspec.Struct):
-    """Counts of tokens, except ``running`` and ``waiting``, which count requests. From ``queries`` on: totals since
-    start."""
+    """Counts of tokens, except ``running`` and ``waiting``, which count requests, and states, which count states. From
+    ``queries`` to ``output_tokens``, and where it is evicted: totals since start."""
 
     running: int
     waiting: int
@@ -108,3 +108,18 @@ class LoadNow(msgspec.Struct):
     prompt_tokens: int
     """Computed prompt tokens."""
     output_tokens: int
+    states_total: int = 0
+    """Recurrent states, see `StateStats`; 0, like all that follow, for models without."""
+    states_free: int = 0
+    states_held: int = 0
+    states_cached: int = 0
+    states_kept: int = 0
+    states_evicted: int = 0
+    host_states_total: int = 0
+    host_states_used: int = 0
+    host_states_evicted: int = 0
+    window_total: int = 0
+    """The pool for sliding windows, see `WindowPoolStats`."""
+    window_free: int = 0
+    window_evictable: int = 0
+    window_evicted: int = 0

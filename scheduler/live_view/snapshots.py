@@ -22,6 +22,7 @@ _WAITS = {RequestStatus.PARKED: "parent", RequestStatus.LOADING: "loading", Requ
 def load_now(scheduler: Scheduler) -> LoadNow:
     stats = scheduler.stats()
     host = next((tier for tier in stats.tiers if tier.tier == "host"), TierStats("host"))
+    states, windows = stats.states, stats.window_pool
     return LoadNow(
         running=stats.num_running_reqs,
         waiting=stats.num_queue_reqs + scheduler.num_parked,
@@ -39,6 +40,19 @@ def load_now(scheduler: Scheduler) -> LoadNow:
         evicted=stats.evicted_tokens,
         prompt_tokens=stats.computed_prompt_tokens,
         output_tokens=stats.output_tokens,
+        states_total=states.total,
+        states_free=states.free,
+        states_held=states.held,
+        states_cached=states.in_tree,
+        states_kept=states.kept,
+        states_evicted=states.evicted,
+        host_states_total=host.total_states or 0,
+        host_states_used=host.used_states or 0,
+        host_states_evicted=host.evicted_states,
+        window_total=windows.total_tokens,
+        window_free=windows.free_tokens,
+        window_evictable=windows.evictable_tokens,
+        window_evicted=windows.evicted_tokens,
     )
 
 

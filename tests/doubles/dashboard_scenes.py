@@ -49,6 +49,19 @@ def stats(**fields: Any) -> dict[str, Any]:
         "output_tokens": 0,
         "host_used": 0,
         "host_total": 16384,
+        "states_total": 0,
+        "states_free": 0,
+        "states_held": 0,
+        "states_cached": 0,
+        "states_kept": 0,
+        "states_evicted": 0,
+        "host_states_total": 0,
+        "host_states_used": 0,
+        "host_states_evicted": 0,
+        "window_total": 0,
+        "window_free": 0,
+        "window_evictable": 0,
+        "window_evicted": 0,
     } | fields
 
 

@@ -6,10 +6,11 @@ import { SPAN_S } from "./data/series.js";
 
 const SHORTEST_S = 60;
 
-/** Each: title, note (spoken: the same in full), lines ({name, words, colour, value(series, second), text(value), area}), top(series): of the scale, which follows the data without it, up to most(series). */
+/** Each: title, note (spoken: the same in full), lines ({name, words, colour, value(series, second), text(value), area}), top(series): of the scale, which follows the data without it, up to most(series), extra(series): a figure below the chart. has(stats): false where the server has no such thing, and the chart is hidden. */
 function definitions() {
   const rate = (value) => (Number.isNaN(value) ? "–" : `${count(value)}/s`);
   const level = (name) => (series, second) => series.at(name, second);
+  const usedShare = (used, total) => (total ? `${percent(used / total)} of ${count(total)}` : "–");
   return [
     {
       id: "hits",
@@ -38,7 +39,40 @@ function definitions() {
         { words: "evictable", colour: "use-evictable", value: level("evictable"), text: count },
         { words: "free", colour: "use-free", value: level("free"), text: count, hollow: true },
       ],
-      figure: (series) => (series.stats ? `${percent(1 - series.stats.free / Math.max(1, series.stats.total))} of ${count(series.stats.total)}` : "–"),
+      figure: ({ stats }) => (stats ? usedShare(stats.total - stats.free, stats.total) : "–"),
+    },
+    {
+      id: "window",
+      title: "Windows",
+      note: "on the device",
+      spoken: "tokens in the pool for sliding windows, by use",
+      has: (stats) => stats.window_total > 0,
+      most: (series) => series.stats?.window_total ?? 1,
+      stacked: true,
+      lines: [
+        { words: "in use", colour: "use-locked", value: level("window_used"), text: count },
+        { words: "evictable", colour: "use-evictable", value: level("window_evictable"), text: count },
+        { words: "free", colour: "use-free", value: level("window_free"), text: count, hollow: true },
+      ],
+      figure: ({ stats }) => usedShare(stats.window_total - stats.window_free, stats.window_total),
+      extra: ({ stats }) => `${count(stats.window_evicted)} evicted`,
+    },
+    {
+      id: "states",
+      title: "States",
+      note: "on the device",
+      spoken: "recurrent states on the device, by use",
+      has: (stats) => stats.states_total > 0,
+      most: (series) => series.stats?.states_total ?? 1,
+      stacked: true,
+      lines: [
+        { words: "in use", colour: "use-locked", value: level("states_used"), text: count },
+        { words: "kept", colour: "use-private", value: level("states_kept"), text: count },
+        { words: "optional", colour: "use-evictable", value: level("states_optional"), text: count },
+        { words: "free", colour: "use-free", value: level("states_free"), text: count, hollow: true },
+      ],
+      figure: ({ stats }) => usedShare(stats.states_total - stats.states_free, stats.states_total),
+      extra: ({ stats }) => `${count(stats.states_evicted)} evicted`,
     },
     {
       id: "speed",
@@ -68,10 +102,21 @@ function definitions() {
       title: "Host tier",
       note: "host memory",
       spoken: "tokens in host memory",
-      top: (series) => Math.max(1, series.stats?.host_total ?? 1),
+      has: (stats) => stats.host_total > 0,
+      top: (series) => series.stats.host_total,
       lines: [{ words: "", colour: "use-host", value: level("host"), area: true }],
-      figure: (series) =>
-        series.stats?.host_total ? `${percent(series.stats.host_used / series.stats.host_total)} of ${count(series.stats.host_total)}` : "–",
+      figure: ({ stats }) => usedShare(stats.host_used, stats.host_total),
+    },
+    {
+      id: "host-states",
+      title: "Host states",
+      note: "host memory",
+      spoken: "recurrent states in host memory",
+      has: (stats) => stats.host_states_total > 0,
+      top: (series) => series.stats.host_states_total,
+      lines: [{ words: "", colour: "use-host", value: level("host_states"), area: true }],
+      figure: ({ stats }) => usedShare(stats.host_states_used, stats.host_states_total),
+      extra: ({ stats }) => `${count(stats.host_states_evicted)} evicted`,
     },
   ];
 }
@@ -88,10 +133,11 @@ export class Charts {
     theme.onChange(() => frames.ask(this.draw));
   }
 
-  /** hostTier: whether the server has one, and its chart is shown. */
-  show(series, hostTier) {
+  show(series) {
     this.#series = series;
-    this.#tiles.find(({ definition }) => definition.id === "host").figure.hidden = !hostTier;
+    for (const { definition, figure } of this.#tiles) {
+      figure.hidden = definition.has !== undefined && !(series.stats && definition.has(series.stats));
+    }
     this.frames.ask(this.draw);
   }
 
@@ -116,11 +162,11 @@ class Tile {
         const swatch = element("i", { class: `swatch dot-${line.colour}` });
         return { line, value, item: element("li", {}, swatch, `${line.words} `, value) };
       });
-    this.extra = element("p", { class: "tile-extra quiet" });
+    this.extra = element(this.keys.length ? "li" : "p", { class: this.keys.length ? "" : "tile-extra quiet" });
     const title = element("figcaption", {}, element("b", {}, definition.title), " ", element("span", { class: "quiet" }, definition.note));
     this.scale = element("li");
     const below = this.keys.length
-      ? element("ul", { class: "tile-keys" }, ...this.keys.map(({ item }) => item), this.scale)
+      ? element("ul", { class: "tile-keys" }, ...this.keys.map(({ item }) => item), ...(definition.extra ? [this.extra] : []), this.scale)
       : this.extra;
     this.figure = element("figure", { class: "tile", id: `tile-${definition.id}` }, title, this.now, this.canvas, below);
     container.append(this.figure);

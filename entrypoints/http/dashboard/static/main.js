@@ -87,7 +87,7 @@ function greet(hello) {
 function takeUpdate(update) {
   store.takeUpdate(update);
   if (store.paused) return;
-  charts.show(store.series, (store.hello?.host_tokens ?? 0) > 0);
+  charts.show(store.series);
   lives.show(store);
   frames.ask(showLists);
   showEmpty();
@@ -101,7 +101,7 @@ function takeTree(snapshot) {
 }
 
 function showAll() {
-  charts.show(store.series, (store.hello?.host_tokens ?? 0) > 0);
+  charts.show(store.series);
   lives.show(store);
   frames.ask(showLists);
   frames.ask(showTree);

@@ -149,6 +149,29 @@ def test_kv_cache_chart_scale_follows_the_data(dashboard: FakeDashboard, open_pa
     shown.wait_text("#tile-kv", "scale to 8,192")
 
 
+def test_charts_of_states_and_windows_are_shown_for_models_with_them(dashboard: FakeDashboard, open_page: Open) -> None:
+    optional = ("states", "host-states", "window", "host")
+    shown = open_page(dashboard.url).wait_live()
+    shown.wait("!document.querySelector('#tile-host').hidden")
+    hidden = [name for name in optional if shown.page.locator(f"#tile-{name}").is_hidden()]
+    assert hidden == ["states", "host-states", "window"]
+    states = {"states_total": 16, "states_free": 4, "states_held": 11, "states_cached": 9, "states_kept": 6}
+    host = {"host_states_total": 32, "host_states_used": 8, "host_states_evicted": 5}
+    dashboard.send_update(t=101.0, stats=scenes.stats(**states, **host, states_evicted=1234, host_total=0))
+    shown.wait_text("#tile-states", "75 % of 16")
+    for words in ("in use 2", "kept 6", "optional 3", "free 4", "1,234 evicted"):
+        assert words in " ".join(shown.text("#tile-states").split())
+    assert shown.has_colour("#tile-states canvas", shown.colour("use-private"), 0, 46)
+    assert "25 % of 32" in shown.text("#tile-host-states") and "5 evicted" in shown.text("#tile-host-states")
+    assert [name for name in optional if shown.page.locator(f"#tile-{name}").is_hidden()] == ["window", "host"]
+    windows = {"window_total": 4096, "window_free": 1024, "window_evictable": 2000, "window_evicted": 77}
+    dashboard.send_update(t=102.0, stats=scenes.stats(**windows))
+    shown.wait_text("#tile-window", "75 % of 4,096")
+    for words in ("in use 1,072", "evictable 2,000", "free 1,024", "77 evicted"):
+        assert words in " ".join(shown.text("#tile-window").split())
+    assert [name for name in optional if shown.page.locator(f"#tile-{name}").is_hidden()] == ["states", "host-states"]
+
+
 def test_rates_cover_the_last_minute(dashboard: FakeDashboard, open_page: Open) -> None:
     shown = open_page(dashboard.url).wait_live()
     for second in range(1, 21):

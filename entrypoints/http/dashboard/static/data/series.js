@@ -3,12 +3,13 @@
 export const SPAN_S = 600;
 const HIT_WINDOW_S = 60;
 
-const LEVELS = ["locked", "private", "leased", "evictable", "quarantined", "free", "host"];
+const KV_LEVELS = ["locked", "private", "leased", "evictable", "quarantined", "free"];
+const OTHER_LEVELS = ["host", "states_used", "states_kept", "states_optional", "states_free", "host_states", "window_used", "window_evictable", "window_free"];
 const TOTALS = ["queries", "hits", "evicted", "prompt_tokens", "output_tokens"];
 
 export class Series {
   constructor() {
-    this.rings = new Map([...LEVELS, ...TOTALS].map((name) => [name, new Float64Array(SPAN_S)]));
+    this.rings = new Map([...KV_LEVELS, ...OTHER_LEVELS, ...TOTALS].map((name) => [name, new Float64Array(SPAN_S)]));
     this.clear();
   }
 
@@ -22,7 +23,7 @@ export class Series {
   /** stats: of an update at server time t. Seconds without an update get what lies between the two around them. */
   add(t, stats) {
     const second = Math.floor(t);
-    const values = { ...levels(stats), ...pick(stats, TOTALS) };
+    const values = { ...levels(stats), ...otherLevels(stats), ...pick(stats, TOTALS) };
     if (this.last === null || second < this.last || second - this.last > SPAN_S) {
       this.clear();
       this.first = second;
@@ -78,7 +79,21 @@ export function levels(stats) {
     evictable: stats.evictable,
     quarantined: stats.quarantined,
     free: stats.free,
+  };
+}
+
+/** Use of the other pools. A state that a request names and the cache has as well counts as cached. */
+export function otherLevels(stats) {
+  return {
     host: stats.host_used,
+    states_used: stats.states_held - stats.states_cached,
+    states_kept: stats.states_kept,
+    states_optional: stats.states_cached - stats.states_kept,
+    states_free: stats.states_free,
+    host_states: stats.host_states_used,
+    window_used: stats.window_total - stats.window_free - stats.window_evictable,
+    window_evictable: stats.window_evictable,
+    window_free: stats.window_free,
   };
 }
 
