@@ -12,8 +12,8 @@ from ..program import run_program
 from .arguments import cells, parse, plans
 from .cells import LEGEND, Cell, cells_of, show
 from .cost_model import CostError
-from .recommend import recommend
-from .study import RunLines, find_peaks, run_all
+from .recommend import recommend, say_states
+from .study import RunLines, find_peaks, find_states, run_all
 from .work.traces import TraceError
 
 
@@ -33,6 +33,8 @@ def simulate(args: argparse.Namespace) -> int:
     lines = RunLines(args.out / "runs.jsonl" if args.out is not None else None)
     peaks = find_peaks(cells(args), args.minutes, lines, processes=args.jobs) if args.load else {}
     wanted = plans(args, peaks)
+    first = [plan for plan in wanted if plan.arm == args.policies[0]]
+    states = find_states(first, lines, processes=args.jobs) if args.find_states else []
     found = run_all(wanted, lines, processes=args.jobs, most=args.limit)
     if not found:
         print("no run was made; leave out --limit to make all of them", file=sys.stderr)
@@ -40,14 +42,14 @@ def simulate(args: argparse.Namespace) -> int:
     compared = cells_of(found)
     show(compared)
     print(LEGEND)
-    words = recommend(compared)
+    words = [*recommend(compared), *map(say_states, states)]
     print("\nrecommended for this work on these simulated machines:")
     for line in words:
         print(f"  {line}")
     if len(found) < len(wanted):
         print(f"\n{len(wanted) - len(found)} of {len(wanted)} runs remain; run the same command again")
     if args.out is not None:
-        report = {"peaks": peaks, "runs": found, "recommended": words}
+        report = {"peaks": peaks, "states": states, "runs": found, "recommended": words}
         (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         draw(compared, args)
     return 0

@@ -91,6 +91,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="recurrent states that a hybrid keeps on the card; 0: as many as a server would, or as the trace says",
     )
     machine.add_argument(
+        "--find-states",
+        action="store_true",
+        help="find how many states are enough for the first of --policies, by about ten runs for each cell",
+    )
+    machine.add_argument(
         "--window",
         type=WHOLE,
         default=0,
@@ -224,6 +229,8 @@ def _check_pools(args: argparse.Namespace) -> None:
         if args.window and model.has_latents:
             raise UsageError(f"--window: {model.name} keeps latents, all in one pool; leave it out")
         has_states |= model.bytes_per_state > 0
+    if args.find_states and not has_states:
+        raise UsageError("--find-states is for models with recurrent states; name one, or give --max-states")
     if args.window and has_states:
         raise UsageError("--window: with recurrent states all layers share one pool; leave out one of the two")
     sized = [*models, *([recorded] if recorded is not None else [])]

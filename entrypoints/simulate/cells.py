@@ -98,12 +98,20 @@ def show(cells: Sequence[Cell]) -> None:
     for cell in cells:
         width = max(len("policy"), *map(len, cell.arms))
         print(f"\n{cell.title}")
+        losses = "".join(f"{name.replace('_', ' '):>9}  " for name in _losses(cell))
         print(
             f"  {'policy':{width}}  jobs/s  {'job, s':>8} {'p95':>8}  {'service':>8} {'p95':>8} {'change, %':>14}"
-            f"  {'TTFT, s':>8} {'p95':>8} {'max':>7}   hit  again  {'leases: kept/late/broken':>24}"
+            f"  {'TTFT, s':>8} {'p95':>8} {'max':>7}   hit  again  {losses}{'leases: kept/late/broken':>24}"
         )
         for arm in cell.arms:
             print("  " + _row(cell, arm, next(iter(cell.arms)), width))
+
+
+def _losses(cell: Cell) -> list[str]:
+    """The reasons for lost tokens that some run of the cell may have."""
+    pools = [line.get("pools", {}) for results in cell.arms.values() for line in results.values()]
+    reasons = (("no_state", "states"), ("no_window", "window"))
+    return [reason for reason, size in reasons if any(each.get(size) for each in pools)]
 
 
 def _row(cell: Cell, arm: str, base: str, width: int) -> str:
@@ -119,12 +127,13 @@ def _row(cell: Cell, arm: str, base: str, width: int) -> str:
         axis=0,
     )
     refused = cell.mean(arm, "jobs_refused")
+    losses = "".join(f"{100 * mean(f'{reason}_share'):9.1f}  " for reason in _losses(cell))
     return (
         f"{arm:{width}}  {mean('completion_rate'):6.3g}  {mean('duration_s', 'mean'):8.4g} "
         f"{mean('duration_s', 'p95'):8.4g}  {mean('service_s', 'mean'):8.4g} {mean('service_s', 'p95'):8.4g} "
         f"{change.percent() if change is not None else '':>14}  {mean('ttft_s', 'mean'):8.3g} "
         f"{mean('ttft_s', 'p95'):8.3g} {mean('ttft_s', 'max'):7.3g}  {100 * mean('hit_rate'):4.1f}  "
-        f"{100 * mean('recomputed_share'):5.1f}  {'/'.join(f'{count:.0f}' for count in leases):>24}"
+        f"{100 * mean('recomputed_share'):5.1f}  {losses}{'/'.join(f'{count:.0f}' for count in leases):>24}"
         + (f"  {refused:.0f} jobs refused" if refused else "")
     )
 
@@ -132,5 +141,6 @@ def _row(cell: Cell, arm: str, base: str, width: int) -> str:
 LEGEND = (
     "jobs/s: completed per second in the second half of the arrivals; service: a job's duration without its tools; "
     "change: of the mean service time; hit: prompt tokens found in the cache, %; again: prompt tokens that an earlier "
-    "turn had computed and that were computed again, %"
+    "turn had computed and that were computed again, %; no state, no window: prompt tokens whose K and V were in the "
+    "cache, but no recurrent state or whole window to continue from, %"
 )

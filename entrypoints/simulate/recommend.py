@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from .cells import Cell, Estimate
+from .runs import Plan
 
 FIGURE = ("service_s", "mean")
 
@@ -113,6 +116,17 @@ def _host_sizes(cell: Cell) -> list[str]:
     enough = min(size for size, value in service.items() if value <= min(service.values()) * (1 + ENOUGH))
     figures = ", ".join(f"{size:g} GB {value:.3g} s" for size, value in sorted(service.items()))
     return [f"  host tier for {arm}: {enough:g} GB is enough ({figures})"]
+
+
+def say_states(found: dict[str, Any]) -> str:
+    """The result of `study.find_enough_states` in words."""
+    plan, enough = msgspec.convert(found["plan"], Plan), found["states"]
+    *tried, (_, floor) = found["tried"]
+    lost = ", ".join(f"{count} {100 * share:.1f} %" for count, share in tried)
+    return (
+        f"{Cell(plan.cell).title}: {enough} states are enough for {plan.label}; prompt tokens lost to no_state: "
+        f"{lost}, with a state for every place {100 * floor:.1f} %"
+    )
 
 
 def _worst_case(cells: Sequence[Cell]) -> list[str]:

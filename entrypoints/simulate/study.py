@@ -4,6 +4,10 @@ repeated.
 Loads are given in percent of a cell's peak, which is found here: the highest rate at which fcfs completes jobs, at any
 arrival rate. The arrival rate is doubled until less than nine tenths of the jobs are completed; the last doubling is
 then tried in smaller steps. Completions count in the second half of the arrivals, with no host tier and seed 0.
+
+How many recurrent states are enough is found likewise: their number is doubled until a run loses at most `LOST` of its
+prompt tokens more to ``no_state`` than with a state for every place where one is left, and the last doubling is tried
+in smaller steps. The KV pool stays as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +32,14 @@ from .runs import Plan, make_simulation, run
 Line = dict[str, Any]
 
 STEPS_PER_DOUBLING = 4
+
+LOST = 0.01
+"""Share of the prompt tokens."""
+
+LEAST_STATES = 4
+STATES_PER_TURN = 4
+"""A turn leaves one at its end, one before its last token or behind its last message, and perhaps one where it parts
+from another; and a sequence that runs writes beside the one that it began from."""
 
 
 class RunLines:
@@ -107,6 +119,44 @@ def find_peak(plan: Plan) -> Line:
     for step in range(1, STEPS_PER_DOUBLING):
         keeps_up(rate * 2 ** (step / STEPS_PER_DOUBLING))
     return {"peak": max(tried.values()), "tried": sorted(tried.items())}
+
+
+def find_states(plans: Iterable[Plan], lines: RunLines, *, processes: int) -> list[Line]:
+    """What `find_enough_states` returns for each of these runs, once for those that differ in states and seed alone."""
+    wanted = {plan.key: plan for plan in map(states_plan, plans)}
+    missing = [plan for key, plan in wanted.items() if lines.get_line("states " + key) is None]
+    for plan, found in _each(find_enough_states, missing, processes, "finding states", "cell"):
+        lines.add_line("states " + plan.key, found)
+    return [line for key in wanted if (line := lines.get_line("states " + key)) is not None]
+
+
+def states_plan(plan: Plan) -> Plan:
+    """The plan that identifies the search for the states that are enough for a run."""
+    return msgspec.structs.replace(plan, states=0, seed=0, check_every=0)
+
+
+def find_enough_states(plan: Plan) -> Line:
+    """plan: a `states_plan`. Returns the plan, the number of states, and (number, share of the prompt tokens that are
+    lost to ``no_state``) for each that was tried, the last with a state for every place."""
+    simulation, tried = make_simulation(plan), dict[int, float]()
+    most = STATES_PER_TURN * sum(len(record.job.turns) for record in simulation.records)
+    plan = msgspec.structs.replace(plan, pool=simulation.pools.tokens)
+
+    def lost(states: int) -> float:
+        figures = run(msgspec.structs.replace(plan, states=states))["figures"]
+        tried[states] = figures["no_state_share"]
+        return tried[states]
+
+    limit = lost(most) + LOST
+    enough = LEAST_STATES
+    while enough < most and lost(enough) > limit:
+        enough *= 2
+    for step in range(1, STEPS_PER_DOUBLING):
+        fewer = round(enough / 2 * 2 ** (step / STEPS_PER_DOUBLING))
+        if LEAST_STATES < fewer < most and lost(fewer) <= limit:
+            enough = fewer
+            break
+    return {"plan": msgspec.to_builtins(plan), "states": min(enough, most), "tried": sorted(tried.items())}
 
 
 def jobs_in(minutes: float, rate: float) -> int:

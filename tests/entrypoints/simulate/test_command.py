@@ -84,8 +84,11 @@ def test_model_folder_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "config.json").write_text(json.dumps(HYBRID))
     flags = ["--model", str(tmp_path), "--pool-tokens", "5000", "--max-states", "4", "64", "--scale", "0.2"]
     flags += ["--num-jobs", "8", "--rate", "2", "--seeds", "1", "--policies", "fcfs", "--trim", "0"]
-    assert main([*flags, "--out", str(tmp_path)]) == 0
+    assert main([*flags, "--out", str(tmp_path), "--find-states"]) == 0
     said = capsys.readouterr().out
+    assert "again   no state  leases" in said and "no window  leases" not in said
+    (states,) = json.loads((tmp_path / "report.json").read_text())["states"]
+    assert f"{states['states']} states are enough for fcfs; prompt tokens lost to no_state: 4 " in said
     assert f"H200, {tmp_path}, pool 5000, 4 states: agents" in said and "pool 5000, 64 states" in said
     few, enough = json.loads((tmp_path / "report.json").read_text())["runs"]
     assert few["figures"]["no_state_share"] > 0.1 > 0.01 > enough["figures"]["no_state_share"]
@@ -154,6 +157,7 @@ def test_grid_has_every_combination_once() -> None:
             ["--window", "64"],
             "--window: how much memory it saves depends on how many layers have it; give --pool-tokens",
         ),
+        (["--find-states"], "--find-states is for models with recurrent states; name one, or give --max-states"),
         (["--swa-full-tokens-ratio", "0.3"], "--swa-full-tokens-ratio is for layers with a sliding window"),
         (["--window", "64", "--pool-tokens", "9999", *HOST], "with a host tier (fcfs+host) all layers share one pool"),
         (["trace.jsonl", "--load", "90"], "--load is for generated workloads"),

@@ -11,7 +11,16 @@ import pytest
 from baton.entrypoints.simulate import study
 from baton.entrypoints.simulate.job_records import JobRecord
 from baton.entrypoints.simulate.runs import Plan, make_simulation, run
-from baton.entrypoints.simulate.study import RunLines, find_peak, find_peaks, peak_plan, run_all
+from baton.entrypoints.simulate.study import (
+    RunLines,
+    find_enough_states,
+    find_peak,
+    find_peaks,
+    find_states,
+    peak_plan,
+    run_all,
+    states_plan,
+)
 from tests.doubles.simulated import talk
 
 SMALL = Plan(arm="fcfs", gpu="RTX6000", pool=3000, scale=0.2, num_jobs=6, rate=2.0, trim=0.0)
@@ -88,6 +97,41 @@ def test_peak_is_the_highest_completion_rate(tmp_path: Path, monkeypatch: pytest
     assert list(peaks.values()) == [found["peak"]]  # one for all policies and seeds of a cell
     monkeypatch.setattr(study, "find_peak", None)
     assert find_peaks(others, 5.0, RunLines(tmp_path / "runs.jsonl"), processes=1) == peaks
+
+
+@pytest.mark.parametrize(
+    ("needed", "floor", "found"), [(20, 0.0, 23), (3, 0.0, 4), (16, 0.2, 16), (17, 0.0, 19), (200, 0.0, 192)]
+)
+def test_enough_states_are_found_by_doubling(
+    needed: int, floor: float, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six jobs of eight turns: 192 states are one for every place."""
+    pools: set[int] = set()
+
+    def lossy(plan: Plan) -> dict[str, Any]:
+        pools.add(plan.pool)
+        return {"figures": {"no_state_share": floor + (0.3 if plan.states < needed and plan.states < 192 else 0.009)}}
+
+    monkeypatch.setattr(study, "run", lossy)
+    line = find_enough_states(states_plan(msgspec.structs.replace(SMALL, pool=0, seed=3)))
+    assert line["states"] == found
+    assert line["tried"][0][0] <= 8 and line["tried"][-1] == (192, floor + 0.009)
+    assert len(pools) == 1 and 0 not in pools, "the KV pool stays as it is"
+
+
+def test_states_are_sought_once_for_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, sought = RunLines(tmp_path / "runs.jsonl"), list[int]()
+
+    def noted(plan: Plan) -> dict[str, Any]:
+        sought.append(plan.states)
+        return {"figures": {"no_state_share": 0.0}}
+
+    monkeypatch.setattr(study, "run", noted)
+    wanted = [msgspec.structs.replace(plan, states=states) for plan in plans(2) for states in (8, 16)]
+    (found,) = find_states(wanted, lines, processes=1)
+    assert found["states"] == 4 and sought == [192, 4]
+    assert find_states(wanted, RunLines(tmp_path / "runs.jsonl"), processes=1)[0]["states"] == 4
+    assert len(sought) == 2
 
 
 def test_plan_is_validated_before_it_runs() -> None:
