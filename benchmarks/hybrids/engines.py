@@ -124,9 +124,9 @@ class VLLMServer(VLLM, Contender):
         return [*command, "--num-gpu-blocks-override", str(self.num_blocks())]
 
     def num_blocks(self) -> int:
-        """A block holds KV of its tokens in six layers, or states of six layers at the end of a block: so three are
-        needed for each block of tokens, as ten layers have states. One is never used."""
-        return 3 * -(-self.context // VLLM_BLOCK) + 1
+        """As many as one request of that length needs. A block holds the KV of its tokens in six layers, or the states
+        of six layers: those of ten layers take two, and a request has two states at a time. One more is never used."""
+        return -(-self.context // VLLM_BLOCK) + 2 * 2 + 1
 
 
 def all_engines(context: int, files: Path, llamacpp: str | None, vllm: str | None) -> list[Contender]:
