@@ -79,11 +79,13 @@ POOLS: list[dict[str, Any]] = [
     {"sizes": {"window": 32, "window_tokens": 1600}},
     {"sizes": {"window": 32, "window_tokens": 800}, "page_size": 16},
 ]
+TIGHT: dict[str, Any] = {"sizes": {"window": 128, "window_tokens": 700}}
+"""With twelve jobs it evicts windows all the time."""
 
 
-@pytest.mark.parametrize("options", POOLS, ids=str)
-def test_bursts_change_nothing_without_waiting_requests(options: dict[str, Any]) -> None:
-    jobs = crowd(5, rate=1.0)
+@pytest.mark.parametrize(("options", "count"), [*((pools, 5) for pools in POOLS), (TIGHT, 12)], ids=str)
+def test_bursts_change_nothing_without_waiting_requests(options: dict[str, Any], count: int) -> None:
+    jobs = crowd(count, rate=1.0)
     plain, fast = (
         simulation(jobs, cost=USUAL, pool=20_000, burst=burst, check_every=40, chunked_prefill_size=256, **options)
         for burst in (1, 16)
