@@ -15,7 +15,6 @@ from ...runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..chat.rendering import Renderer
 from ..chat.template_choice import choose_templates
 from ..program import run_program
-from .advice import GIB
 from .analysis import Analysis
 from .arguments import parse
 from .log.log_file import LogFile
@@ -23,7 +22,8 @@ from .log.log_reader import LogReader, ReadOptions, refuse_empty
 from .log.logged_request import LogError
 from .log.prompt_text import BYTES_PER_TOKEN, PromptText
 from .log_report import make_report
-from .model_size import ModelSizeError, kv_bytes_per_token
+from .model_size import ModelSize, ModelSizeError, read_model_size
+from .pool_sizes import GIB, PoolSizes
 from .report_table import show
 from .reuse.curve import sizes
 
@@ -44,20 +44,19 @@ def main(argv: list[str] | None = None) -> int:
 def analyze(args: argparse.Namespace) -> int:
     if args.plot is not None:
         _need_matplotlib()
-    kv_bytes = args.kv_bytes_per_token
-    if kv_bytes is None and args.model is not None:
-        kv_bytes = kv_bytes_per_token(args.model)
+    sizes = PoolSizes(model_size(args), args.page_size or 1, args.swa_full_tokens_ratio)
     text = prompt_text(args)
-    pool = args.pool_tokens or (int(args.pool_gb * GIB / kv_bytes) if args.pool_gb is not None else None)
+    pool = args.pool_tokens or (sizes.device_tokens(args.pool_gb) if args.pool_gb is not None else None)
     options = ReadOptions(args.format, args.page_size, args.block_tokens, args.max_line_mb << 20, args.max_requests)
+    has_states = sizes.model is not None and sizes.model.bytes_per_state > 0
     with LogFile(args.log) as file:
         reader = LogReader(file, text, options)
-        analysis = read_through(file, reader, int(args.memory_gb * GIB), pool)
+        analysis = read_through(file, reader, int(args.memory_gb * GIB), pool, has_states=has_states)
     if analysis is None:
         raise refuse_empty(reader)
     if not text.has_tokens and "bytes count as a token" in analysis.units.what:
         reader.story.notes.append("texts were counted by their bytes; --tokenizer counts tokens")
-    report = make_report(analysis, reader.story, kv_bytes=kv_bytes, pool_tokens=pool, reach=tuple(args.reach))
+    report = make_report(analysis, reader.story, sizes=sizes, pool_tokens=pool, reach=tuple(args.reach))
     try:
         write(report, args.json, args.plot)  # first: the reader of the table may leave
     finally:
@@ -65,8 +64,18 @@ def analyze(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_through(file: LogFile, reader: LogReader, max_bytes: int, pool_tokens: int | None) -> Analysis | None:
-    """None for a log without requests. pool_tokens: a size to add to the grid of the curves."""
+def model_size(args: argparse.Namespace) -> ModelSize | None:
+    """None if no flag says it. Raises ModelSizeError."""
+    if args.kv_bytes_per_token is not None:
+        return ModelSize(bytes_per_token=args.kv_bytes_per_token, bytes_per_state=args.bytes_per_state or 0)
+    return read_model_size(args.model) if args.model is not None else None
+
+
+def read_through(
+    file: LogFile, reader: LogReader, max_bytes: int, pool_tokens: int | None, *, has_states: bool
+) -> Analysis | None:
+    """None for a log without requests. pool_tokens: a size to add to the grid of the curves. has_states: the model has
+    recurrent states."""
     analysis = None
     with tqdm(total=file.size, unit="B", unit_scale=True, desc="reading", disable=None, file=sys.stderr) as bar:
         for request in reader.requests(lambda read: bar.update(read - bar.n)):
@@ -75,7 +84,13 @@ def read_through(file: LogFile, reader: LogReader, max_bytes: int, pool_tokens: 
                 units = reader.reader.units
                 extra = {pool_tokens // units.tokens} if pool_tokens else set()
                 grid = sorted({*sizes(), *extra})
-                analysis = Analysis(units, max_bytes=max_bytes, has_times=request.time is not None, grid=grid)
+                analysis = Analysis(
+                    units,
+                    max_bytes=max_bytes,
+                    has_times=request.time is not None,
+                    grid=grid,
+                    has_states=has_states,
+                )
             analysis.add_request(request)
     if analysis is not None:
         analysis.end_log()

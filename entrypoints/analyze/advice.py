@@ -1,4 +1,4 @@
-"""Recommended sizes of pool, host cache and disk cache, from the curve of a log."""
+"""Recommended sizes of pool, host cache and disk cache, and a number of recurrent states, from the curves of a log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import ceil, floor, log10
 from typing import Any
 
 from .analysis import Analysis
-
-GIB = 2**30
+from .pool_sizes import PoolSizes
+from .reuse.state_pools import StatePools
 
 TIERS = ("device", "host", "disk")
 REACH = (0.8, 0.95, 0.99)
@@ -26,18 +26,15 @@ class Tier:
     hit_rate: float | None
     why: str
 
-    def described(self, kv_bytes: int | None) -> dict[str, Any]:
+    def described(self, sizes: PoolSizes) -> dict[str, Any]:
+        gib = sizes.device_gib if self.tier == "device" else sizes.shared_gib
         return {
             "tier": self.tier,
             "tokens": self.tokens,
-            "gib": gib(self.tokens, kv_bytes),
+            "gib": gib(self.tokens),
             "hit_rate": self.hit_rate,
             "why": self.why,
         }
-
-
-def gib(tokens: int | None, kv_bytes: int | None) -> float | None:
-    return None if tokens is None or kv_bytes is None else tokens * kv_bytes / GIB
 
 
 def recommend(analysis: Analysis, reach: tuple[float, ...] = REACH) -> list[Tier]:
@@ -74,17 +71,28 @@ def hits_at(hits: list[int], grid: list[int], size: int) -> int:
     return hits[max(0, bisect_right(grid, size) - 1)]
 
 
-def flags(tiers: list[Tier], kv_bytes: int | None) -> str:
-    """The server's flags for these sizes."""
+STATES_OF_RUNNING = 3
+"""States that a running sequence has beside those of the tree: of its last two steps, and of its last whole page."""
+
+
+def recommend_states(pools: StatePools, share: float) -> int | None:
+    """The fewest states beside those of running requests with which this share of the prompt tokens that any number of
+    states would find is found; None if not even the largest pool does."""
+    wanted = share * pools.found_units[-1]
+    return next((size for size, found in zip(pools.sizes, pools.found_units) if found >= wanted), None)
+
+
+def flags(tiers: list[dict[str, Any]], max_states: int | None = None) -> str:
+    """The server's flags for these sizes. tiers: as `Tier.described`. max_states: None for a model without states."""
     found = []
     for tier in tiers:
-        size = gib(tier.tokens, kv_bytes)
-        if tier.tier == "device" and tier.tokens is not None:
-            found.append(f"--max-total-tokens {tier.tokens}")
-        elif size is not None and tier.tier == "host":
-            found.append(f"--host-cache-gb {ceil_gib(size):g}")
-        elif size is not None:
-            found.append(f"--disk-cache-path DIR --disk-cache-gb {ceil_gib(size):g}")
+        if tier["tier"] == "device":
+            found += [f"--max-total-tokens {tier['tokens']}"] if tier["tokens"] is not None else []
+            found += [f"--max-states {max_states}"] if max_states is not None else []
+        elif tier["gib"] is not None and tier["tier"] == "host":
+            found.append(f"--host-cache-gb {ceil_gib(tier['gib']):g}")
+        elif tier["gib"] is not None:
+            found.append(f"--disk-cache-path DIR --disk-cache-gb {ceil_gib(tier['gib']):g}")
     return " ".join(found)
 
 

@@ -12,6 +12,8 @@ from .reuse.forgotten import Forgotten
 from .reuse.histogram import Histogram
 from .reuse.reuse_tree import Access, ReuseTree
 from .reuse.sharing import Sharing
+from .reuse.state_pools import StatePools
+from .reuse.tree_node import Node
 from .reuse.turns import Turns
 from .reuse.working_set import WorkingSet
 
@@ -81,8 +83,17 @@ class RunningPeak:
 class Analysis:
     """Takes the requests in the log's order: each is looked up, and then inserted as a whole, before the next."""
 
-    def __init__(self, units: Units, *, max_bytes: int, has_times: bool, grid: list[int] | None = None) -> None:
-        """max_bytes: memory of the tree; 0 for no limit. grid: sizes in units for the curves, instead of `sizes`."""
+    def __init__(
+        self,
+        units: Units,
+        *,
+        max_bytes: int,
+        has_times: bool,
+        grid: list[int] | None = None,
+        has_states: bool = False,
+    ) -> None:
+        """max_bytes: memory of the tree; 0 for no limit. grid: sizes in units for the curves, instead of `sizes`.
+        has_states: the model has recurrent states."""
         self.units = units
         self.has_times = has_times
         self.totals = Totals()
@@ -90,6 +101,7 @@ class Analysis:
         grid = grid or sizes()
         self.curve = Curve(grid)
         self.turns = Turns(Curve(grid))
+        self.states = StatePools(self.tree) if has_states else None
         self.sharing = Sharing()
         self.running = RunningPeak()
         self.working_set = WorkingSet(self.tree, WINDOWS_S if has_times else WINDOWS_REQUESTS)
@@ -155,27 +167,43 @@ class Analysis:
         limit = (request.prompt_tokens - 1) // per_unit  # at least the last token is computed
         first, *others = self._sequences(request)
         ended = None if request.time is None else request.time + request.seconds
-        found = 0
+        found = inherited = 0
+        access: Access | None = None
+        ends: list[Node] = []
         if first:
             access = self.tree.access(request.namespace, first)
-            found = self._count(request, access, first, limit)
+            found, inherited = self._count(request, access, first, limit)
             self.turns.note_end(access.last, request.prompt_tokens + self._output_tokens(request, 0), ended)
+            ends.append(access.last)
         for number, key in enumerate(others, 1):
             if key:
                 last = self.tree.access(request.namespace, key, counts=False).last
                 self.turns.note_end(last, request.prompt_tokens + self._output_tokens(request, number), ended)
+                ends.append(last)
+        if self.states is not None and access is not None:
+            self.states.add_request(
+                access,
+                limit,
+                inherited=inherited,
+                points=[point // per_unit for point in request.state_points],
+                continues=request.continues,
+                ends=ends,
+                turns_kept=request.retain_states,
+                is_aborted=request.is_aborted,
+            )
         return found * per_unit
 
-    def _count(self, request: LoggedRequest, access: Access, key: bytes, limit: int) -> int:
+    def _count(self, request: LoggedRequest, access: Access, key: bytes, limit: int) -> tuple[int, int]:
+        """(prompt's units that an infinite cache has, units of the request that it continues)"""
         left = limit
         for above, units in access.runs:
             self.curve.add_run(above, min(units, left))
             left -= min(units, left)
-        self.turns.note_arrival(access, limit, request.prompt_tokens, self.units.num_bytes, request.time)
+        inherited = self.turns.note_arrival(access, limit, request.prompt_tokens, self.units.num_bytes, request.time)
         found = min(access.known, limit)
         if self.forgotten is not None and access.known < limit:
             found += self.forgotten.count_known(request.namespace, key, access.known, limit)
-        return found
+        return found, inherited
 
     def _sequences(self, request: LoggedRequest) -> list[bytes]:
         """The whole units of prompt and output that have KV at the end, for each output. The last token of an output

@@ -36,8 +36,20 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     reading.add_argument("--max-line-mb", type=COUNT, default=32, help="skip longer lines (default: 32)")
     reading.add_argument("--max-requests", type=COUNT, help="stop after so many requests")
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--model", type=Path, help="Hugging Face folder, for the size of a token's KV")
+    sizes.add_argument("--model", type=Path, help="Hugging Face folder, for the sizes of a token's KV and of states")
     sizes.add_argument("--kv-bytes-per-token", type=COUNT, help="size of a token's KV, instead of --model")
+    sizes.add_argument(
+        "--bytes-per-state",
+        type=COUNT,
+        help="size of all recurrent states of a sequence, beside --kv-bytes-per-token (default: the model has none)",
+    )
+    sizes.add_argument(
+        "--swa-full-tokens-ratio",
+        type=SHARE_ABOVE_0,
+        default=0.0,
+        help="tokens of the pool for layers with a sliding window, as a share of those of the KV pool, as the server's "
+        "flag of this name (default: as many as requests need, up to a fifth)",
+    )
     pool = sizes.add_mutually_exclusive_group()
     pool.add_argument(
         "--pool-tokens", type=COUNT, help="size of the KV pool, to assess leases (default: as recommended)"
@@ -65,6 +77,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.kv_bytes_per_token is None and args.model is None and args.pool_gb is not None:
         parser.error("--pool-gb needs --model or --kv-bytes-per-token")
+    if args.bytes_per_state is not None and args.kv_bytes_per_token is None:
+        parser.error("--bytes-per-state needs --kv-bytes-per-token; --model has both sizes")
+    if args.swa_full_tokens_ratio and args.model is None:
+        parser.error("--swa-full-tokens-ratio needs --model")
+    if args.swa_full_tokens_ratio and args.kv_bytes_per_token is not None:
+        parser.error("--swa-full-tokens-ratio needs sizes from --model; leave out --kv-bytes-per-token")
     if list(args.reach) != sorted(args.reach):
         parser.error("--reach: each tier finds at least what those above it do; give growing shares")
     if args.bytes_per_token is not None and (args.tokenizer or args.model):

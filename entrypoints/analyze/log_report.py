@@ -6,10 +6,13 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from .advice import GIB, flags, gib, hits_at, recommend
+from .advice import flags, hits_at, recommend
 from .analysis import Analysis
 from .log.log_reader import LogStory
+from .miss_advice import advise
+from .pool_sizes import PoolSizes
 from .reuse.sharing import LENGTHS, SHARES, top_prefixes
+from .uneven_layers import describe_states, describe_windows, with_states
 
 TOP = 10
 RETAIN_SHARE = 0.9
@@ -17,31 +20,39 @@ RETAIN_SHARE = 0.9
 
 
 def make_report(
-    analysis: Analysis, story: LogStory, *, kv_bytes: int | None, pool_tokens: int | None, reach: tuple[float, ...]
+    analysis: Analysis, story: LogStory, *, sizes: PoolSizes, pool_tokens: int | None, reach: tuple[float, ...]
 ) -> dict[str, Any]:
-    """kv_bytes: size of a token's KV; None if unknown. pool_tokens: the pool for which leases are assessed; None for
-    the recommended one."""
+    """pool_tokens: the pool for which leases are assessed; None for the recommended one."""
     tiers = recommend(analysis, reach)
     pool = pool_tokens or tiers[0].tokens or analysis.exact_tokens or 0
-    totals = analysis.totals
+    totals, model = analysis.totals, sizes.model
+    described = [tier.described(sizes) for tier in tiers]
+    states = describe_states(analysis, sizes, reach)
+    if states is not None:
+        described = with_states(described, states, sizes)
+    windows, misses = describe_windows(analysis, sizes, pool), _misses(analysis)
     report: dict[str, Any] = {
         "log": asdict(story),
         "units": asdict(analysis.units),
-        "kv_bytes_per_token": kv_bytes,
+        "kv_bytes_per_token": None if model is None else model.bytes_per_token,
         "requests": {name: value for name, value in asdict(totals).items() if not name.startswith("missed")}
         | {
             "span_s": analysis.span,
             "prompt_tokens_median": analysis.lengths.quantile(0.5),
             "running_requests_peak": analysis.running.peak_requests,
             "running_tokens_peak": analysis.running.peak_tokens,
+            "running_gib_peak": sizes.device_gib(analysis.running.peak_tokens),
         },
-        "hit_rate": _hit_rate(analysis, kv_bytes),
-        "misses": _misses(analysis),
+        "hit_rate": _hit_rate(analysis, sizes),
+        "misses": misses,
+        "states": states,
+        "windows": windows,
         "sharing": _sharing(analysis),
-        "working_set": _working_set(analysis, kv_bytes),
-        "turns": _turns(analysis, pool, kv_bytes),
-        "recommended": [tier.described(kv_bytes) for tier in tiers],
-        "flags": flags(tiers, kv_bytes),
+        "working_set": _working_set(analysis, sizes),
+        "turns": _turns(analysis, pool, sizes),
+        "recommended": described,
+        "advice": advise(misses, totals.prompt_tokens, states, windows),
+        "flags": flags(described, None if states is None else states["max_states"]),
     }
     return report
 
@@ -50,23 +61,26 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _hit_rate(analysis: Analysis, kv_bytes: int | None) -> dict[str, Any]:
+def _hit_rate(analysis: Analysis, sizes: PoolSizes) -> dict[str, Any]:
     totals, per_unit, curve = analysis.totals, analysis.units.tokens, analysis.curve
     hits, most = curve.hits(), curve.units
     points = []
     for size, found in zip(curve.grid, hits):
         tokens = size * per_unit
         rate = _share(found * per_unit, totals.prompt_tokens)
-        points.append({"tokens": tokens, "gib": gib(tokens, kv_bytes), "hit_rate": rate})
+        points.append({"tokens": tokens, "gib": sizes.device_gib(tokens), "hit_rate": rate})
         if found >= most:
             break
+    distinct = None if analysis.exact_tokens is not None else analysis.tree.live_units * per_unit
     false_share = analysis.forgotten.false_share if analysis.forgotten is not None else 0.0
     return {
         "endless": _share(totals.endless_hits, totals.prompt_tokens),
         "endless_false_share": false_share,
         "exact_up_to_tokens": analysis.exact_tokens,
+        "exact_up_to_gib": sizes.device_gib(analysis.exact_tokens),
         "recorded": _share(totals.recorded_hits, totals.recorded) if totals.recorded else None,
-        "distinct_tokens": None if analysis.exact_tokens is not None else analysis.tree.live_units * per_unit,
+        "distinct_tokens": distinct,
+        "distinct_gib": sizes.device_gib(distinct),
         "by_size": points,
     }
 
@@ -98,7 +112,7 @@ def _sharing(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _working_set(analysis: Analysis, kv_bytes: int | None) -> dict[str, Any]:
+def _working_set(analysis: Analysis, sizes: PoolSizes) -> dict[str, Any]:
     per_unit, follower = analysis.units.tokens, analysis.working_set
     points = [
         {
@@ -117,12 +131,12 @@ def _working_set(analysis: Analysis, kv_bytes: int | None) -> dict[str, Any]:
         "window_unit": "s" if analysis.has_times else "requests",
         "windows": list(follower.lengths),
         "largest_tokens": largest,
-        "largest_gib": [gib(tokens, kv_bytes) for tokens in largest],
+        "largest_gib": [sizes.device_gib(tokens) for tokens in largest],
         "points": points,
     }
 
 
-def _turns(analysis: Analysis, pool: int, kv_bytes: int | None) -> dict[str, Any]:
+def _turns(analysis: Analysis, pool: int, sizes: PoolSizes) -> dict[str, Any]:
     turns, totals, per_unit = analysis.turns, analysis.totals, analysis.units.tokens
     inherited = turns.inherited_units * per_unit
     kept = hits_at(turns.curve.hits(), turns.curve.grid, pool // per_unit) * per_unit
@@ -133,6 +147,7 @@ def _turns(analysis: Analysis, pool: int, kv_bytes: int | None) -> dict[str, Any
         "inherited_tokens": inherited,
         "inherited_share": _share(inherited, totals.prompt_tokens),
         "pool_tokens": pool,
+        "pool_gib": sizes.device_gib(pool),
         "lost_to_eviction_tokens": inherited - kept,
         "lost_share": _share(inherited - kept, inherited),
         "gap_s": {f"p{share}": turns.gaps.quantile(share / 100) for share in (50, 90, 99)},
@@ -140,7 +155,7 @@ def _turns(analysis: Analysis, pool: int, kv_bytes: int | None) -> dict[str, Any
     ttl = turns.gaps.quantile(RETAIN_SHARE)
     if ttl is not None and analysis.span:
         found |= {"retain_ttl_s": ttl, "leased_tokens_on_average": _leased(analysis, ttl)}
-        found["leased_gib_on_average"] = gib(round(found["leased_tokens_on_average"]), kv_bytes)
+        found["leased_gib_on_average"] = sizes.device_gib(round(found["leased_tokens_on_average"]))
     return found
 
 
@@ -152,11 +167,12 @@ def _leased(analysis: Analysis, ttl: float) -> float:
     return (token_seconds + never * ttl) / analysis.span
 
 
-def human_size(tokens: int | None, kv_bytes: int | None) -> str:
-    """The size in tokens, and in GiB if ``kv_bytes`` is known."""
+def human_size(tokens: int | None, gib: float | None) -> str:
+    """The size in tokens, and in GiB if that is known."""
     if tokens is None:
         return "-"
-    size = f"{tokens:,} tokens"
-    if kv_bytes is None:
-        return size
-    return f"{size}, {tokens * kv_bytes / GIB:{',.0f' if tokens * kv_bytes >= 100 * GIB else '.3g'}} GiB"
+    return f"{tokens:,} tokens" if gib is None else f"{tokens:,} tokens, {human_gib(gib)}"
+
+
+def human_gib(gib: float) -> str:
+    return f"{gib:{',.0f' if gib >= 100 else '.3g'}} GiB"

@@ -1,11 +1,12 @@
-"""Plots of a report: hit rate by size, working set over time, sharing between requests, hit rate over time."""
+"""Plots of a report: hit rate by size, working set over time, sharing between requests, hit rate over time, and for
+models with recurrent states the turns that find one, by the number of states."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from .advice import GIB
+from .pool_sizes import GIB
 
 _LEAST = 0.005
 """Share of an infinite cache's hit rate at which the curve begins."""
@@ -20,8 +21,12 @@ def plot(report: dict[str, Any], out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(2, 2, figsize=(11, 7.4), layout="constrained")
+    columns = 2 if report["states"] is None else 3
+    figure, panels = pyplot.subplots(2, columns, figsize=(5.5 * columns, 7.4), layout="constrained")
     try:
+        if report["states"] is not None:
+            _states(panels[0][2], report["states"])
+            panels[1][2].set_axis_off()
         _hit_rate(panels[0][0], report)
         _working_set(panels[0][1], report)
         _sharing(panels[1][0], report)
@@ -52,11 +57,26 @@ def _hit_rate(panel: Any, report: dict[str, Any]) -> None:
     panel.set_ylim(0, max(5.0, 108 * rates["endless"]))
     panel.grid(alpha=0.3)
     panel.legend(fontsize="small")
-    if kv_bytes is not None:
+    if kv_bytes is not None and report["windows"] is None:
         top = panel.secondary_xaxis(
             "top", functions=(lambda tokens: tokens * kv_bytes / GIB, lambda size: size * GIB / kv_bytes)
         )
         top.set_xlabel("GiB", fontsize="small")
+
+
+def _states(panel: Any, states: dict[str, Any]) -> None:
+    points, endless = states["by_number"], states["endless"]
+    numbers = [point["states"] for point in points]
+    for name, label in (("turns_found", "turns that find their state"), ("hit_rate", "prompt tokens found")):
+        if endless[name] is not None:
+            (line,) = panel.plot(numbers, [100 * point[name] for point in points], ".-", label=label)
+            panel.axhline(100 * endless[name], color=line.get_color(), linestyle="--", linewidth=1)
+    if (beside := states["by_tier"]["device"]) is not None:
+        panel.axvline(beside, color="tab:green", linestyle=":", label=f"for --max-states {states['max_states']}")
+    panel.set(xscale="log", xlabel="states beside those of running requests", ylabel="%", title="Recurrent states")
+    panel.set_ylim(0, 102)
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize="small")
 
 
 def _working_set(panel: Any, report: dict[str, Any]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from textwrap import wrap
 from typing import Any
 
-from .log_report import human_size
+from .log_report import human_gib, human_size
 
 _PARTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """Shares of all hits; for each the table has the smallest size that finds it."""
@@ -14,7 +15,7 @@ Report = dict[str, Any]
 
 
 def show(report: Report) -> None:
-    for section in (_about, _misses, _sharing, _hit_rate, _working_set, _turns, _recommended):
+    for section in (_about, _misses, _sharing, _hit_rate, _states, _windows, _working_set, _turns, _recommended):
         if lines := list(section(report)):
             print("\n".join(lines), end="\n\n")
 
@@ -28,7 +29,7 @@ def _about(report: Report) -> Iterable[str]:
         f"{requests['output_tokens']:,}; longest request {requests['longest']:,}"
     )
     if requests["running_requests_peak"]:
-        size = human_size(requests["running_tokens_peak"], report["kv_bytes_per_token"])
+        size = human_size(requests["running_tokens_peak"], requests["running_gib_peak"])
         yield f"  at most {requests['running_requests_peak']:,} ran at once, with {size}"
     if log["bad"]:
         yield f"  {log['bad']:,} of {log['items']:,} items are broken and were skipped; the first:"
@@ -43,6 +44,8 @@ def _misses(report: Report) -> Iterable[str]:
     yield f"  {'reason':<16}{'tokens':>14}{'of these':>10}{'requests':>12}"
     for row in report["misses"]:
         yield f"  {row['reason']:<16}{row['tokens']:>14,}{row['share']:>10.1%}{row['requests']:>12,}"
+    for paragraph in report["advice"]:
+        yield from wrap(paragraph, 118, initial_indent="  ", subsequent_indent="    ")
 
 
 def _sharing(report: Report) -> Iterable[str]:
@@ -63,17 +66,17 @@ def _sharing(report: Report) -> Iterable[str]:
 
 
 def _hit_rate(report: Report) -> Iterable[str]:
-    rates, kv_bytes = report["hit_rate"], report["kv_bytes_per_token"]
+    rates = report["hit_rate"]
     yield "Prompt tokens found, by size of a cache (least recently used first)"
     for point in _thinned(rates["by_size"]):
-        yield f"  {human_size(point['tokens'], kv_bytes):>40}{point['hit_rate']:>9.1%}"
+        yield f"  {human_size(point['tokens'], point['gib']):>40}{point['hit_rate']:>9.1%}"
     yield f"  {'infinite':>40}{rates['endless']:>9.1%}"
     if rates["distinct_tokens"] is not None:
-        yield f"  everything ever used: {human_size(rates['distinct_tokens'], kv_bytes)}"
+        yield f"  everything ever used: {human_size(rates['distinct_tokens'], rates['distinct_gib'])}"
     if rates["recorded"] is not None:
         yield f"  the recording server found {rates['recorded']:.1%}"
     if rates["exact_up_to_tokens"] is not None:
-        exact = human_size(rates["exact_up_to_tokens"], kv_bytes)
+        exact = human_size(rates["exact_up_to_tokens"], rates["exact_up_to_gib"])
         yield f"  exact up to {exact}, the limit of the tree's memory (--memory-gb);"
         yield "  larger sizes find at least the rate shown, and at most that of an infinite cache, which is"
         false_share = f"{rates['endless_false_share']:.1e}"
@@ -90,20 +93,64 @@ def _thinned(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return chosen
 
 
+def _states(report: Report) -> Iterable[str]:
+    states = report["states"]
+    if states is None:
+        return
+    size = f"{states['bytes_per_state'] / 2**20:,.3g} MiB"
+    yield f"Recurrent states of {size}, by their number beside those of running requests"
+    yield f"  {'states':>12}{'memory':>14}{'turns that find':>18}{'prompt tokens found':>22}"
+    rows = _thinned(states["by_number"]) or states["by_number"][:1]
+    for point in rows:
+        yield _state_row(f"{point['states']:,}", human_gib(point["gib"]), point)
+    yield _state_row("infinite", "", states["endless"])
+    yield f"  {states['turns']:,} turns continue an earlier request; states were left in {states['left']:,} places"
+    if states["older_turns"]:
+        yield f"  {states['older_turns']:,} requests went back to an earlier turn than the last (retain_states)"
+    if states["max_states"] is None:
+        yield f"  more than {states['by_number'][-1]['states']:,} are needed for {states['reach']:.0%} of these hits"
+    else:
+        beside, running = states["by_tier"]["device"], states["of_running_requests"]
+        yield (
+            f"  --max-states {states['max_states']:,} takes {human_gib(states['max_states_gib'])}: {beside:,} find "
+            f"{states['reach']:.0%} of these hits, and running requests need {running:,}"
+        )
+
+
+def _state_row(number: str, size: str, point: dict[str, Any]) -> str:
+    turns = "-" if point["turns_found"] is None else f"{point['turns_found']:.1%}"
+    return f"  {number:>12}{size:>14}{turns:>18}{point['hit_rate']:>22.1%}"
+
+
+def _windows(report: Report) -> Iterable[str]:
+    found = report["windows"]
+    if found is None:
+        return
+    yield f"Layers with a sliding window of {found['window']:,} tokens; GiB are those of two pools, without a host tier"
+    kv, of_windows = found["bytes_per_token"], found["bytes_per_window_token"]
+    yield f"  a token takes {kv:,} bytes in the KV pool, and {of_windows:,} in the pool for windows"
+    pool, one = human_size(found["pool_tokens"], found["gib"]), human_gib(found["shared_gib"])
+    if found["window_tokens"]:
+        yield f"  {pool}: with {found['window_tokens']:,} tokens for windows"
+        yield f"  with a host tier all layers share one pool, which takes {one} for as many"
+    else:
+        yield f"  {pool}: so few that all layers share one pool, as with a host tier"
+
+
 def _working_set(report: Report) -> Iterable[str]:
-    found, kv_bytes = report["working_set"], report["kv_bytes_per_token"]
+    found = report["working_set"]
     yield (
         "Working set: most tokens used within a time; "
         "a cache of this size keeps everything that is reused within that time"
     )
-    for window, tokens in zip(found["windows"], found["largest_tokens"]):
+    for window, tokens, gib in zip(found["windows"], found["largest_tokens"], found["largest_gib"]):
         name = _time(window) if found["window_unit"] == "s" else f"{window:,.0f} requests"
-        size = "the log is shorter" if tokens is None else human_size(tokens, kv_bytes)
+        size = "the log is shorter" if tokens is None else human_size(tokens, gib)
         yield f"  {name:>20}  {size}"
 
 
 def _turns(report: Report) -> Iterable[str]:
-    turns, count, kv_bytes = report["turns"], report["requests"]["requests"], report["kv_bytes_per_token"]
+    turns, count = report["turns"], report["requests"]["requests"]
     yield "Turns: requests that continue an earlier one's prompt and output"
     if not turns["requests"]:
         yield "  none: continuations and leases would save nothing here"
@@ -118,27 +165,28 @@ def _turns(report: Report) -> Iterable[str]:
     )
     yield (
         f"  leases would keep {turns['lost_to_eviction_tokens']:,} of these ({turns['lost_share']:.1%}), "
-        f"which would otherwise be evicted from a pool of {human_size(turns['pool_tokens'], kv_bytes)}"
+        f"which would otherwise be evicted from a pool of {human_size(turns['pool_tokens'], turns['pool_gib'])}"
     )
     gaps = turns["gap_s"]
     if gaps["p50"] is not None:
         half, most, all_ = (_time(gaps[name]) for name in ("p50", "p90", "p99"))
         yield f"  pause between turns: half within {half}, 90 % within {most}, 99 % within {all_}"
     if "retain_ttl_s" in turns:
-        size = human_size(round(turns["leased_tokens_on_average"]), kv_bytes)
+        size = human_size(round(turns["leased_tokens_on_average"]), turns["leased_gib_on_average"])
         yield f"  retain_ttl {turns['retain_ttl_s']:.3g} on every request would lease {size} on average"
 
 
 def _recommended(report: Report) -> Iterable[str]:
     yield "Recommended; each tier's size includes the tiers above it"
-    kv_bytes = report["kv_bytes_per_token"]
     for tier in report["recommended"]:
         if tier["tokens"] is None:
             yield f"  {tier['tier']:<8}{tier['why']}"
         else:
-            size = human_size(tier["tokens"], kv_bytes)
+            size = human_size(tier["tokens"], tier["gib"])
             yield f"  {tier['tier']:<8}{size}: finds {tier['hit_rate']:.1%} ({tier['why']})"
-    if kv_bytes is None:
+        if tier.get("states") is not None:
+            yield f"  {'':<8}with {tier['states']:,} states, {human_gib(tier['states_gib'])}"
+    if report["kv_bytes_per_token"] is None:
         yield "  give --model FOLDER or --kv-bytes-per-token for sizes in GiB"
     if report["requests"]["hinted"]:
         yield f"  {report['requests']['hinted']:,} requests had no_reuse_from; these sizes do not rely on it"

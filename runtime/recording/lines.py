@@ -52,6 +52,9 @@ class RecordedRequest:
     no_reuse_from: int | None = None
     missed: Mapping[str, int] = field(default_factory=dict)
     """Reason -> prompt tokens that the cache did not have for it."""
+    state_points: tuple[int, ...] = ()
+    retain_states: int = 1
+    """As in RequestSpec; the log has them where they are not the default."""
 
     @property
     def num_bytes(self) -> int:
@@ -93,6 +96,10 @@ class LineMaker:
             fields["continuation_of"] = self._digest("rid", request.parent_rid)
         if request.no_reuse_from is not None:
             fields["no_reuse_from"] = request.no_reuse_from
+        if request.state_points:
+            fields["state_points"] = request.state_points
+        if request.retain_states != 1:
+            fields["retain_states"] = request.retain_states
         if self._hashed:
             fields |= self._blocks(request)
         else:

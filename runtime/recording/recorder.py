@@ -117,6 +117,8 @@ class RequestRecorder:
             parent_rid=spec.continuation.parent_rid if spec.continuation is not None else None,
             no_reuse_from=spec.no_reuse_from,
             missed=request.missed,
+            state_points=spec.state_points,
+            retain_states=spec.retain_states,
         )
         self._log.add_request(recorded)
 

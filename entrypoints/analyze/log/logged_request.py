@@ -30,7 +30,8 @@ class LoggedRequest(msgspec.Struct, kw_only=True):
     prompt, outputs: keys, not necessarily of whole units; an output's key follows the prompt's. prompt_tokens,
     output_tokens: lengths of the prompt and of all outputs together. has_outputs: the outputs' keys are known. time: of
     arrival, in seconds on any clock; seconds: from arrival to end. continues: it named its parent. hinted: it had
-    ``no_reuse_from``.
+    ``no_reuse_from``. state_points, retain_states: as in RequestSpec, for models with recurrent states. is_aborted: its
+    output was cut short.
     """
 
     prompt: bytes
@@ -43,6 +44,9 @@ class LoggedRequest(msgspec.Struct, kw_only=True):
     namespace: str = ""
     continues: bool = False
     hinted: bool = False
+    state_points: tuple[int, ...] = ()
+    retain_states: int = 1
+    is_aborted: bool = False
     cached_tokens: int | None = None
     """Prompt tokens that the recording server found in its cache; None where the log does not tell."""
     missed: dict[str, int] = {}

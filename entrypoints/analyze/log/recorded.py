@@ -2,7 +2,8 @@
 
 A line has the prompt as ``input_ids``, ``text``, ``messages`` (with ``tools``), or ``input_blocks``: hashes of blocks.
 It may have ``output_ids``, for one output or a list for each; ``output_text``, ``output_blocks``; ``time``,
-``seconds``, ``namespace``, ``continuation_of``, ``no_reuse_from``, ``cached_tokens``, ``missed_tokens``.
+``seconds``, ``namespace``, ``continuation_of``, ``no_reuse_from``, ``cached_tokens``, ``missed_tokens``,
+``state_points``, ``retain_states``, ``finish``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ MAX_NUMBER = 1e18
 
 MAX_REASON_CHARS = 32
 """Longer names of a miss's reason are no reasons, and are passed over."""
+
+MAX_POINTS = 1024
+"""Limit of a request's places for recurrent states."""
 
 _PROMPTS = ("input_ids", "text", "messages", "input_blocks")
 
@@ -89,6 +93,9 @@ class RequestReader:
             hinted=item.get("no_reuse_from") is not None,
             cached_tokens=cached if type(cached) is int else None,
             missed=_missed(item),
+            state_points=_points(item),
+            retain_states=_count(item, "retain_states", 1),
+            is_aborted=item.get("finish") == "abort",
         )
 
     def _prompt(self, name: str, item: dict[str, Any]) -> bytes:
@@ -124,6 +131,14 @@ def _missed(item: dict[str, Any]) -> dict[str, int]:
     if not isinstance(missed, dict):
         raise BadItem("its missed_tokens is not an object")
     return {reason: _count(missed, reason) for reason in missed if len(reason) <= MAX_REASON_CHARS}
+
+
+def _points(item: dict[str, Any]) -> tuple[int, ...]:
+    """Numbers of tokens. Raises BadItem."""
+    points = _list(item, "state_points")
+    if len(points) > MAX_POINTS or any(type(point) is not int or not 0 <= point <= MAX_NUMBER for point in points):
+        raise BadItem(f"its state_points is not a list of at most {MAX_POINTS} numbers of tokens")
+    return tuple(points)
 
 
 def _list(item: dict[str, Any], name: str) -> list[Any]:

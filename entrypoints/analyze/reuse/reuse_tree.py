@@ -17,7 +17,9 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+
+from .state_marks import forget_marks
+from .tree_node import Node, StateMarks
 
 NODE_BYTES = 480
 """Memory of a node besides its key, measured: the object, its parent's entry for it, its share of the queue."""
@@ -54,24 +56,6 @@ class Recency:
             found += sums[place]
             place &= place - 1
         return self.total - found
-
-
-class Node:
-    """A run of units that were last used together. name: its key among its parent's children. last_use: a time of the
-    tree, -1 for the root. uses: accesses that passed. ended: the owner's note of a request that ended here."""
-
-    __slots__ = ("children", "ended", "key", "last_use", "name", "parent", "start", "uses")
-
-    def __init__(self, parent: Node | None, name: Any, key: bytes, start: int, last_use: int, uses: int) -> None:
-        self.parent = parent
-        self.name = name
-        self.key = key
-        self.start = start
-        """Units above it."""
-        self.last_use = last_use
-        self.uses = uses
-        self.children: dict[Any, Node] | None = None
-        self.ended: Any = None
 
 
 class Mark:
@@ -177,6 +161,16 @@ class ReuseTree:
             children, first = child.children, key[offset : offset + width]
         return path, offset
 
+    def cut_path(self, last: Node, units: int) -> Node:
+        """The node that ends ``units`` units after the root, on the path through ``last``, which is at least as long. A
+        longer one is split."""
+        node = last
+        while node.start >= units:
+            assert node.parent is not None
+            node = node.parent
+        cut = (units - node.start) * self.unit_bytes
+        return node if cut == len(node.key) else self._split(node, cut)
+
     def _split(self, node: Node, cut: int) -> Node:
         """Split a node after ``cut`` bytes; returns the new upper part."""
         parent = node.parent
@@ -187,6 +181,8 @@ class ReuseTree:
         node.name = node.key[: self.unit_bytes]
         node.start += cut // self.unit_bytes
         upper.children = {node.name: node}
+        if node.states is not None:
+            upper.states = StateMarks(below=node.states.any)
         self.num_nodes += 1
         return upper
 
@@ -258,10 +254,11 @@ class ReuseTree:
             self._recency.add_units(time, -(len(node.key) // self.unit_bytes))
             self.num_nodes -= 1
             self.key_bytes -= len(node.key)
+            forget_marks(node)
             del parent.children[node.name]
             if not parent.children:
                 parent.children = None
-            node.parent = None
+            node.parent, node.key = None, b""
             if parent is self._root or parent.children is not None or parent.last_use != time:
                 return node.start
             node = parent

@@ -6,7 +6,8 @@ import heapq
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from .reuse_tree import Node, ReuseTree
+from .reuse_tree import ReuseTree
+from .tree_node import Node
 
 LENGTHS = (1, 64, 256, 1024, 4096, 16384, 65536)
 """Class limits of a request's shared tokens: none, 1 to 63, and so on."""

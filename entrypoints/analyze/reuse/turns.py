@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from .curve import Curve
 from .histogram import Histogram
-from .reuse_tree import Access, Node
+from .reuse_tree import Access
+from .tree_node import Node
 
 
 @dataclass(slots=True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
 from array import array
-from pathlib import Path
 
 import pytest
 
-from baton.entrypoints.analyze.advice import ceil_gib, flags, recommend
+from baton.entrypoints.analyze.advice import Tier, ceil_gib, flags, recommend
 from baton.entrypoints.analyze.analysis import Analysis
 from baton.entrypoints.analyze.log.log_reader import LogStory
 from baton.entrypoints.analyze.log.logged_request import LoggedRequest, Units
 from baton.entrypoints.analyze.log.prompt_text import id_units
 from baton.entrypoints.analyze.log_report import make_report
-from baton.entrypoints.analyze.model_size import ModelSizeError, kv_bytes_per_token
+from baton.entrypoints.analyze.model_size import ModelSize
+from baton.entrypoints.analyze.pool_sizes import PoolSizes
 
 REACH = (0.8, 0.95, 0.99)
 
@@ -42,6 +41,10 @@ def analysed(*requests: LoggedRequest, page: int = 1, max_bytes: int = 0) -> Ana
         analysis.add_request(each)
     analysis.end_log()
     return analysis
+
+
+def described(tiers: list[Tier], kv_bytes: int) -> list[dict]:
+    return [tier.described(PoolSizes(ModelSize(bytes_per_token=kv_bytes))) for tier in tiers]
 
 
 def test_last_prompt_token_is_always_computed() -> None:
@@ -110,7 +113,7 @@ def test_lost_inheritance_depends_on_pool_size() -> None:
     story = LogStory("x")
 
     def turns(pool: int) -> dict:
-        return make_report(analysis, story, kv_bytes=None, pool_tokens=pool, reach=REACH)["turns"]
+        return make_report(analysis, story, sizes=PoolSizes(None), pool_tokens=pool, reach=REACH)["turns"]
 
     small, large = turns(300), turns(10**6)
     assert small["requests"] == 50 and small["requests_gone_on_from"] == 50
@@ -132,7 +135,7 @@ def test_recommended_sizes_reach_the_promised_hit_rate() -> None:
     )
     named = {tier.tier: tier for tier in tiers}
     assert named["host"].tokens is None and "nearly as much" in named["host"].why, "jobs in turn: all or nothing"
-    assert flags(tiers, 1024) == f"--max-total-tokens {tiers[0].tokens}"
+    assert flags(described(tiers, 1024)) == f"--max-total-tokens {tiers[0].tokens}"
 
 
 def test_recommended_pool_fits_the_longest_request() -> None:
@@ -144,7 +147,7 @@ def test_no_size_is_recommended_beyond_the_exact_range() -> None:
     analysis = analysed(*make_agents(3, 60, 6), max_bytes=40_000)
     tiers = recommend(analysis, REACH)
     assert analysis.exact_tokens is not None and tiers[0].tokens is None
-    assert f"more than {analysis.exact_tokens:,} tokens" in tiers[0].why and flags(tiers, 1) == ""
+    assert f"more than {analysis.exact_tokens:,} tokens" in tiers[0].why and flags(described(tiers, 1)) == ""
 
 
 def test_recommended_flags_parse_as_server_flags() -> None:
@@ -155,8 +158,9 @@ def test_recommended_flags_parse_as_server_flags() -> None:
     requests = [request(documents[min(199, int(rng.expovariate(0.02)))] + [number]) for number in range(2000)]
     tiers = recommend(analysed(*requests), REACH)
     assert all(tier.tokens for tier in tiers)
-    line = flags(tiers, 100_000)
+    line = flags(described(tiers, 100_000), 77)
     args = parse_command_line(["--model-path", "m", *line.split()])
+    assert args.scheduler.max_states == 77
     assert args.scheduler.max_total_tokens == tiers[0].tokens and args.tiers.host_cache_gb > 1
     assert args.tiers.disk_cache_gb >= args.tiers.host_cache_gb
 
@@ -164,47 +168,3 @@ def test_recommended_flags_parse_as_server_flags() -> None:
 @pytest.mark.parametrize(("size", "shown"), [(0.0, 0.0), (1.0, 1.0), (1.01, 1.1), (0.1234, 0.13), (123.4, 130.0)])
 def test_gib_sizes_are_rounded_up(size: float, shown: float) -> None:
     assert ceil_gib(size) == shown
-
-
-def write_config(folder: Path, **fields) -> Path:
-    (folder / "config.json").write_text(json.dumps(fields))
-    return folder
-
-
-def test_kv_bytes_per_token_come_from_model_config(tmp_path: Path) -> None:
-    llama = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
-    assert kv_bytes_per_token(write_config(tmp_path, **llama, torch_dtype="bfloat16")) == 131072
-    assert kv_bytes_per_token(write_config(tmp_path, **llama, head_dim=64, dtype="float32")) == 131072
-    assert kv_bytes_per_token(write_config(tmp_path, text_config=llama | {"dtype": "float16"})) == 131072
-    del llama["num_key_value_heads"]
-    assert kv_bytes_per_token(write_config(tmp_path, **llama)) == 4 * 262144
-
-
-def test_kv_bytes_per_token_of_latents(tmp_path: Path) -> None:
-    """DeepSeek-V3: 61 layers of 512 + 64 numbers, not 128 heads of 192 + 128."""
-    config = {"num_hidden_layers": 61, "num_attention_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
-    folder = write_config(tmp_path, **config, architectures=["DeepseekV3ForCausalLM"], torch_dtype="bfloat16")
-    assert kv_bytes_per_token(folder) == 61 * 576 * 2
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"kv_lora_rank": 512}, "keeps a compressed KV; give --kv-bytes-per-token"),
-        ({"kv_lora_rank": 512, "architectures": ["LongcatFlashForCausalLM"]}, "keeps a compressed KV"),
-        ({"num_hidden_layers": 2, "num_attention_heads": 4}, "has no hidden_size"),
-        ({"num_attention_heads": 4, "head_dim": 4, "num_hidden_layers": 0}, "has no num_hidden_layers"),
-        ({"num_attention_heads": 4, "head_dim": 4, "num_hidden_layers": 1, "dtype": "float8"}, "dtype float8"),
-    ],
-)
-def test_config_without_kv_shape_is_refused(tmp_path: Path, fields: dict, reason: str) -> None:
-    with pytest.raises(ModelSizeError, match=reason):
-        kv_bytes_per_token(write_config(tmp_path, **fields))
-
-
-def test_folder_without_readable_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelSizeError, match="cannot be read: No such file"):
-        kv_bytes_per_token(tmp_path)
-    (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ModelSizeError, match="is not a JSON object"):
-        kv_bytes_per_token(tmp_path)

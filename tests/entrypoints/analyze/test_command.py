@@ -12,6 +12,7 @@ import pytest
 
 from baton.entrypoints.analyze.__main__ import main
 from baton.entrypoints.engine import Engine
+from tests.entrypoints.analyze.test_model_size import GEMMA3, QWEN3_NEXT, write_config
 
 ROOT = Path(__file__).parents[3]
 TOY_MODEL = ROOT / "examples" / "toy_model"
@@ -56,6 +57,38 @@ def test_report_is_written_as_table_json_and_plot(tmp_path: Path, capsys: pytest
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_hybrids_are_told_of_their_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = turns(12)
+    lines[-1]["missed_tokens"] = {"no_state": 400}
+    log = write_lines(tmp_path / "log", *lines)
+    write_config(tmp_path, **QWEN3_NEXT)
+    out = ["--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.png")]
+    assert main([log, "--model", str(tmp_path), *out]) == 0
+    table, report = capsys.readouterr().out, json.loads((tmp_path / "r.json").read_text())
+    assert report["states"]["bytes_per_state"] == 77_266_944 and report["states"]["turns"] == 11
+    for words in (
+        "Recurrent states of 73.7 MiB",
+        "--max-states 7 takes 0.648 GiB: 4 find 80% of these hits, and running requests need 3",
+        "no_state: 400 prompt tokens",
+        "with 7 states, 0.648 GiB",
+        "flags: --max-total-tokens 636 --max-states 7",
+    ):
+        assert words in table
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_models_with_windows_are_told_of_two_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_lines(tmp_path / "log", *turns(5))
+    write_config(tmp_path, **GEMMA3)
+    assert main([log, "--model", str(tmp_path), "--pool-tokens", "100000", "--plot", str(tmp_path / "r.png")]) == 0
+    table = capsys.readouterr().out
+    assert "Layers with a sliding window of 1,024 tokens" in table and "100,000 tokens, 4.58 GiB" not in table
+    assert "with a host tier all layers share one pool, which takes 4.58 GiB for as many" in table
+    small = [log, "--model", str(tmp_path), "--pool-gb", "0.01", "--swa-full-tokens-ratio", "0.5"]
+    assert main(small) == 0
+    assert "so few that all layers share one pool" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
@@ -86,6 +119,9 @@ def test_failures_are_reported_in_one_line(
     [
         (["--pool-gb", "1"], "--pool-gb needs --model"),
         (["--pool-gb", "-1"], "-1 is not a number above 0"),
+        (["--bytes-per-state", "5"], "--bytes-per-state needs --kv-bytes-per-token"),
+        (["--swa-full-tokens-ratio", "0.5"], "--swa-full-tokens-ratio needs --model"),
+        (["--swa-full-tokens-ratio", "0.5", "--model", "m", "--kv-bytes-per-token", "9"], "leave out --kv-bytes"),
         (["--page-size", "x"], "x is not a whole number"),
         (["--reach", "0.9", "0.8", "1"], "give growing shares"),
         (["--reach", "0.9", "0.95", "2"], "2 is not a share"),
@@ -157,6 +193,7 @@ ITEMS = [
         "output_blocks": ["00" * 8],
         "output_tokens": 3,
     },
+    {"input_ids": [1, 2, 3], "output_ids": [4], "state_points": [1, 2], "retain_states": 2, "finish": "abort"},
     {"text": "x", "output_text": "y", "time": 3, "continuation_of": "z"},
     {"messages": [{"role": "user", "content": "x"}], "tools": [], "time": 3},
     {"id": "1", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
@@ -165,7 +202,7 @@ ITEMS = [
 ]
 
 
-@pytest.mark.parametrize("item", ITEMS, ids=lambda item: next(iter(item)))
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: " ".join([*item][:3]))
 @pytest.mark.parametrize("array", [False, True], ids=["lines", "array"])
 def test_fuzzed_log_items_still_yield_a_report(tmp_path: Path, item: dict, array: bool) -> None:
     rng = random.Random(1)
@@ -182,8 +219,10 @@ def test_fuzzed_log_items_still_yield_a_report(tmp_path: Path, item: dict, array
         lines.append(line)
     log = tmp_path / "log"
     log.write_text("[" + ",\n".join(lines) + "]" if array else "\n".join(lines))
-    assert main([str(log), "--json", str(tmp_path / "r.json")]) == 0
+    hybrid = ["--kv-bytes-per-token", "1000", "--bytes-per-state", "50000"]
+    assert main([str(log), "--json", str(tmp_path / "r.json"), *hybrid]) == 0
     report = json.loads((tmp_path / "r.json").read_text())
+    assert report["states"] is not None
     assert report["log"]["bad"] > 0 and report["log"]["items"] == 201
 
 

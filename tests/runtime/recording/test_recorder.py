@@ -43,7 +43,7 @@ def test_recording_is_off_by_default(tmp_path: Path) -> None:
 def test_prompt_and_outputs_are_recorded(tokenizer: Tokenizer, tmp_path: Path) -> None:
     recorder, metrics = recorder_to(tmp_path / "log")
 
-    two = prompt("b", sampling=SamplingParams(n=2), namespace="s", job_id="j")
+    two = prompt("b", sampling=SamplingParams(n=2), namespace="s", job_id="j", state_points=(1,), retain_states=3)
 
     async def body(backend: Backend) -> None:
         call = await backend.manager.open_answer(SOLE_CLIENT, [prompt("a"), two], stream=True)
@@ -59,6 +59,8 @@ def test_prompt_and_outputs_are_recorded(tokenizer: Tokenizer, tmp_path: Path) -
     assert first["input_ids"] == [97, 98] and first["output_ids"] == list(b"xy") and first["cached_tokens"] == 1
     assert first["missed_tokens"] == {"evicted": 4, "required": 1} and "missed_tokens" not in second
     assert second["output_ids"] == [[ord("q")], [ord("p")]] and {"namespace", "job"} < second.keys()
+    assert (second["state_points"], second["retain_states"]) == ([1], 3)
+    assert not {"state_points", "retain_states"} & first.keys()
     assert second["cached_tokens"] == 0, "the second sample found what the first had computed"
     assert b"baton:recorded_requests_total" in metrics.render()
     assert metrics.registry.get_sample_value("baton:recorded_requests_total", {"model_name": "m"}) == 2

@@ -56,7 +56,8 @@ def test_log_format_is_detected_from_an_item(item: Any, name: str | None) -> Non
 
 def test_token_id_items_are_read() -> None:
     item = {"input_ids": [1, 2, 3], "output_ids": [[4, 5], [6]], "time": 3, "seconds": 1.5, "namespace": "n"}
-    request = only(item | {"continuation_of": "x", "no_reuse_from": 2, "cached_tokens": 1})
+    more = {"state_points": [1, 2], "retain_states": 3, "finish": "abort"}
+    request = only(item | {"continuation_of": "x", "no_reuse_from": 2, "cached_tokens": 1} | more)
     assert request == LoggedRequest(
         prompt=ids(1, 2, 3),
         prompt_tokens=3,
@@ -69,6 +70,9 @@ def test_token_id_items_are_read() -> None:
         continues=True,
         hinted=True,
         cached_tokens=1,
+        state_points=(1, 2),
+        retain_states=3,
+        is_aborted=True,
     )
     assert only({"input_ids": [1], "output_ids": [2, 3]}).outputs == (ids(2, 3),)
 
@@ -147,6 +151,10 @@ def test_hashed_block_items_are_read() -> None:
         ({"input_ids": [1.5]}, "input_ids is not a list of token ids"),
         ({"input_ids": []}, "its prompt is empty"),
         ({"text": ""}, "its prompt is empty"),
+        ({"input_ids": [1], "state_points": [1, -1]}, "state_points is not a list"),
+        ({"input_ids": [1], "state_points": ["1"]}, "state_points is not a list"),
+        ({"input_ids": [1], "state_points": [1] * 1025}, "state_points is not a list of at most 1024"),
+        ({"input_ids": [1], "retain_states": 1.5}, "retain_states is not a number"),
         ({"text": 3}, "text is not a string"),
         ({"text": "\ud800"}, "half a surrogate pair"),
         ({"messages": []}, "messages is not a list of messages"),
