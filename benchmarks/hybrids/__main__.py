@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 from tqdm import tqdm
 
 from benchmarks.common.measured import RESULTS, about_this_run
@@ -41,7 +42,8 @@ from benchmarks.hybrids.engines import all_engines
 from benchmarks.hybrids.models import SHAPES, make_hybrid
 from benchmarks.hybrids.report import Report, computed_again, draw, page_part
 from benchmarks.hybrids.servers import ChatServer, start_servers
-from benchmarks.peers.engines import ROOT
+from benchmarks.peers.driver import EngineFailed
+from benchmarks.peers.engines import OURS, ROOT
 
 RESULT, PICTURE = "hybrid_chat.json", "hybrid_chat.png"
 PAGE = ROOT / "docs" / "hybrid_chat.md"
@@ -52,18 +54,27 @@ WARM_UP = 1_000_000
 """A seed of no round."""
 
 
-def chat_in_turns(servers: Sequence[ChatServer], scenario: str, sizes: Sizes, vocab_size: int, seed: int) -> list[Any]:
-    """One chat with each server that takes part in the scenario."""
+def chat_in_turns(
+    servers: Sequence[ChatServer], scenario: str, sizes: Sizes, vocab_size: int, seed: int, skipped: dict[str, str]
+) -> list[Any]:
+    """One chat with each server that takes part in the scenario. One of others that fails is left out from then on;
+    skipped: gets, by name, why."""
     kind = list(SCENARIOS).index(scenario)
     chats = {
         each.engine.name: Chat(each, sizes, vocab_size, (seed, kind), each.engine.fields)
         for each in servers
-        if scenario in each.engine.scenarios
+        if scenario in each.engine.scenarios and each.engine.name not in skipped
     }
     for turn in range(sizes.turns):
         for name in list(chats) if (turn + seed) % 2 == 0 else list(chats)[::-1]:
             time.sleep(sizes.rest_s)
-            SCENARIOS[scenario](chats[name], turn)
+            try:
+                SCENARIOS[scenario](chats[name], turn)
+            except (RuntimeError, httpx.HTTPError, EngineFailed) as error:
+                if name.startswith(OURS):
+                    raise
+                skipped[name] = f"{scenario}, turn {turn + 1}: {error}"
+                del chats[name]
     for chat in chats.values():
         chat.end()
     return [
@@ -91,11 +102,11 @@ def measure(args: argparse.Namespace) -> Report:
         servers = start_servers(engines, model, args.work_dir, report["skipped"], stack)
         for scenario in args.scenarios:  # warm up
             if scenario != RESTART:
-                chat_in_turns(servers, scenario, QUICK, vocab_size, WARM_UP)
+                chat_in_turns(servers, scenario, QUICK, vocab_size, WARM_UP, report["skipped"])
         rounds = [scenario for _ in range(args.rounds) for scenario in args.scenarios]
         for scenario in tqdm(rounds, desc="Chatting", unit="chat", disable=None):
             seed = len({chat["seed"] for chat in report["chats"] if chat["scenario"] == scenario})
-            report["chats"] += chat_in_turns(servers, scenario, sizes, vocab_size, seed)
+            report["chats"] += chat_in_turns(servers, scenario, sizes, vocab_size, seed, report["skipped"])
             write_result(report, args.out)
     return report
 

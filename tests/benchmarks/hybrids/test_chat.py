@@ -86,7 +86,29 @@ def test_order_of_the_servers_is_swapped_by_turn_and_by_round(scenario: str, tmp
     for seed, order in (0, names + names[::-1]), (1, names[::-1] + names):
         log: list[Any] = []
         servers = cast(Sequence[ChatServer], [RuledServer(engine, log) for engine in engines])
-        chats = chat_in_turns(servers, scenario, sizes, 100, seed)
+        chats = chat_in_turns(servers, scenario, sizes, 100, seed, {})
         assert [name for name in log if name in names] == order
         assert [chat["engine"] for chat in chats] == names
         assert {len(chat["turns"]) for chat in chats} == {2}
+
+
+class FailingServer(RuledServer):
+    def complete(self, ids: list[int], tokens: int, fields: Mapping[str, Any]) -> Turn:
+        if len(self.prompts) == 1:
+            raise RuntimeError("out of blocks")
+        return super().complete(ids, tokens, fields)
+
+
+def test_server_of_others_that_fails_is_left_out_from_then_on(tmp_path: Any) -> None:
+    engines = [each for each in all_engines(100, tmp_path, "python", "python") if CALM in each.scenarios]
+    sizes, skipped, log = Sizes(turns=3, first=5, user=2, answer=2, rest_s=0), {}, []
+    failing = engines[-1].name
+    servers = [(FailingServer if engine.name == failing else RuledServer)(engine, log) for engine in engines]
+    for seed in range(2):
+        chats = chat_in_turns(cast(Sequence[ChatServer], servers), CALM, sizes, 100, seed, skipped)
+        assert [chat["engine"] for chat in chats] == [engine.name for engine in engines[:-1]]
+    assert skipped == {failing: "calm, turn 2: out of blocks"}
+    assert log.count(failing) == 1
+    ours = FailingServer(engines[0], log)
+    with pytest.raises(RuntimeError, match="out of blocks"):
+        chat_in_turns(cast(Sequence[ChatServer], [ours]), CALM, sizes, 100, 0, {})
