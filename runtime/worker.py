@@ -31,7 +31,7 @@ from ..radix.node_windows import NodeWindows
 from ..radix.tiers.block_tier import BlockNames, BlockTier
 from ..radix.tiers.host_tier import HostPolicy, HostTier
 from ..scheduler.config import SchedulerConfig
-from ..scheduler.request_spec import PoolingSpec, RequestSpec
+from ..scheduler.request_spec import LogprobOptions, PoolingSpec, RequestSpec
 from ..scheduler.sampling_params import SamplingParams
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.token_buffer import pack_ids
@@ -325,7 +325,8 @@ def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
 
 def warm_up(scheduler: Scheduler, step_runner: StepRunner, *, generates: bool = True) -> None:
     """Run a prefill and a few decodes, so that the first client does not pay for lazy initialisation. generates: False
-    for a model without a language head, which embeds instead."""
+    for a model without a language head, which embeds instead. Nothing is looked up on a tier, as every token of the
+    prompt is computed, and nothing is left there. Raises RuntimeError if the scheduler does not run the request."""
     sampling = SamplingParams(max_new_tokens=3 if generates else 0, temperature=0.0, ignore_eos=True)
     now = time.monotonic()
     spec = RequestSpec(
@@ -333,13 +334,15 @@ def warm_up(scheduler: Scheduler, step_runner: StepRunner, *, generates: bool = 
         input_ids=pack_ids([0, 0]),
         sampling=sampling,
         no_reuse_from=0,  # begins no job
-        pooling=None if generates else PoolingSpec(),
+        logprobs=LogprobOptions(start_len=0) if generates else None,
+        pooling=None if generates else PoolingSpec(kind="mean"),
     )
     scheduler.add_request(spec, now)
     while (batch := scheduler.next_batch(now)) is not None:
         scheduler.process_result(step_runner.run(batch).result, now)
     scheduler.forget_record("warm-up")
-    scheduler.flush_cache()
+    if not scheduler.flush_cache():
+        raise RuntimeError(f"the warm-up did not end: {scheduler.live_requests}")
 
 
 def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> None:

@@ -25,6 +25,9 @@ _HEALTH_GENERATE_TIMEOUT_S = 20.0
 _SILENCE_S = 10.0
 """The worker reports once a second, through the detokenizer. --watchdog-timeout ends the server, this only says so."""
 
+_PROBES = "probes"
+"""Namespace of the server's own requests; those of clients are digests."""
+
 _STATUS = answered({"status": string()}, title="Status")
 _HEALTH = Operation(summary="Can the server take requests?", tag="Health", answer=_STATUS)
 _PING = Operation(summary="Another name of /health", tag="Health", answer=_STATUS)
@@ -34,10 +37,11 @@ _GENERATES = Operation(summary="Does it generate a token?", tag="Health", answer
 
 def probe_of(rid: str, *, generates: bool) -> Prompt:
     """The shortest prompt that passes through all processes: one token is generated, or, by a model without a language
-    head, one token embedded. It begins no job."""
+    head, one token embedded. It begins no job, finds no KV, and leaves none for others: nothing shares its namespace,
+    and nothing of it is stored on another tier."""
     sampling = SamplingParams(max_new_tokens=int(generates), temperature=0.0)
     pooling = None if generates else PoolingSpec()
-    spec = RequestSpec(rid=rid, sampling=sampling, retain_ttl=0.0, no_reuse_from=0, pooling=pooling)
+    spec = RequestSpec(rid=rid, sampling=sampling, namespace=_PROBES, retain_ttl=0.0, no_reuse_from=0, pooling=pooling)
     return Prompt(spec=spec, input_ids=[0])
 
 

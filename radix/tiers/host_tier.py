@@ -12,7 +12,8 @@ its result. Nothing here waits. While a copy is under way:
 - its slots on the host, if they are freed, wait for its fence;
 - a copy to the host does not count yet: no match finds it, and if it fails, it is dropped with all copies below it.
 
-Only what `RadixCache` has in the tree is ever stored: committed tokens, in whole pages.
+Only what `RadixCache` has in the tree is ever stored: committed tokens, in whole pages. KV that is marked as not
+reusable is not stored, unless a match ends there all the same.
 
 For models with recurrent states, a node's state is stored with its KV, or by itself where the node gets it later: so a
 node has a state on the host only if its KV is there. A load brings the state of the last node, and no other; where only
@@ -35,6 +36,7 @@ from ...memory_pool.allocator import Allocator
 from ...memory_pool.state_slots import StateSlots
 from ..cache import LEAST_REST, MatchResult, RadixCache
 from ..discarding import drop_path
+from ..kv_sequence import NUM_ENDS, SequenceEnd
 from ..node import StateKind, TreeNode
 from ..node_states import NodeStates, TierStates
 
@@ -190,7 +192,7 @@ class HostTier:
         if node.host is not None or self.policy.write_back:
             return
         node.hits += 1
-        if node.hits == self.policy.min_hits:
+        if node.hits >= self.policy.min_hits:  # again, where there was no room, or it had been released
             self._wanted.append(node)
 
     def state_put(self, node: TreeNode) -> None:
@@ -210,7 +212,7 @@ class HostTier:
                 self._wanted.append(node)
 
     def keeps(self, node: TreeNode) -> bool:
-        wanted = self.policy.write_back or node.demoted
+        wanted = node.demoted or (self.policy.write_back and not _is_released(node))
         return wanted and node.host is None and self._cache.tree.reachable(node) is node
 
     def copy_leaving(self, nodes: Sequence[TreeNode]) -> Sequence[TreeNode]:
@@ -356,6 +358,8 @@ class HostTier:
             node = self._wanted.popleft()
             if not node.on_device or self._cache.tree.reachable(node) is not node:
                 continue  # it has left the device or the tree, or is hidden
+            if _is_released(node) and not node.demoted:
+                continue
             missing = self._cache.tree.without_copy(node)  # none, if it was stored with a child
             for upper in missing:
                 copy = self._store(upper)
@@ -616,6 +620,11 @@ class HostTier:
     def may_be_leaf(self, node: TreeNode) -> None:
         if HostOrder.is_leaf(node):
             self.order.push_leaf(node)
+
+
+def _is_released(node: TreeNode) -> bool:
+    """True if the KV of a node is marked as not reusable, and has not been accessed since."""
+    return not node.last_access and node.retired_end > 0 and node.retired_end % NUM_ENDS == SequenceEnd.RELEASED
 
 
 class HostOrder:

@@ -23,11 +23,13 @@ AROUND = len(".\n[user] .\n[assistant] ")
 
 
 def wait_for_state(server: ServerUnderTest, count: int) -> None:
-    """Until so many states are on disk, and no copy is under way any more."""
+    """Until so many states are on disk, and no copy is under way any more. There are no others: those of the server's
+    own requests are not stored."""
     deadline = time.monotonic() + 60
     while True:
         disk = server.client.get("/cache/tiers").json()["disk"]
         if disk["used_states"] >= count and not disk["copies_under_way"]:
+            assert disk["used_states"] == count
             return
         assert time.monotonic() < deadline, disk
         time.sleep(0.02)

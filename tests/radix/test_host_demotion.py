@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.radix.discarding import drop_path
+from baton.radix.discarding import drop_path, retire
+from baton.radix.kv_sequence import SequenceEnd
 from baton.radix.lease import LeaseTable, LeaseTerms
 from baton.radix.lease_budget import LeaseBudget
 from baton.radix.node import TreeNode
@@ -117,3 +118,30 @@ def test_only_broken_or_expired_leases_are_demoted(end: str) -> None:
     rig.store_all()
     rig.check()
     assert rig.tier.tokens == (60 if end in ("broken", "expired") else 0)
+
+
+class TestRetired:
+    @pytest.mark.parametrize("write_back", [False, True])
+    @pytest.mark.parametrize("how", [SequenceEnd.FINISHED, SequenceEnd.RELEASED])
+    def test_kv_that_only_goes_early_is_stored_and_kv_that_is_over_is_not(
+        self, how: SequenceEnd, write_back: bool
+    ) -> None:
+        """A first turn with a broken lease may well be continued."""
+        rig = TierRig(page_size=4, policy=HostPolicy(write_back=write_back))
+        rig.insert(tokens(64))
+        retire(rig.cache, rig.cache.find_prefix("", tokens(64))[0], how=how)
+        rig.store_all()
+        rig.cache.evict(10**9)
+        rig.store_all()
+        rig.check()
+        assert rig.tier.tokens == (64 if how is SequenceEnd.FINISHED else 0)
+
+    def test_path_that_a_lease_has_held_is_stored_all_the_same(self) -> None:
+        """A request may continue from there."""
+        rig = TierRig(page_size=4)
+        rig.insert(tokens(64))
+        node = rig.cache.find_prefix("", tokens(64))[0]
+        retire(rig.cache, node)
+        rig.tier.path_demoted(node)
+        rig.store_all()
+        assert rig.tier.tokens == 64

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from baton.runtime.config import ModelArgs, TierConfig, WorkerConfig
 from baton.runtime.pool_sizes import PoolSizes
 from baton.runtime.runner.model_runner import ModelRunner
-from baton.runtime.worker import build_worker, pool_sizes
+from baton.runtime.step_runner import StepOutput, StepRunner
+from baton.runtime.worker import build_worker, pool_sizes, warm_up
+from baton.scheduler.batch import ScheduleBatch
 from baton.scheduler.config import SchedulerConfig
+from tests.doubles.scheduler_harness import Harness
+from tests.doubles.tier_rig import FakeBlocks
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,6 +52,45 @@ def test_small_chunks_chosen_by_trial_enable_mixed_steps(
     scheduler = worker.info["scheduler"]
     assert scheduler["chunked_prefill_size"] == asked.get("chunked_prefill_size", found)
     assert scheduler["enable_mixed_chunk"] is mixes
+
+
+@dataclass
+class Steps:
+    """Computes steps in place of a step runner."""
+
+    harness: Harness
+    tokens: list[int] = field(default_factory=list)
+    """Of each step."""
+
+    def run(self, batch: ScheduleBatch) -> StepOutput:
+        self.tokens.append(int((batch.seq_lens - batch.prefix_lens).sum()))
+        return StepOutput(self.harness.model.forward(batch))
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_warm_up_finds_and_leaves_nothing_on_other_tiers(generates: bool) -> None:
+    """Not what an earlier server has left there, and no remote store is asked: the steps are to run."""
+    blocks = FakeBlocks(), FakeBlocks()
+    for harness in (make_tiers(blocks), make_tiers(blocks)):
+        steps = Steps(harness)
+        warm_up(harness.scheduler, cast(StepRunner, steps), generates=generates)
+        assert steps.tokens == ([2, 1, 1] if generates else [2])
+        assert harness.scheduler.is_idle and not harness.scheduler.take_transfer_orders(0.0)
+        for number in (1, 2, 3):
+            harness.add(f"r{number}", [0] * number, 8)
+            harness.run()
+        assert blocks[0].snapshots and blocks[1].snapshots
+
+
+def make_tiers(blocks: tuple[FakeBlocks, FakeBlocks]) -> Harness:
+    return Harness(states=8, host_tokens=512, host_states=8, block_tokens=16, blocks=blocks)
+
+
+def test_warm_up_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = make_tiers((FakeBlocks(), FakeBlocks()))
+    monkeypatch.setattr(harness.scheduler, "next_batch", lambda now: None)
+    with pytest.raises(RuntimeError, match="did not end"):
+        warm_up(harness.scheduler, cast(StepRunner, Steps(harness)))
 
 
 LAYERS = {"num_hidden_layers": 4, "max_position_embeddings": 256}

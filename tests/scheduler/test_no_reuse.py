@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from baton.radix.tiers.host_tier import HostCounts, HostPolicy
 from tests.doubles.kv_echo import expected_output, prompt_of
 from tests.doubles.scheduler_harness import PAGES, Harness
+from tests.doubles.tier_rig import FakeBlocks
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2], ids=["plain", "overlapped"])
 PROMPT, OUTPUT = 130, 62
@@ -127,6 +129,42 @@ def test_child_overrides_no_reuse_of_parent() -> None:
     whole = [*MINE, *expected_output(MINE, 8), 5, 6, 7]
     assert cached(harness, NEXT, 8) == PROMPT + 7, "the child's end goes, as the oldest, and it was young"
     assert cached(harness, whole, 8) < len(whole) + 7
+
+
+@pytest.mark.parametrize("write_back", [False, True])
+@pytest.mark.parametrize("states", [0, 8])
+def test_no_reuse_kv_is_stored_on_no_other_tier(states: int, write_back: bool) -> None:
+    harness = Harness(
+        num_tokens=256,
+        host_tokens=1024,
+        host_policy=HostPolicy(write_back=write_back),
+        states=states,
+        host_states=2 * states,
+        block_tokens=16,
+    )
+    for number in range(3):
+        harness.add(f"mine {number}", prompt_of(60, number), 1, no_reuse_from=0)
+        harness.run()
+    pressed(harness, 256)
+    harness.run()
+    counts, disk = host_counts(harness)
+    assert not (counts.stored or counts.stored_states or disk.blocks or disk.snapshots)
+
+
+def test_no_reuse_kv_that_is_matched_all_the_same_is_stored() -> None:
+    harness = Harness(num_tokens=256, host_tokens=1024, states=8, host_states=8)
+    prompt = prompt_of(60, 1)
+    harness.add("mine", prompt, 1, no_reuse_from=0)
+    harness.run()
+    harness.add("again", [*prompt, 1, 2], 1)
+    harness.run()
+    counts, _ = host_counts(harness)
+    assert counts.stored == 62 and counts.stored_states > 0
+
+
+def host_counts(harness: Harness) -> tuple[HostCounts, FakeBlocks]:
+    assert harness.tiers is not None
+    return harness.tiers.host.counts, harness.tiers.blocks
 
 
 def test_no_reuse_is_ignored_without_cache() -> None:

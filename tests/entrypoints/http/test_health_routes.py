@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
-from baton.entrypoints.http.health_routes import HealthRoutes, Readiness
+from baton.entrypoints.http.health_routes import HealthRoutes, Readiness, probe_of
 from baton.entrypoints.http_statuses import status_of
 from baton.entrypoints.server_args import compose
 from baton.scheduler.outcome import RequestRefused
+from baton.scheduler.token_buffer import pack_ids
+from tests.doubles.scheduler_harness import Harness, Outcome
 
 
 @dataclass
@@ -33,3 +36,19 @@ def test_health_fails_when_a_process_is_silent(silent: float, watchdog: int, is_
             with pytest.raises(RequestRefused, match="silent") as caught:
                 asyncio.run(probe())
             assert (status_of(caught.value), caught.value.code) == (503, "unhealthy")
+
+
+def test_probe_leaves_nothing_beside_prompts_that_begin_alike() -> None:
+    """A state where they part would be kept, and stored on every tier."""
+    harness = Harness(states=8, host_tokens=512, host_states=8, block_tokens=16)
+    harness.add("a client's", [0] * 40, 1)
+    harness.run()
+    assert harness.tiers is not None and harness.cache.states is not None
+    before = len(harness.cache.states), harness.tiers.host.counts.stored, len(harness.tiers.blocks.snapshots)
+    prompt = probe_of("probe", generates=True)
+    (request,) = harness.scheduler.add_request(replace(prompt.spec, input_ids=pack_ids(prompt.input_ids or [])), 0.0)
+    harness.outcomes[request.key] = Outcome(request=request)
+    harness.run()
+    harness.cache.evict_states(1, kept_too=False)  # its own, in the probes' namespace
+    after = len(harness.cache.states), harness.tiers.host.counts.stored, len(harness.tiers.blocks.snapshots)
+    assert after == before and request.finish is not None
