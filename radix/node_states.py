@@ -346,6 +346,7 @@ class NodeStates:
                 self._update_class(parent)
             if had if change > 0 else parent.has_states:
                 return
+            self._note_change(parent)
             parent = parent.parent
 
     def _note_change(self, node: TreeNode) -> None:

@@ -261,6 +261,16 @@ class TestStates:
         lose_state(rig, 16)
         assert announcer.take_events() == []
 
+    def test_state_that_came_and_went_in_a_turn_hides_no_loss_above_it(self) -> None:
+        rig = StateTierRig()
+        announcer = BlockAnnouncer(rig.cache, 4)
+        rig.turn(tokens(16))
+        announcer.take_events()
+        rig.turn(tokens(24))
+        lose_state(rig, 16)
+        lose_state(rig, 24)
+        assert announced(announcer.take_events()) == [("BlocksRemoved", DEVICE, 4)]
+
     def test_state_that_moves_on_in_a_turn_makes_no_events(self) -> None:
         rig = StateTierRig()
         announcer = BlockAnnouncer(rig.cache, 4)
