@@ -22,7 +22,8 @@ from .log.log_reader import LogReader, ReadOptions, refuse_empty
 from .log.logged_request import LogError
 from .log.prompt_text import BYTES_PER_TOKEN, PromptText
 from .log_report import make_report
-from .model_size import ModelSize, ModelSizeError, read_model_size
+from .model_config_size import read_model_size
+from .model_size import ModelSize, ModelSizeError
 from .pool_sizes import GIB, PoolSizes
 from .report_table import show
 from .reuse.curve import sizes

@@ -12,7 +12,7 @@ import pytest
 
 from baton.entrypoints.analyze.__main__ import main
 from baton.entrypoints.engine import Engine
-from tests.entrypoints.analyze.test_model_size import GEMMA3, QWEN3_NEXT, write_config
+from tests.entrypoints.analyze.test_model_config_size import GEMMA3, QWEN3_NEXT, write_config
 
 ROOT = Path(__file__).parents[3]
 TOY_MODEL = ROOT / "examples" / "toy_model"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.entrypoints.analyze.model_size import ModelSize, ModelSizeError, read_model_size
+from baton.entrypoints.analyze.model_config_size import read_model_size
+from baton.entrypoints.analyze.model_size import ModelSize, ModelSizeError
 from baton.entrypoints.analyze.pool_sizes import GIB, PoolSizes
 
 BASE = {
