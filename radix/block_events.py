@@ -135,6 +135,8 @@ class BlockAnnouncer:
     # -- as a watcher -------------------------------------------------------------------------------------------------
 
     def node_stored(self, node: TreeNode) -> None:
+        if self._ends is not None:
+            self._ends.note(node)
         if self._is_of_use(node):
             self._announce_on_device(node)
 

@@ -37,7 +37,7 @@ class UsableEnds:
                 part.changed = self._changed
 
     def note(self, node: TreeNode) -> None:
-        """What is below a node is not what it was."""
+        """A node is new, or what is below it is not what it was."""
         self._changed.add(node)
 
     def clear(self) -> None:
