@@ -318,9 +318,8 @@ def _rewind(request: Request, steps: Sequence[tuple[PlannedStep, set[Request]]])
 def _has_state(request: Request) -> bool:
     """True if a request has the recurrent state that its next step starts from; then it names no later one."""
     if request.beam_kv is not None:
-        beams = request.beam_kv
-        beams.targets = NO_STATES
-        return len(beams.states) == len(beams.rows)
+        request.beam_kv.targets = NO_STATES
+        return request.beam_kv.has_states
     states = request.held_kv.states
     states.targets = []
     states.held = [state for state in states.held if state.length <= request.scheduled_len]

@@ -46,12 +46,20 @@ class BeamKV:
     kept: list[np.ndarray] = field(default_factory=list)
     """int32 [n] each: slots after ``start`` of finished sequences with KV that will be leased."""
     states: np.ndarray = field(default_factory=lambda: NO_STATES)
-    """int32 [live]: slot of each beam's recurrent state after ``length`` tokens, named once for each beam; of fewer
-    tokens while the step that computes the last is being formed. Empty for models without states."""
+    """int32 [live]: slot of each beam's recurrent state after ``states_len`` tokens, named once for each beam. Empty
+    for models without states."""
+    states_len: int = 0
+    """Equal to ``length``, but while the step that computes the last token is being formed. If that fails, the states
+    are of no use: they may or may not be written."""
     targets: np.ndarray = field(default_factory=lambda: NO_STATES)
     """int32 [live]: where the step that is being formed writes each beam's next state; empty outside of that."""
     kept_states: list[int] = field(default_factory=list)
     """Slots of the states of finished sequences that will be leased; each is one name."""
+
+    @property
+    def has_states(self) -> bool:
+        """Each beam has the recurrent state that its next step starts from."""
+        return len(self.states) == len(self.rows) and self.states_len == self.length
 
     @property
     def is_forked(self) -> bool:
@@ -82,7 +90,7 @@ class BeamRows:
         newest = trunk.states.newest
         if self._slots is not None and newest is not None:
             self._slots.share(newest.slot)
-            kv.states = np.array([newest.slot], dtype=np.int32)
+            kv.states, kv.states_len = np.array([newest.slot], dtype=np.int32), newest.length
             trunk.states.cut(self._slots, start)
         return kv
 

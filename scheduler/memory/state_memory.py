@@ -270,7 +270,8 @@ class StateMemory:
             written.append((states, outs))
         for start, search in beams.items():
             group = search.held_beams
-            if len(group.targets) != len(group.rows) or len(group.states) != len(group.rows):
+            is_ready = len(group.targets) == len(group.states) == len(group.rows)
+            if not is_ready or group.states_len != group.length - 1:
                 raise RequestFault(search) from InvariantError(f"beams without states or targets: {group}")
             sources += group.states.tolist()
             rows += range(start, start + len(group.rows))
@@ -349,12 +350,12 @@ class StateMemory:
             self._run = None
 
     def _write_beams(self, beams: BeamKV, fence: int) -> None:
-        """A step is formed that writes the targets of these beams. fence: the step's. It still reads what no beam names
-        any more, and a load from the host would not wait for that."""
+        """A step is formed that writes the targets of these beams, after their last token. fence: the step's. It still
+        reads what no beam names any more, and a load from the host would not wait for that."""
         for slot, target in zip(beams.states.tolist(), beams.targets.tolist()):
             if target != slot:
                 self._slots.drop(slot, fence)
-        beams.states, beams.targets = beams.targets, NO_STATES
+        beams.states, beams.states_len, beams.targets = beams.targets, beams.length, NO_STATES
 
     def _inner_states(self, request: Request, old: int, last: int) -> list[HeldState]:
         """States to leave behind between ``old`` and ``last``, as far as there are slots."""

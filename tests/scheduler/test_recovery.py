@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from baton.scheduler import recovery
-from tests.doubles.fault_injection import CallFaults, inject
-from tests.doubles.kv_echo import expected_beams, expected_output
+from tests.doubles.fault_injection import CallFaults, InjectedFault, inject
+from tests.doubles.kv_echo import expected_beams, expected_output, prompt_of
 from tests.doubles.scheduler_harness import PAGES, Harness
 from tests.doubles.simulation import SEED, Simulation
 
@@ -132,6 +132,39 @@ def test_failing_policy_order_fails_no_request(monkeypatch: pytest.MonkeyPatch) 
     finish(harness)
     for number in range(5):
         assert harness.outcomes[f"r{number}", 0].tokens == expected_output([number] * 20, 6)
+
+
+@PAGES
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("at", range(12))
+def test_states_of_a_step_that_was_planned_and_not_formed_are_not_used(
+    at: int, depth: int, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step would read what was never written. No request is at fault: one ends only if its newest state was to
+    be overwritten, and a step in flight still writes it."""
+    harness = Harness(page_size=page_size, num_tokens=4096, depth=depth, states=32, chunk=32)
+    copies, calls = harness.scheduler._memory.copies, iter(range(1000))
+    confirm = copies.confirm_taken
+
+    def confirm_taken() -> None:
+        if next(calls) == at:
+            raise InjectedFault
+        confirm()
+
+    monkeypatch.setattr(copies, "confirm_taken", confirm_taken)
+    harness.add("long", prompt_of(70, 1), 10, retain_ttl=9.0)
+    harness.add("search", prompt_of(20, 2), 9, beam_width=3, n=3)
+    harness.add("short", prompt_of(9, 3), 12)
+    finish(harness)
+    assert next(calls) > at
+    ended = {rid for (rid, _), outcome in harness.outcomes.items() if outcome.refusal is not None}
+    assert len(ended) < depth
+    for rid, prompt, new in (("long", prompt_of(70, 1), 10), ("short", prompt_of(9, 3), 12)):
+        assert rid in ended or harness.outcomes[rid, 0].tokens == expected_output(prompt, new, stateful=True)
+    found = harness.outcomes["search", 0]
+    assert found.request is not None
+    expected = expected_beams(prompt_of(20, 2), found.request.sampling, stateful=True)
+    assert [result.ids.tolist() for result in found.results] == [result.ids.tolist() for result in expected]
 
 
 def test_request_failing_in_decode_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
