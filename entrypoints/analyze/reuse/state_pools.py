@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from ....radix.node_states import TURNS_KEPT
 from ....runtime.runner.memory_plan import MOST_STATES
@@ -36,18 +37,19 @@ def state_sizes() -> list[int]:
     return sorted({int(2 ** (half / 2)) for half in range(4, 2 * MOST_STATES.bit_length() - 1)})
 
 
-class _Entry:
-    """A state's place in the order of one pool. kind: its class. cost: units that computing it anew takes, when that
-    was looked at last. rank: ``cost`` plus the floor of its class when it was used last."""
+class _Entry(NamedTuple):
+    """A state's place in the order of one pool. The lowest class goes first, then the lowest rank, then the one that
+    was noted first."""
 
-    __slots__ = ("cost", "kind", "node", "number", "rank")
-
-    def __init__(self, node: Node, kind: int, rank: int, cost: int, number: int) -> None:
-        self.node, self.kind, self.rank, self.cost, self.number = node, kind, rank, cost, number
-
-    def __lt__(self, other: _Entry) -> bool:
-        """The lowest class goes first, then the lowest rank, then the one that was pushed first."""
-        return (self.kind, self.rank, self.number) < (other.kind, other.rank, other.number)
+    kind: int
+    """Its class."""
+    rank: int
+    """``cost`` plus the floor of its class when it was used last."""
+    number: int
+    """No other entry of the pool has it."""
+    node: Node
+    cost: int
+    """Units that computing it anew takes, when that was looked at last."""
 
 
 class _Pool:
@@ -67,6 +69,16 @@ class _Pool:
         """Also has entries that are no more in ``_entries``."""
         self._limit = 64
         self._next = 0
+
+    def has_room(self, more: int) -> bool:
+        """True if a request that leaves so many states makes none give way."""
+        return self.count + more < self.size
+
+    def copy_to(self, larger: _Pool) -> None:
+        """A larger pool has the same states so far, as none had to give way."""
+        larger.count = self.count
+        larger._entries, larger._heap = dict(self._entries), list(self._heap)
+        larger._limit, larger._next = self._limit, self._next
 
     def note_use(self, node: Node, cost: int, kind: int) -> None:
         """A state was used or left; computing it anew would take ``cost`` units."""
@@ -111,7 +123,7 @@ class _Pool:
         return end_of(node, self._unit_bytes) - (0 if above is None else end_of(above, self._unit_bytes))
 
     def _push(self, node: Node, kind: int, rank: int, cost: int) -> None:
-        entry = self._entries[node] = _Entry(node, kind, rank, cost, self._next)
+        entry = self._entries[node] = _Entry(kind, rank, self._next, node, cost)
         self._next += 1
         heappush(self._heap, entry)
         if len(self._heap) > self._limit:
@@ -138,7 +150,9 @@ class StatePools:
         self._tree = tree
         self._pools = [_Pool(bit, size, tree.unit_bytes) for bit, size in enumerate(self.sizes)]
         self._endless = len(self.sizes)
-        self._sized = (1 << self._endless) - 1
+        self._followed = 1
+        """Pools that are followed: all that are full, and the next. Larger ones have the same states as that one, and
+        the marks of nodes say so already."""
         self._all = (1 << self._endless + 1) - 1
 
     def add_request(
@@ -157,6 +171,7 @@ class StatePools:
         request that it continues; 0 for none. points: units after which its client has it leave states. continues: it
         named its parent. ends: where its outputs ended; the sequence of ``access`` is the first of them."""
         self.turns += inherited > 0
+        self._follow_larger(len(points) + len(ends) + 2)
         width = self._tree.unit_bytes
         start = next((node for node in reversed(access.path) if end_of(node, width) <= limit), None)
         found = [(sizes, node, 0 if node is None else end_of(node, width)) for sizes, node in holders(start, self._all)]
@@ -180,6 +195,17 @@ class StatePools:
             placed.append(place)
         for end in ends:
             self._put(end, self._all, is_turn=not is_aborted, turns_kept=turns_kept)
+
+    def _follow_larger(self, more: int) -> None:
+        """Follow one more pool wherever the last may have to evict for a request that leaves so many states."""
+        while self._followed < self._endless and not self._pools[self._followed - 1].has_room(more):
+            self._pools[self._followed - 1].copy_to(self._pools[self._followed])
+            self._followed += 1
+
+    @property
+    def _sized(self) -> int:
+        """The sizes of the pools that are followed."""
+        return (1 << self._followed) - 1
 
     def _begin(self, sizes: int, node: Node | None, begun: int, finds_turn: bool) -> None:
         """A request begins from the state of this node at these sizes, and has a slot for its own."""

@@ -183,6 +183,46 @@ def test_more_turns_are_kept_where_requests_ask() -> None:
     assert found[1] - found[0] == 35
 
 
+def test_turns_before_a_fork_stay_kept_while_its_branches_grow() -> None:
+    place = state_sizes().index(11)
+    requests = conversation(1, 2)
+    fork = [1] * 20 + [1000] * 3 + [2000] * 5 + [1001] * 3 + [2001] * 5
+    branches = {3: fork, 4: fork}
+    for turn in range(4):
+        for branch, history in branches.items():
+            prompt, output = [*history, *[1000 * branch + turn] * 3], [2000 * branch + turn] * 5
+            requests.append(logged(prompt, output))
+            branches[branch] = prompt + output
+    for request in requests:
+        request.retain_states = 3
+    others = [logged([number] * 10, [3, 4], is_aborted=True) for number in range(50, 70)]
+    back = logged([1] * 20 + [1000] * 3 + [2000] * 5 + [77] * 3, [5])
+    before = analysed([*requests, *others]).found_units[place]
+    assert analysed([*requests, *others, back]).found_units[place] - before == 27
+
+
+def test_end_of_what_several_continue_is_kept() -> None:
+    """A prompt's end that need not be kept becomes a branch once a second output continues it."""
+    place = state_sizes().index(8)
+    first, user = logged([1] * 30, [2, 3], is_aborted=True), logged([1] * 29 + [5] * 9, [5] * 3)
+    others = [logged([number] * 10, [3, 4], is_aborted=True) for number in range(50, 250)]
+    third = logged([1] * 29 + [7] * 9, [5])
+
+    def found_by_third(*before: LoggedRequest) -> int:
+        found = [analysed(requests).found_units[place] for requests in ([*before, *others], [*before, *others, third])]
+        return found[1] - found[0]
+
+    assert found_by_third(first, user) == 29 and found_by_third(first) == 0
+
+
+def test_cost_of_a_state_counts_what_was_evicted_above_it() -> None:
+    """Each turn ends shortly behind another state. When that is gone, the end of the long prompt costs most."""
+    long = logged([1] * 100, [2] * 5)
+    short = [logged([number] * 30, [3] * 5) for number in range(50, 58)]
+    again = logged([1] * 100 + [2] * 5 + [9] * 3, [4])
+    assert analysed([long, *short, again]).found_turns[0] == 1
+
+
 def test_states_leave_with_the_nodes_that_the_tree_forgets() -> None:
     requests = [logged([name] * 600, [name, 1, 2]) for name in range(500)]
     analysis = Analysis(id_units(1), max_bytes=100_000, has_times=False, has_states=True)
@@ -214,7 +254,7 @@ def test_marks_of_random_logs_add_up(seed: int) -> None:
     assert analysis.states is not None
     for node in analysis.tree.nodes():
         assert_marks_add_up(node, len(analysis.states.sizes) + 1)
-    for bit, pool in enumerate(analysis.states._pools):
+    for bit, pool in enumerate(analysis.states._pools[: analysis.states._followed]):
         carried = sum((node.states.carried >> bit & 1) for node in analysis.tree.nodes() if node.states is not None)
         assert carried <= pool.count <= pool.size + 1
 
