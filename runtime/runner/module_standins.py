@@ -12,7 +12,7 @@ same layer in many ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,8 @@ class LinearStandin(torch.nn.Module):
         super().__init__()
         self.originals = [original]
         """The layer, until it is certain that it is not needed again. A list hides its parameters from torch."""
+        self.is_read = False
+        """The modelling reads the layer's weight, or another attribute, itself: so the layer is needed."""
         weight = original.weight.detach()
         self.linear = Linear(
             original.in_features,
@@ -57,6 +59,14 @@ class LinearStandin(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[…, in] -> […, out]"""
         return self.linear(_rows(x, self.linear.in_features)).view(*x.shape[:-1], self.linear.out_features)
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the layer, as long as that is there; this is noted."""
+        originals = self.__dict__.get("originals")
+        if not originals or not hasattr(originals[0], name):
+            return super().__getattr__(name)
+        self.is_read = True
+        return getattr(originals[0], name)
 
 
 class GatedMLPStandin(torch.nn.Module):

@@ -269,15 +269,20 @@ class TransformersModel:
         rows = {name: set[int]() for names in linears.values() for name in names}
         hooks = [standin.register_forward_pre_hook(_notes_rows(rows[names[0]])) for standin, names in linears.items()]
         mixers = tuple(f"{self._base_name}.{name}." for name in find_mixers(self._base))
+        error = self._difference(ids, expected)
+        read = {standin: names for standin, names in linears.items() if standin.is_read}
         in_mixers = {standin: names for standin, names in linears.items() if names[0].startswith(mixers)}
-        for doubtful in filter(None, (in_mixers, dict(linears))):
-            try:
-                self._check(ids, expected)
-                break
-            except Exception as error:  # some modelling reads the weights of its linear layers itself
-                logger.info("matrix products are torch's: %s", describe_error(error))
+        reason = "the modelling reads their weights"
+        for doubtful in (read, in_mixers, linears):
+            if doubtful is not read:
+                if error is None:
+                    break
+                reason = describe_error(error)
+            if doubtful:
+                logger.info("%d matrix products are torch's: %s", len(doubtful), reason)
                 self._restore_linears(doubtful)
                 linears = {standin: names for standin, names in linears.items() if standin not in doubtful}
+                error = self._difference(ids, expected)
         for hook in hooks:
             hook.remove()
         # The tokens of a mixer are in another order than those of the step.
@@ -292,6 +297,14 @@ class TransformersModel:
                 self._linears.pop(f"{self._base_name}.{name}.{part}", None)
             self._linears[f"{self._base_name}.{name}"] = standin.linear
         self._replace_by(norm_standin, "norms", ids, expected)
+
+    def _difference(self, ids: torch.Tensor, expected: torch.Tensor) -> Exception | None:
+        """What `_check` raises; None if the same comes out."""
+        try:
+            self._check(ids, expected)
+        except Exception as error:  # modelling may do anything with the layers that it expects
+            return error
+        return None
 
     def _replace_by(
         self, make: Callable[[torch.nn.Module], Standin | None], what: str, ids: torch.Tensor, expected: torch.Tensor

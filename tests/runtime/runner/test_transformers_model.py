@@ -195,11 +195,31 @@ def test_products_of_every_form(tmp_path, form: str, changes: dict[str, Any]) ->
     assert any(isinstance(each, EmbeddingStandin) for each in model._base.modules()) is is_repacked
 
 
-def test_modelling_that_reads_its_weights_keeps_its_layers(tmp_path, monkeypatch):
+def test_modelling_that_reads_some_weights_keeps_those_layers(tmp_path, monkeypatch):
     from transformers.models.stablelm.modeling_stablelm import StableLmMLP
 
     forward = StableLmMLP.forward
     monkeypatch.setattr(StableLmMLP, "forward", lambda self, x: forward(self, x.to(self.down_proj.weight.dtype)))
+    save(tmp_path, "StableLm", initializer_range=0.2)
+    model = make_runner(tmp_path, linear_backend="onednn")._model
+    assert isinstance(model, TransformersModel)
+    kept = {name for name, module in model._base.named_modules() if type(module) is torch.nn.Linear}
+    assert kept == {f"layers.{layer}.mlp.down_proj" for layer in range(3)}
+    assert {linear.form(1) for linear in model._linears.values()} == {"onednn"}
+    targets = {name.rpartition(".")[2] for name in model.adapter_targets()}
+    assert targets == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"}
+
+
+def test_modelling_that_takes_no_other_layers_keeps_its_own(tmp_path, monkeypatch):
+    from transformers.models.stablelm.modeling_stablelm import StableLmMLP
+
+    forward = StableLmMLP.forward
+
+    def checked(self: Any, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.down_proj, torch.nn.Linear)
+        return forward(self, x)
+
+    monkeypatch.setattr(StableLmMLP, "forward", checked)
     save(tmp_path, "StableLm", initializer_range=0.2)
     runner = make_runner(tmp_path)
     model = runner._model

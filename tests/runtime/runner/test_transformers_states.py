@@ -74,6 +74,15 @@ def check_step(
     return list(found)
 
 
+def test_matrix_products_are_batons_except_of_weights_that_the_modelling_reads(model):
+    name, _, _, runner = model
+    served = runner._model
+    assert isinstance(served, TransformersModel)
+    own = {each.rpartition(".")[2] for each, layer in served._base.named_modules() if type(layer) is torch.nn.Linear}
+    assert own == ({"dt_proj"} if name in MAMBA_1 - {"zamba"} else set())
+    assert served._linears
+
+
 def test_what_the_layers_keep(model):
     name, _, _, runner = model
     served = runner._model
