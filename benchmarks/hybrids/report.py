@@ -151,10 +151,11 @@ def draw(report: Report, file: Path) -> None:
 def draw_lines(panel: Any, report: Report, kind: str, engines: Sequence[str], figure: str, scale: float) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-    for engine in engines:
+    sizes = {"o": 3, "s": 5, "^": 6}  # equal values lie on each other: larger marks show behind smaller ones
+    for engine in reversed(engines):
         colour, marker = STYLES[engine]
         values = [scale * value for value in later_turns(report, kind, engine, figure)]
-        panel.plot(range(2, len(values) + 2), values, marker=marker, ms=3, color=colour, label=engine)
+        panel.plot(range(2, len(values) + 2), values, marker=marker, ms=sizes[marker], color=colour, label=engine)
     panel.set_yscale("log")  # between the engines there may be a factor of 50
     panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.yaxis.set_major_formatter(ScalarFormatter())
