@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from baton.entrypoints.analyze.model_config_size import read_model_size
 from baton.entrypoints.analyze.model_size import ModelSize, ModelSizeError
 from baton.entrypoints.analyze.pool_sizes import GIB, PoolSizes
+from baton.runtime.checkpoint.hf_config import parse_model_config
 
 BASE = {
     "vocab_size": 1000,
@@ -118,6 +120,16 @@ def test_size_of_layers_with_a_window(tmp_path: Path) -> None:
         bytes_per_window_token=10 * layer,
         context_length=32768,
     )
+
+
+def test_windows_beside_states_share_one_pool() -> None:
+    from baton.entrypoints.analyze.served_size import served_size
+
+    config = parse_model_config(QWEN3_NEXT)
+    plain = served_size(config)
+    windows = tuple(100 if config.traits.has_attention(layer) else None for layer in range(config.num_layers))
+    both = served_size(replace(config, traits=replace(config.traits, layer_windows=windows)))
+    assert both == plain and both.window == 0 and both.bytes_per_state > 0
 
 
 def test_pools_with_windows_are_divided_as_the_server_does(tmp_path: Path) -> None:

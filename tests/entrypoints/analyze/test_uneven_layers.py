@@ -13,6 +13,7 @@ from baton.entrypoints.analyze.log.prompt_text import id_units
 from baton.entrypoints.analyze.log_report import make_report
 from baton.entrypoints.analyze.model_size import ModelSize
 from baton.entrypoints.analyze.pool_sizes import GIB, PoolSizes
+from baton.entrypoints.analyze.uneven_layers import with_states
 from baton.entrypoints.server_args import parse_command_line
 from tests.entrypoints.analyze.test_analysis import make_agents, request
 
@@ -73,6 +74,16 @@ def test_host_and_disk_have_room_for_states_and_tokens() -> None:
     args = parse_command_line(["--model-path", "m", *report["flags"].split()])
     assert args.scheduler.max_states == report["states"]["max_states"]
     assert args.tiers.host_cache_gb >= host["gib"]
+
+
+@pytest.mark.parametrize(("tokens", "count", "size"), [(30_000, 10, 60.0), (1000, 98, 200.0)])
+def test_larger_need_decides_about_the_host(tokens: int, count: int, size: float) -> None:
+    """KV and states take as much on the device, so each gets half of the host."""
+    sizes = PoolSizes(ModelSize(bytes_per_token=GIB // 1000, bytes_per_state=GIB))
+    states = {"max_states": 98, "max_states_gib": 100.0, "by_tier": {"host": count}}
+    device = {"tier": "device", "tokens": 10**5, "gib": 100.0}
+    _, host = with_states([device, {"tier": "host", "tokens": tokens, "gib": tokens / 1000}], states, sizes)
+    assert host["gib"] == size and host["states"] == count
 
 
 def test_log_without_turns_has_no_share_of_turns() -> None:
