@@ -68,17 +68,19 @@ marked = $(shell grep -rlwE --include='*.py' 'mark\.($(1))' tests)
 # Files without a unit test. They import the clients of others and transformers, which takes five seconds.
 unitless = $(shell grep -rlE --include='*.py' '^pytestmark = pytest.mark.(process|equality)$$' tests)
 
+# Whole files to a process everywhere: the tests of most share a server, a model, or kernels that Numba compiles.
 test-units: $(TESTING)
-	$(BIN)/python -m pytest -n 2 -m "not gpu and not process and not equality and not slow and not real and not harness" \
+	$(BIN)/python -m pytest -n 2 --dist loadfile \
+	    -m "not gpu and not process and not equality and not slow and not real and not harness" \
 	    $(addprefix --ignore=,$(unitless)) tests
 
-# Whole files to a process: the tests of most share a server.
 test-processes: $(TESTING)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "process and not gpu and not slow and not real" $(call marked,process)
 
 # Attention as models of any size have it; the small ones of these tests would be given torch's.
 test-equality: $(TESTING)
-	BATON_TEST_ATTENTION=numba $(BIN)/python -m pytest -n 2 -m "equality and not gpu and not slow and not real" $(call marked,equality)
+	BATON_TEST_ATTENTION=numba $(BIN)/python -m pytest -n 2 --dist loadfile \
+	    -m "equality and not gpu and not slow and not real" $(call marked,equality)
 
 # The same tests as on a lesser processor. The variable lowers torch, oneDNN, MKL and Numba too: attention/processor.py.
 test-avx2: export BATON_CPU_FEATURES = avx2

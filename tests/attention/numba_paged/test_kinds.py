@@ -107,8 +107,21 @@ def test_values_in_keys(case: str, heads: int) -> None:
     check(Scene(lengths, shared=shared, **latent), longest_extend=3)
 
 
-@pytest.mark.parametrize("dtype", [FLOAT, BRAIN, HALF], ids=str)
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(96, 64), (160, 144), (200, 136)])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "value_dim"),
+    [
+        (FLOAT, 96, 64),
+        (BRAIN, 160, 144),
+        (BRAIN, 200, 136),
+        (HALF, 200, 136),
+        pytest.param(FLOAT, 160, 144, marks=pytest.mark.slow),
+        pytest.param(FLOAT, 200, 136, marks=pytest.mark.slow),
+        pytest.param(BRAIN, 96, 64, marks=pytest.mark.slow),
+        pytest.param(HALF, 96, 64, marks=pytest.mark.slow),
+        pytest.param(HALF, 160, 144, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_blocks_of_latents(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
     """Whole blocks of keys, and values that do not fit in registers at once. 200 numbers are no whole vectors."""
     latent = {"heads": 16, "kv_heads": 1, "head_dim": head_dim, "value_dim": value_dim, "values_in_keys": True}
