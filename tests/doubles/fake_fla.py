@@ -2,18 +2,22 @@
 
 Signatures and shapes are those of flash-linear-attention 0.6 and causal-conv1d 1.7; what these refuse, or would read
 past, is refused here.
+
+Transformers does not find them: a modelling file that is first imported during such a test would keep them for good.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.integrations import hub_kernels
 
 Tensor = torch.Tensor
 
@@ -47,7 +51,14 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_conv1d: bool = True, **chan
         for function in own:
             setattr(module, function.__name__, counted(function))
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(hub_kernels, "importlib", SimpleNamespace(import_module=_import_other))
     return calls
+
+
+def _import_other(name: str, package: str | None = None) -> ModuleType:
+    if name.partition(".")[0] in ("fla", "causal_conv1d"):
+        raise ImportError(name)
+    return importlib.import_module(name, package)
 
 
 def causal_conv1d(

@@ -3,6 +3,7 @@ fail."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable
@@ -124,3 +125,13 @@ def test_a_kernel_with_other_numbers_is_replaced_alone(monkeypatch, select, capl
 def test_a_model_without_states_needs_no_package(monkeypatch, select, caplog):
     monkeypatch.setitem(sys.modules, "fla.modules.causal_conv1d", None)
     assert select("llama") is TORCH_STATES and not caplog.records
+
+
+def test_modelling_that_transformers_imports_meanwhile_does_not_keep_the_stand_ins(calls):
+    spec = importlib.util.find_spec("transformers.models.qwen3_next.modeling_qwen3_next")
+    assert spec is not None and spec.loader is not None
+    modelling = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(modelling)
+    rows = torch.ones(1, 3, 2, 16)
+    found, _ = modelling.torch_chunk_gated_delta_rule(rows, rows, rows, g=-rows[..., 0], beta=rows[..., 0])
+    assert found.shape == rows.shape and not calls
