@@ -159,6 +159,19 @@ def test_named_points_take_the_place_of_the_prompts_end() -> None:
     assert analysed([continued, again]).found_units[-1] == 0
 
 
+def test_states_at_named_points_go_after_others() -> None:
+    place = state_sizes().index(8)
+    others = [logged([number] * 10, [3, 4], is_aborted=True) for number in range(50, 250)]
+    edited = logged([*range(30), 99, 99], [7])
+
+    def found_by_edit(*points: int) -> int:
+        first = logged(list(range(50)), [7, 8], state_points=points, is_aborted=True)
+        found = [analysed(requests).found_units[place] for requests in ([first, *others], [first, *others, edited])]
+        return found[1] - found[0]
+
+    assert found_by_edit(20) == 20 and found_by_edit() == 0
+
+
 def test_aborted_requests_keep_nothing_before_others() -> None:
     """The states of aborted requests go before those of turns."""
     kept = conversation(1, 2)
