@@ -127,10 +127,11 @@ def test_a_model_without_states_needs_no_package(monkeypatch, select, caplog):
     assert select("llama") is TORCH_STATES and not caplog.records
 
 
-def test_modelling_that_transformers_imports_meanwhile_does_not_keep_the_stand_ins(calls):
+def test_modelling_that_transformers_imports_meanwhile_does_not_keep_the_stand_ins(calls, monkeypatch):
     spec = importlib.util.find_spec("transformers.models.qwen3_next.modeling_qwen3_next")
     assert spec is not None and spec.loader is not None
     modelling = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, modelling)
     spec.loader.exec_module(modelling)
     rows = torch.ones(1, 3, 2, 16)
     found, _ = modelling.torch_chunk_gated_delta_rule(rows, rows, rows, g=-rows[..., 0], beta=rows[..., 0])
