@@ -176,7 +176,7 @@ class NodeStates:
         self.on_host: TierStates | None = None
         """See `keep_on_host`."""
         self.changed: set[TreeNode] | None = None
-        """Collects nodes whose ``has_states`` has changed, for usable_ends.py; None if nothing takes them."""
+        """Collects nodes whose ``has_states`` may have changed, for usable_ends.py; None if nothing takes them."""
 
     def __len__(self) -> int:
         """Nodes with a state on the device."""
@@ -326,6 +326,7 @@ class NodeStates:
         """The node is about to get a state on one tier."""
         if not node.has_state:
             node.state_kind = StateKind.PASSING
+            self._note_change(node)  # a state below that counts already may go before anything looks
         if not node.has_states:
             self._count_branch(node, 1)
 

@@ -271,6 +271,15 @@ class TestStates:
         lose_state(rig, 24)
         assert announced(announcer.take_events()) == [("BlocksRemoved", DEVICE, 4)]
 
+    def test_state_that_came_and_went_in_a_turn_hides_none_above_it(self) -> None:
+        """The split gives the upper part what the lower one was before its state counted."""
+        rig = StateTierRig()
+        announcer = BlockAnnouncer(rig.cache, 4)
+        rig.turn(tokens(24))
+        rig.turn(tokens(16))
+        lose_state(rig, 24)
+        assert announced(announcer.take_events()) == [("BlocksStored", DEVICE, 4)]
+
     def test_state_that_moves_on_in_a_turn_makes_no_events(self) -> None:
         rig = StateTierRig()
         announcer = BlockAnnouncer(rig.cache, 4)
