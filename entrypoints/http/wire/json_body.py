@@ -64,12 +64,16 @@ _ESCAPE_BYTES = len("\\u0041")
 _FURTHEST_CUT = 2 * len("\\ud83d\\ude00")
 """In any text that is valid there is a place within so many bytes."""
 _SECOND_OF_PAIR = _expression(rb"\\u[dD][c-fC-F]")
+_ESCAPES = _expression(
+    rb"\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(?P<half>u[dD][89a-fA-F][\da-fA-F]{2})|.)"
+)
+"""Each is one character, but for a half of one."""
 
 
 async def decode_object(body: bytearray) -> dict[str, Any]:
     """The object in ``body``, which is emptied. Raises RequestRefused (400)."""
     try:
-        decoded = msgspec.json.decode(body) if len(body) <= PIECE_BYTES else await _LargeBody(body).decode()
+        decoded = _decode_piece(body) if len(body) <= PIECE_BYTES else await _LargeBody(body).decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestRefused(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(decoded, dict):
@@ -96,7 +100,7 @@ class _LargeBody:
     async def _value(self) -> Any:
         await self._skip_spaces()
         if found := self._match(_VALUE):
-            value = msgspec.json.decode(found)
+            value = _decode_piece(found)
             await self._add(value)
             return value
         opening = await self._expect(b'"', b"[", b"{")
@@ -109,7 +113,7 @@ class _LargeBody:
         found: list = []
         while True:
             if group := self._match(_ELEMENTS):
-                elements = msgspec.json.decode(b"[" + group[:-1] + b"]", type=list)
+                elements = _decode_piece(b"[" + group[:-1] + b"]", type=list)
                 await self._add(elements)
                 found += elements
             found.append(await self._value())
@@ -120,7 +124,7 @@ class _LargeBody:
         found: dict[str, Any] = {}
         while True:
             if group := self._match(_MEMBERS):
-                members = msgspec.json.decode(b"{" + group[:-1] + b"}", type=dict[str, Any])
+                members = _decode_piece(b"{" + group[:-1] + b"}", type=dict[str, Any])
                 await self._add(members)
                 found |= members
             await self._expect(b'"')
@@ -137,7 +141,7 @@ class _LargeBody:
             part = self._match(_INSIDE_OF_TEXT)
             is_end = self._data[self._at : self._at + 1] == b'"'
             until = len(part) if is_end else _cut(part)
-            parts.append(msgspec.json.decode(b'"' + part[:until] + b'"', type=str))
+            parts.append(_decode_piece(b'"' + part[:until] + b'"', type=str))
             self._at += until - len(part) + is_end
             length, is_ascii = length + len(parts[-1]), is_ascii and parts[-1].isascii()
             weight = 1 + _text_weight(length, is_ascii)
@@ -190,6 +194,21 @@ class _LargeBody:
         if self._bytes_since_turn >= PIECE_BYTES:
             self._bytes_since_turn = 0
             await asyncio.sleep(0)
+
+
+def _decode_piece(piece: bytes | bytearray, type: Any = Any) -> Any:
+    """What `msgspec.json.decode` returns. Raises what that raises; for half a surrogate pair, of which the decoder only
+    says that the data end too early, a DecodeError that names it."""
+    try:
+        return msgspec.json.decode(piece, type=type)
+    except msgspec.DecodeError:
+        for escape in _ESCAPES.finditer(piece):
+            if half := escape["half"]:
+                raise msgspec.DecodeError(
+                    f"\\{half.decode()} is half of a surrogate pair, which is no character; send both halves, or the "
+                    "character itself"
+                ) from None
+        raise
 
 
 def _weight(made: Any) -> int:

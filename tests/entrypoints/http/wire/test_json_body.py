@@ -77,6 +77,29 @@ def test_malformed_large_bodies_are_invalid(body: bytes) -> None:
     assert caught.value.code in ("invalid_json", "invalid_request") and status_of(caught.value) == 400
 
 
+@pytest.mark.parametrize("rest", ["", "x" * 300])
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [("\\ud800", "ud800"), ("\\ud800 and more", "ud800"), ("x\\uDFFF", "uDFFF"), ("\\ud83d\\ude00\\udc01", "udc01"),
+     ("\\ud83d\\u0041", "ud83d"), ("\\\\\\ud900", "ud900"), ("\\ud801\\ud83d\\ude00", "ud801")],
+)  # fmt: skip
+@pytest.mark.usefixtures("small_pieces")
+def test_half_a_character_is_named(text: str, half: str, rest: str) -> None:
+    for body in (
+        f'{{"a": "{rest}{text}"}}',
+        f'{{"{text}": ["{rest}"]}}',
+        f'{{"a": {{"b": ["{text}"]}}, "c": "{rest}"}}',
+    ):
+        with pytest.raises(RequestRefused, match=rf"not valid JSON: \\{half} is half of a surrogate pair"):
+            decode(body.encode())
+
+
+@pytest.mark.parametrize("text", ["\\\\ud800", "\\ud83d\\ude00"])
+def test_other_mistakes_are_not_blamed_on_whole_characters(text: str) -> None:
+    with pytest.raises(RequestRefused, match=r"malformed|truncated"):
+        decode(f'{{"a": "{text}", }}'.encode())
+
+
 @pytest.mark.parametrize(
     "body",
     [b'{"text": [' + b"{}," * 300_000 + b"{}]}", b'{"text": [' + b"[[]]," * 300_000 + b"[]]}",
