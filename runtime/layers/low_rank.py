@@ -45,7 +45,8 @@ class LowRankUpdate:
     a: torch.Tensor
     """[in, ranks]: A transposed, of all outputs side by side."""
     b: list[tuple[slice, slice, torch.Tensor]]
-    """(ranks, outputs, B transposed and scaled [rank, outputs]) of each part."""
+    """(ranks, outputs, B transposed and scaled [rank, outputs]) of each part. Several parts may read the same
+    ranks."""
 
     @property
     def num_bytes(self) -> int:
@@ -93,23 +94,29 @@ class Target:
     attach: Callable[[LowRankUpdates], None]
     """Make the product add these updates from now on."""
     in_features: int
-    start: int
     size: int
-    """Outputs start to start + size of the product."""
-    order: torch.Tensor | None = None
-    """int64 [size]: for each output, its number in the checkpoint; None: the same."""
+    """Outputs of the module."""
+    parts: Sequence[tuple[slice, torch.Tensor | None]]
+    """Where they are among those of the product. For each part, int64 [n]: the number of each output in the module;
+    None: all, in their order."""
 
 
 def module_targets(
     layers: Sequence[tuple[Mapping[str, tuple[int, int]], int, torch.Tensor | None, Callable[[LowRankUpdates], None]]],
 ) -> dict[str, Target]:
-    """Targets by module name. layers: of each product, (module name -> its first output and their number, the number
-    of inputs, the order of all outputs, what attaches updates)."""
+    """Targets by module name. layers: of each product, (module name -> its first output in the checkpoint and their
+    number, the number of inputs, the order of all outputs, what attaches updates)."""
     targets = {}
     for number, (modules, in_features, order, attach) in enumerate(layers):
         for name, (start, size) in modules.items():
-            own = None if order is None else order[start : start + size].cpu() - start
-            if own is not None and not 0 <= int(own.min()) <= int(own.max()) < size:
-                continue  # its outputs lie among another module's
-            targets[name] = Target(number, attach, in_features, start, size, own)
+            parts = [(slice(start, start + size), None)] if order is None else _parts(order.cpu() - start, size)
+            targets[name] = Target(number, attach, in_features, size, parts)
     return targets
+
+
+def _parts(numbers: torch.Tensor, size: int) -> list[tuple[slice, torch.Tensor | None]]:
+    """Where a module's outputs are that lie among those of others, such as the gates of attention. numbers: int64
+    [out]: of each output of the product in the module, beyond 0 … size for those of others."""
+    own = torch.nonzero((numbers >= 0) & (numbers < size))[:, 0]
+    runs = own.tensor_split((torch.nonzero(own.diff() > 1)[:, 0] + 1).tolist())
+    return [(slice(int(run[0]), int(run[-1]) + 1), numbers[run]) for run in runs]

@@ -104,10 +104,10 @@ class AdapterWeights:
     def _side_by_side(self, parts: list[tuple[Target, LowRankFactors]]) -> LowRankUpdate:
         outputs, first = [], 0
         for target, factors in parts:
-            b = factors.b if target.order is None else factors.b[target.order]
-            rank, b = len(factors.a), b.T.to(self._device, self._dtype).contiguous()
-            outputs.append((slice(first, first + rank), slice(target.start, target.start + target.size), b))
-            first += rank
+            ranks = slice(first, first := first + len(factors.a))
+            for part, numbers in target.parts:
+                b = factors.b if numbers is None else factors.b[numbers]
+                outputs.append((ranks, part, b.T.to(self._device, self._dtype).contiguous()))
         a = torch.cat([factors.a.to(self._device, self._dtype) for _, factors in parts])
         if not all(factor.isfinite().all() for factor in (a, *(b for _, _, b in outputs))):
             raise AdapterError(f"the adapter's numbers, scaled, are too large for {self._dtype}")

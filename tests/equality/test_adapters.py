@@ -28,6 +28,7 @@ KEYS = (
     "gemma2",
     "olmo2",  # q and k are normed over all heads
     "ernie",
+    "qwen3_5",  # each head's gate is behind its q: one module's outputs are apart
     "youtu",  # the projections to latents are one weight, whose rotated outputs are reordered
 )
 
