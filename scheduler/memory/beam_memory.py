@@ -120,8 +120,10 @@ class BeamMemory:
         self._rows.choose(search.held_beams, parents, kept)
 
     def retain_results(self, search: Request, results: list[Hypothesis], terms: LeaseTerms) -> list[Lease | None]:
-        """Lease each finished sequence, as far as its KV is still there: at least the prompt's. None for a sequence
-        that a budget or the pool has no room for. The search itself keeps what it holds."""
+        """Lease each finished sequence, as far as its KV is still there: at least the prompt's. Where there are
+        recurrent states, up to the last one that it has left of what a continuation inherits: with a stop of several
+        tokens, that is in the prompt. None for a sequence that a budget or the pool has no room for. The search itself
+        keeps what it holds."""
         pool, table, trunk = self._memory.req_to_token, self._memory.leases, search.held_kv
         prompt_slots = pool.rows[trunk.row, : trunk.length].copy()
         leases: list[Lease | None] = []
@@ -139,7 +141,8 @@ class BeamMemory:
             view.states = SequenceStates(list(trunk.states.held))
             if hypothesis.state:
                 view.states.held.append(HeldState(hypothesis.state, trunk.length + len(slots)))
-            forked = self._memory.fork_into(view, length, row)
+            length = self._memory.cache.usable_length(view, length)
+            forked = self._memory.fork_into(view, length, row) if length >= trunk.tree_len else None
             lease = table.grant(forked, terms) if forked is not None else None
             if forked is None:
                 pool.free(row)
