@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.doubles.cpu_graphs import count_replays
-from tests.doubles.lowered_processor import packs_bfloat16
+from tests.doubles.lowered_processor import has_bfloat16_blocks
 from tests.doubles.model_driver import ModelDriver
 from tests.doubles.step_comparison import CONFIG, compare
 
@@ -94,7 +94,7 @@ def both(folder: Path, page_size: int, **changes: Any) -> tuple[ModelRunner, Mod
 
 @pytest.mark.parametrize(
     ("page_size", "dtype"),
-    [(1, "float32"), (64, "float32"), *(pytest.param(size, "bfloat16", marks=packs_bfloat16) for size in (1, 16))],
+    [(1, "float32"), (64, "float32"), *(pytest.param(size, "bfloat16", marks=has_bfloat16_blocks) for size in (1, 16))],
 )
 def test_random_steps(folder: Path, page_size: int, dtype: str) -> None:
     """Decodes and extends, short and long, in one step or apart."""
