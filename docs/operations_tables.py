@@ -13,7 +13,7 @@ from typing import Any
 from baton.entrypoints.foreign_flags import FOREIGN, Alias, NoEffect
 from baton.entrypoints.server_args import build_parser
 from baton.entrypoints.server_config import ChatConfig, ServerConfig, flag_name
-from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
+from baton.runtime.config import JobConfig, KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.cache_stats import CacheStats, WindowStats
 from baton.scheduler.config import SchedulerConfig
@@ -25,7 +25,8 @@ PAGE = Path(__file__).parent / "operations.md"
 
 def flag_table() -> str:
     """One row for each flag, in the order of --help, with a row of its own for each group."""
-    parts = (ModelArgs, SchedulerConfig, TierConfig, KVEventConfig, ChatConfig, RecordingConfig, ServerConfig)
+    worker = [ModelArgs, SchedulerConfig, TierConfig, JobConfig, KVEventConfig]
+    parts = [*worker, ChatConfig, RecordingConfig, ServerConfig]
     fields = {f.name: f for part in parts for f in dataclasses.fields(part)}
     lines = ["| flag | takes | default | |", "|---|---|---|---|"]
     for group in build_parser()._action_groups:

@@ -46,8 +46,9 @@ class ModelArgs:
     )
     attention_backend: Literal["auto", "torch_native", "flashinfer", "numba"] = flag(
         "auto",
-        "Attention implementation. auto: FlashInfer on a GPU, Baton's Numba kernels on a CPU, and torch where"
-        " these do not work. On a CPU this also selects the implementation of norms, rotations and gates.",
+        "Attention implementation. auto: FlashInfer on a GPU, Baton's Numba kernels on a CPU; torch where these do not"
+        " work, and on a CPU for small models. On a CPU this also selects the implementation of norms, rotations and "
+        "gates.",
     )
     enable_double_sparsity: bool = flag(
         False,
@@ -132,7 +133,9 @@ class JobConfig:
         "", "File that keeps the measured times of agents' tools from one start to the next. Empty: they are forgotten."
     )
     scheduler_trace: str = flag(
-        "", "File to which every event of an agent's job is appended as a line of JSON. Empty: none is written."
+        "",
+        "File to which every event of an agent's job is appended as a line of JSON, also after a restart. "
+        "Empty: none is written.",
     )
 
 

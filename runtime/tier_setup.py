@@ -206,7 +206,8 @@ def make_host_pool(
     if num_tokens < tokens and config.host_write_policy == "write_through":
         logger.warning(
             "the host cache holds %d tokens, fewer than the KV pool (%d): it has already dropped most "
-            "tokens that the pool evicts; make it several times as large, or disable it",
+            "tokens that the pool evicts; make it several times as large, lower --max-total-tokens, or, if no disk or "
+            "remote store needs it, disable it",
             num_tokens,
             tokens,
         )

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from baton.entrypoints.http_statuses import STATUSES
+from baton.entrypoints.server_args import build_parser
 from baton.entrypoints.server_config import ChatConfig, ServerConfig
-from baton.runtime.config import KVEventConfig, ModelArgs, RecordingConfig, TierConfig
+from baton.runtime.config import JobConfig, KVEventConfig, ModelArgs, RecordingConfig, TierConfig
 from baton.runtime.metrics import ServerMetrics
 from baton.scheduler.config import SchedulerConfig
 from docs.operations_tables import PAGE, TABLES, between
@@ -46,12 +47,10 @@ def test_operations_tables_are_up_to_date(name: str) -> None:
 
 def test_every_flag_is_listed_with_its_default() -> None:
     listed = {cells[0]: cells[2] for cells in rows(between(PAGE.read_text(), "flags")) if cells[0].startswith("`--")}
-    fields = [
-        f
-        for part in (ModelArgs, SchedulerConfig, TierConfig, KVEventConfig, ChatConfig, RecordingConfig, ServerConfig)
-        for f in dataclasses.fields(part)
-    ]
-    assert set(listed) == {f"`--{field.name.replace('_', '-')}`" for field in fields}
+    worker = [ModelArgs, SchedulerConfig, TierConfig, JobConfig, KVEventConfig]
+    fields = [f for part in [*worker, ChatConfig, RecordingConfig, ServerConfig] for f in dataclasses.fields(part)]
+    flags = {action.option_strings[0] for action in build_parser()._actions} - {"-h", "--version", "--config"}
+    assert set(listed) == {f"`{flag}`" for flag in flags} == {f"`--{field.name.replace('_', '-')}`" for field in fields}
     assert listed["`--port`"] == "`30000`" and listed["`--dtype`"] == "`auto`"
     assert listed["`--disable-radix-cache`"] == "off" and listed["`--item-trie`"] == "none"
     for field in fields:
