@@ -165,14 +165,3 @@ def _leased(analysis: Analysis, ttl: float) -> float:
     token_seconds = sum(tokens * min(gap, ttl) for gap, tokens in gaps.buckets())
     never = max(0.0, totals.prompt_tokens + totals.output_tokens - gaps.total)
     return (token_seconds + never * ttl) / analysis.span
-
-
-def human_size(tokens: int | None, gib: float | None) -> str:
-    """The size in tokens, and in GiB if that is known."""
-    if tokens is None:
-        return "-"
-    return f"{tokens:,} tokens" if gib is None else f"{tokens:,} tokens, {human_gib(gib)}"
-
-
-def human_gib(gib: float) -> str:
-    return f"{gib:{',.0f' if gib >= 100 else '.3g'}} GiB"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .wording import counted
+
 
 def advise(
     misses: list[dict[str, Any]], prompt_tokens: int, states: dict[str, Any] | None, windows: dict[str, Any] | None
@@ -20,8 +22,8 @@ def advise(
 
 
 def _seen(row: dict[str, Any], prompt_tokens: int) -> str:
-    tokens = f"{row['tokens']:,} prompt tokens ({row['tokens'] / max(1, prompt_tokens):.1%} of all)"
-    return f"{row['reason']}: {tokens} of {row['requests']:,} requests had K and V, but"
+    tokens = f"{counted(row['tokens'], 'prompt token')} ({row['tokens'] / max(1, prompt_tokens):.1%} of all)"
+    return f"{row['reason']}: {tokens} of {counted(row['requests'], 'request')} had K and V, but"
 
 
 def _for_states(states: dict[str, Any] | None) -> str:
@@ -31,12 +33,18 @@ def _for_states(states: dict[str, Any] | None) -> str:
             "(--host-cache-gb). Requests of programs that return to earlier turns keep more of them with retain_states."
         )
     number = states["max_states"]
-    least = "as many --max-states as memory allows" if number is None else f"at least --max-states {number}"
-    advice = f"Have {least}, or keep states in a host cache (--host-cache-gb)."
+    if number is None:
+        advice = "Set --max-states as high as memory allows, or keep states in a host cache (--host-cache-gb)."
+    else:  # a recording does not have the server's own number
+        advice = (
+            f"The curve asks for --max-states of at least {number}. If the server had as many, states were lost to "
+            "concurrent requests (a host cache, --host-cache-gb, keeps them), or prompts part at places that only the "
+            "second one shows, where no number helps."
+        )
     if states["older_turns"]:
         advice += (
-            f" {states['older_turns']:,} requests went back to an earlier turn: retain_states of 2 or more on requests "
-            "of such conversations keeps the states of several turns before others."
+            f" {counted(states['older_turns'], 'request')} went back to an earlier turn: retain_states of 2 or more on "
+            "requests of such conversations keeps the states of several turns before others."
         )
     return advice
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from textwrap import wrap
 from typing import Any
 
-from .log_report import human_gib, human_size
+from .wording import counted, human_memory, human_size
 
 _PARTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """Shares of all hits; for each the table has the smallest size that finds it."""
@@ -23,7 +23,8 @@ def show(report: Report) -> None:
 def _about(report: Report) -> Iterable[str]:
     log, requests = report["log"], report["requests"]
     span = f" in {_time(requests['span_s'])}" if requests["span_s"] else ""
-    yield f"{log['name']}: {requests['requests']:,} requests{span} (format {log['format']}, {report['units']['what']})"
+    number, kind = counted(requests["requests"], "request"), f"format {log['format']}, {report['units']['what']}"
+    yield f"{log['name']}: {number}{span} ({kind})"
     yield (
         f"  prompts {requests['prompt_tokens']:,} tokens, median {requests['prompt_tokens_median']:,.0f}; outputs "
         f"{requests['output_tokens']:,}; longest request {requests['longest']:,}"
@@ -97,22 +98,23 @@ def _states(report: Report) -> Iterable[str]:
     states = report["states"]
     if states is None:
         return
-    size = f"{states['bytes_per_state'] / 2**20:,.3g} MiB"
+    size = human_memory(states["bytes_per_state"] / 2**30)
     yield f"Recurrent states of {size}, by their number beside those of running requests"
     yield f"  {'states':>12}{'memory':>14}{'turns that find':>18}{'prompt tokens found':>22}"
     rows = _thinned(states["by_number"]) or states["by_number"][:1]
     for point in rows:
-        yield _state_row(f"{point['states']:,}", human_gib(point["gib"]), point)
+        yield _state_row(f"{point['states']:,}", human_memory(point["gib"]), point)
     yield _state_row("infinite", "", states["endless"])
     yield f"  {states['turns']:,} turns continue an earlier request; states were left in {states['left']:,} places"
     if states["older_turns"]:
-        yield f"  {states['older_turns']:,} requests went back to an earlier turn than the last (retain_states)"
+        returns = counted(states["older_turns"], "request")
+        yield f"  {returns} went back to an earlier turn than the last (retain_states)"
     if states["max_states"] is None:
         yield f"  more than {states['by_number'][-1]['states']:,} are needed for {states['reach']:.0%} of these hits"
     else:
         beside, running = states["by_tier"]["device"], states["of_running_requests"]
         yield (
-            f"  --max-states {states['max_states']:,} takes {human_gib(states['max_states_gib'])}: {beside:,} find "
+            f"  --max-states {states['max_states']:,} takes {human_memory(states['max_states_gib'])}: {beside:,} find "
             f"{states['reach']:.0%} of these hits, and running requests need {running:,}"
         )
 
@@ -126,10 +128,10 @@ def _windows(report: Report) -> Iterable[str]:
     found = report["windows"]
     if found is None:
         return
-    yield f"Layers with a sliding window of {found['window']:,} tokens; GiB are those of two pools, without a host tier"
+    yield f"Layers with a sliding window of {found['window']:,} tokens; sizes are of two pools, without a host tier"
     kv, of_windows = found["bytes_per_token"], found["bytes_per_window_token"]
     yield f"  a token takes {kv:,} bytes in the KV pool, and {of_windows:,} in the pool for windows"
-    pool, one = human_size(found["pool_tokens"], found["gib"]), human_gib(found["shared_gib"])
+    pool, one = human_size(found["pool_tokens"], found["gib"]), human_memory(found["shared_gib"])
     if found["window_tokens"]:
         yield f"  {pool}: with {found['window_tokens']:,} tokens for windows"
         yield f"  with a host tier all layers share one pool, which takes {one} for as many"
@@ -185,11 +187,11 @@ def _recommended(report: Report) -> Iterable[str]:
             size = human_size(tier["tokens"], tier["gib"])
             yield f"  {tier['tier']:<8}{size}: finds {tier['hit_rate']:.1%} ({tier['why']})"
         if tier.get("states") is not None:
-            yield f"  {'':<8}with {tier['states']:,} states, {human_gib(tier['states_gib'])}"
+            yield f"  {'':<8}with {tier['states']:,} states, {human_memory(tier['states_gib'])}"
     if report["kv_bytes_per_token"] is None:
-        yield "  give --model FOLDER or --kv-bytes-per-token for sizes in GiB"
+        yield "  give --model FOLDER or --kv-bytes-per-token for sizes in bytes"
     if report["requests"]["hinted"]:
-        yield f"  {report['requests']['hinted']:,} requests had no_reuse_from; these sizes do not rely on it"
+        yield f"  {counted(report['requests']['hinted'], 'request')} had no_reuse_from; these sizes do not rely on it"
     if report["flags"]:
         yield f"  flags: {report['flags']}"
 

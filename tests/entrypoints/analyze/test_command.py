@@ -50,7 +50,7 @@ def test_report_is_written_as_table_json_and_plot(tmp_path: Path, capsys: pytest
         f"{rate:.1%}",
         "1 of 13 items are broken",
         "number 13: invalid JSON",
-        "GiB",
+        "MiB",
         "flags:",
     ):
         assert words in table
@@ -68,9 +68,9 @@ def test_hybrids_are_told_of_their_states(tmp_path: Path, capsys: pytest.Capture
     assert report["states"]["bytes_per_state"] == 77_266_944 and report["states"]["turns"] == 11
     for words in (
         "Recurrent states of 73.7 MiB",
-        "--max-states 7 takes 0.648 GiB: 4 find 80% of these hits, and running requests need 3",
+        "--max-states 7 takes 663 MiB: 4 find 80% of these hits, and running requests need 3",
         "no_state: 400 prompt tokens",
-        "with 7 states, 0.648 GiB",
+        "with 7 states, 663 MiB",
         "flags: --max-total-tokens 636 --max-states 7",
     ):
         assert words in table

@@ -11,6 +11,7 @@ from baton.entrypoints.analyze.log.log_reader import LogStory
 from baton.entrypoints.analyze.log.logged_request import LoggedRequest
 from baton.entrypoints.analyze.log.prompt_text import id_units
 from baton.entrypoints.analyze.log_report import make_report
+from baton.entrypoints.analyze.miss_advice import advise
 from baton.entrypoints.analyze.model_size import ModelSize
 from baton.entrypoints.analyze.pool_sizes import GIB, PoolSizes
 from baton.entrypoints.analyze.uneven_layers import with_states
@@ -123,10 +124,18 @@ def missing(*requests: LoggedRequest, **missed: int) -> list[LoggedRequest]:
 def test_advice_on_missing_states_names_the_number() -> None:
     requests = missing(*make_agents(1, 10, 6), no_state=1234, unseen=5)
     (advice,) = report_of(HYBRID, requests)["advice"]
-    assert advice.startswith("no_state: 1,234 prompt tokens (") and "of 1 requests" in advice
-    assert "--max-states 14," in advice and "--host-cache-gb" in advice and "retain_states" not in advice
+    assert advice.startswith("no_state: 1,234 prompt tokens (") and "of 1 request had" in advice
+    assert "asks for --max-states of at least 14. If the server had as many, states were lost to concurrent" in advice
+    assert "--host-cache-gb" in advice and "retain_states" not in advice
     (general,) = report_of(None, requests)["advice"]
     assert "Raise --max-states (--model FOLDER" in general and "retain_states" in general
+
+
+def test_advice_without_a_sufficient_number_is_as_many_as_possible() -> None:
+    row = {"reason": "no_state", "tokens": 1, "requests": 2}
+    (advice,) = advise([row], 10, {"max_states": None, "older_turns": 0}, None)
+    assert advice.startswith("no_state: 1 prompt token (10.0% of all) of 2 requests had")
+    assert "Set --max-states as high as memory allows" in advice
 
 
 def test_advice_on_returns_to_earlier_turns() -> None:
@@ -134,7 +143,7 @@ def test_advice_on_returns_to_earlier_turns() -> None:
     second = request([*range(50), 60, 61, 62, 70, 71, 72], [80, 81])
     edited = request([*range(50), 60, 61, 62, 75, 76], [80, 81])
     (advice,) = report_of(HYBRID, missing(first, second, edited, no_state=3))["advice"]
-    assert "1 requests went back to an earlier turn: retain_states of 2 or more" in advice
+    assert "1 request went back to an earlier turn: retain_states of 2 or more" in advice
 
 
 def test_advice_on_missing_windows_names_the_ratio() -> None:
