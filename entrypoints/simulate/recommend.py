@@ -122,16 +122,19 @@ def say_states(found: dict[str, Any]) -> str:
     """The result of `study.find_enough_states` in words."""
     plan, enough = msgspec.convert(found["plan"], Plan), found["states"]
     *tried, (_, floor) = found["tried"]
-    lost = ", ".join(f"{count} {100 * share:.1f} %" for count, share in tried)
-    return (
+    lost = ", ".join(f"with {count} states {100 * share:.1f} %" for count, share in tried)
+    said = (
         f"{Cell(plan.cell).title}: {enough} states are enough for {plan.label}; prompt tokens lost to no_state: "
         f"{lost}, with a state for every place {100 * floor:.1f} %"
     )
+    unseen = ". A trace shows neither edits nor which prompts share a beginning; a server of such prompts may need more"
+    return said + unseen if plan.trace else said
 
 
 def _worst_case(cells: Sequence[Cell]) -> list[str]:
     """The safest arm over several cells: among the arms that all cells have, with a worst change against the first arm
-    within 2 points of the best such worst case, the one with the best mean."""
+    within 2 points of the best such worst case, the one with the best mean. The first arm stays if
+    the mean gain is not worth a change."""
     if len(cells) < 2:
         return []
     base = next(iter(cells[0].arms))
@@ -147,7 +150,7 @@ def _worst_case(cells: Sequence[Cell]) -> list[str]:
     limit = min(value for value, _ in worst.values()) + ENOUGH
     safest = min((arm for arm in worst if worst[arm][0] <= limit), key=lambda arm: means[arm])
     value, cell = worst[safest]
-    return [
-        f"over all {len(cells)} cells, {safest} is the safest: {100 * means[safest]:+.1f} % on average, "
-        f"at worst {100 * value:+.1f} % ({cell.title})"
-    ]
+    change = f"{100 * means[safest]:+.1f} % on average, at worst {100 * value:+.1f} % ({cell.title})"
+    if means[safest] > -ENOUGH:
+        return [f"over all {len(cells)} cells, stay with {base}; {safest} is the safest of the others: {change}"]
+    return [f"over all {len(cells)} cells, {safest} is the safest: {change}"]

@@ -10,7 +10,7 @@ import pytest
 
 from baton.entrypoints.simulate.cells import Cell, Estimate, cells_of, show
 from baton.entrypoints.simulate.job_records import JobRecord, TurnRecord, completion_rate, spread, summarize
-from baton.entrypoints.simulate.recommend import choose, recommend
+from baton.entrypoints.simulate.recommend import choose, recommend, say_states
 from baton.entrypoints.simulate.runs import Plan
 from tests.doubles.simulated import talk
 
@@ -127,6 +127,21 @@ def test_safest_arm_over_all_cells_is_recommended() -> None:
     *_, last = recommend(cells_of(lines))
     assert last.startswith("over all 2 cells, handoff is the safest: -4.5 % on average, at worst +1.0 % (A100-40")
     assert "1 jobs/s" in last
+
+
+def test_no_change_is_recommended_that_gains_nothing_over_all_cells() -> None:
+    gain = {"fcfs": (10, 10), "lpm": (9.9, 9.8)}
+    lines = [line(arm, 0, s, rate=rate) for arm, each in gain.items() for rate, s in zip((1.0, 2.0), each)]
+    *_, last = recommend(cells_of(lines))
+    assert last.startswith("over all 2 cells, stay with fcfs; lpm is the safest of the others: -1.5 % on average")
+
+
+@pytest.mark.parametrize("trace", ["", "agents.jsonl"])
+def test_number_of_states_is_qualified_for_traces(trace: str) -> None:
+    plan = msgspec.to_builtins(Plan(arm="fcfs", gpu="H100", trace=trace))
+    said = say_states({"plan": plan, "states": 5, "tried": [(4, 0.25), (5, 0.0), (96, 0.0)]})
+    assert "no_state: with 4 states 25.0 %, with 5 states 0.0 %, with a state for every place 0.0 %" in said
+    assert ("A trace shows neither edits" in said) == bool(trace)
 
 
 def test_results_table_is_grouped_by_cell(capsys: pytest.CaptureFixture[str]) -> None:

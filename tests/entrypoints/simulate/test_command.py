@@ -88,7 +88,7 @@ def test_model_folder_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert "again   no state  leases" in said and "no window  leases" not in said
     (states,) = json.loads((tmp_path / "report.json").read_text())["states"]
-    assert f"{states['states']} states are enough for fcfs; prompt tokens lost to no_state: 4 " in said
+    assert f"{states['states']} states are enough for fcfs; prompt tokens lost to no_state: with 4 states " in said
     assert f"H200, {tmp_path}, pool 5000, 4 states: agents" in said and "pool 5000, 64 states" in said
     few, enough = json.loads((tmp_path / "report.json").read_text())["runs"]
     assert few["figures"]["no_state_share"] > 0.1 > 0.01 > enough["figures"]["no_state_share"]
