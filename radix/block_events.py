@@ -151,7 +151,7 @@ class BlockAnnouncer:
         self._on_device.fill(0)
         self._on_host.fill(0)
         if self._ends is not None:
-            self._ends.clear()
+            self._ends.forget_nodes()
         self._events = [AllCleared()]  # what came before is over
 
     def copy_made(self, node: TreeNode) -> None:

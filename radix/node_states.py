@@ -67,7 +67,7 @@ class TierStates:
         """The node of each slot that one carries."""
         self._named = np.zeros(slots.total + 1, dtype=bool)
         """By slot: a node carries it."""
-        self._order = LazyHeap(self._rank_of)
+        self._order = LazyHeap(self._rank_if_listed)
 
     @property
     def evictable(self) -> int:
@@ -97,7 +97,7 @@ class TierStates:
         self._named[slot] = False
         self.slots.drop(slot)
 
-    def rank(self, slot: int) -> Rank:
+    def rank_of(self, slot: int) -> Rank:
         """The rank of the state in this slot."""
         standing = self._standings[slot]
         return standing.group, standing.rank
@@ -154,13 +154,13 @@ class TierStates:
         self.nodes.clear()
         self._standings.clear()
         self._named[:] = False
-        self._order = LazyHeap(self._rank_of)
+        self._order = LazyHeap(self._rank_if_listed)
 
     def _push(self, slot: int) -> None:
-        self._order.push_entry(self.rank(slot), slot)
+        self._order.push_entry(self.rank_of(slot), slot)
 
-    def _rank_of(self, slot: int) -> Rank | None:
-        return self.rank(slot) if slot in self._standings else None
+    def _rank_if_listed(self, slot: int) -> Rank | None:
+        return self.rank_of(slot) if slot in self._standings else None
 
 
 class NodeStates:

@@ -40,7 +40,7 @@ class UsableEnds:
         """A node is new, or what is below it is not what it was."""
         self._changed.add(node)
 
-    def clear(self) -> None:
+    def forget_nodes(self) -> None:
         """The tree is dropped with all its nodes."""
         self._changed.clear()
 

@@ -141,7 +141,7 @@ class Model:
         assert nodes.keys() == self.states.keys()
         for prefix, known in self.states.items():
             node = nodes[prefix]
-            rank = self.rig.nodes.on_device.rank(node.state)
+            rank = self.rig.nodes.on_device.rank_of(node.state)
             assert (node.state_kind, *rank) == (known.kind, known.group, known.rank), prefix
 
 

@@ -159,7 +159,7 @@ class TestRoundTrip:
         assert fence is not None
         rig.end_disk(fence)
         node = rig.cache.find_prefix("", IDS)[0]
-        assert node.state_kind is StateKind.TURN_END and rig.on_host.rank(node.host_state)[1] > 0
+        assert node.state_kind is StateKind.TURN_END and rig.on_host.rank_of(node.host_state)[1] > 0
 
 
 class TestWrites:
