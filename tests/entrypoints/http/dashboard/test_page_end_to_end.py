@@ -53,6 +53,8 @@ def test_page_follows_two_stage_requests_and_a_restart(tmp_path: Path, open_page
         shown.wait_tree()  # more than the one of the answer that made it ready
         shown.page.locator(".tree-item[tabindex='0']").focus()
         shown.page.keyboard.press("ArrowDown")
+        shown.wait("document.querySelector('.tree-item:focus').ariaLabel.startsWith('default namespace')")
+        shown.page.keyboard.press("ArrowDown")
         shown.wait("document.querySelector('.tree-item:focus').ariaLabel.includes('How many lines')")
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait()
