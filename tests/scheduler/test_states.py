@@ -27,7 +27,7 @@ def states_of(harness: Harness) -> NodeStates:
 def ranks_of(harness: Harness) -> dict[int, Rank]:
     """The rank of each state, by its number of tokens."""
     states = states_of(harness)
-    return {node.prefix_len: states.on_device.rank(node.state) for node in states.nodes()}
+    return {node.prefix_len: states.on_device.rank_of(node.state) for node in states.nodes()}
 
 
 def ask(harness: Harness, rid: str, prompt: list[int], new: int = 8, **more) -> tuple[list[int], int]:
