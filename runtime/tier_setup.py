@@ -44,6 +44,9 @@ HOST_POLICIES = {
 }
 """Policies by their names in --host-write-policy."""
 
+TOUCHED_BYTES = 64 << 20
+"""Bytes of either pool that are written at start: `_touch_first_used`."""
+
 LEAST_DISK_SHARE = 0.1
 """Least part of the disk cache for blocks, and for snapshots: small models of one kind need little of the other."""
 
@@ -194,6 +197,8 @@ def make_host_pool(
     if not num_tokens:
         return None
     pool = HostPool(device_pool, num_tokens, copy_pages=choose_copies(transfer, device_pool))
+    if not pool.pinned:
+        _touch_first_used(pool, device_pool)
     tokens, size = device_pool.num_tokens, device_pool.bytes_per_token
     logger.info(
         "tiers: device KV pool: %d tokens × %d bytes = %.2f GiB; %s, %s",
@@ -212,6 +217,16 @@ def make_host_pool(
             tokens,
         )
     return pool
+
+
+def _touch_first_used(host: HostPool, device: KVPool) -> None:
+    """Write zeros where the first tokens go, which is the end of either pool: an `Allocator` hands out the highest
+    slots first. The system finds memory when it is first written, which took a millisecond per MiB on a virtual
+    machine; the first conversations to come back from disk would wait for that, longer the longer they are."""
+    tokens = max(host.page_size, TOUCHED_BYTES // host.bytes_per_token)
+    host.memory[-(tokens // host.page_size) :].zero_()
+    for layer in (*device.layers.k, *device.layers.v):
+        layer[-tokens:].zero_()
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 import torch
 
 from baton.attention.double_sparse import Sparsity
+from baton.memory_pool.allocator import Allocator
 from baton.memory_pool.kv_pool import make_kv_pool, uniform_shapes
 from baton.memory_pool.state_pool import StatePool, StateTensor
 from baton.memory_pool.stores.host_pool import HostPool
@@ -34,6 +37,23 @@ def test_host_cache_smaller_than_pool_is_warned_about(
     assert pool is not None and pool.num_tokens == 64 * ratio
     warning = "the host cache holds 32 tokens, fewer than the KV pool (64)"
     assert any(record.message.startswith(warning) for record in caplog.records) is is_small
+
+
+def test_first_tokens_find_memory_and_the_rest_takes_none() -> None:
+    """Pools of 256 MiB. The first tokens, of the device and of the host, are written where memory is already."""
+    unused: Any = None
+    shapes, cpu = uniform_shapes(2, 1, 64), torch.device("cpu")
+    device = make_kv_pool(num_tokens=2**18, page_size=1, shapes=shapes, dtype=torch.float32, device=cpu)
+    before = psutil.Process().memory_info().rss
+    host = make_host_pool(TierConfig(host_cache_ratio=1.0), device, unused)
+    assert host is not None and host.bytes_per_token * host.num_tokens == 256 * 2**20
+    ready = psutil.Process().memory_info().rss
+    assert ready - before < 160 * 2**20
+    slots = Allocator(2**18).alloc_extend(np.array([0]), np.array([2**15]), np.array([0]))  # 32 MiB of either pool
+    assert slots is not None
+    host.store(slots, slots)
+    host.load(slots, slots)
+    assert psutil.Process().memory_info().rss - ready < 8 * 2**20
 
 
 def test_blocks_of_sparse_decodes_are_kept_apart() -> None:
