@@ -219,6 +219,7 @@ def make_host_pool(
     return pool
 
 
+@torch.inference_mode()
 def _touch_first_used(host: HostPool, device: KVPool) -> None:
     """Write zeros where the first tokens go, which is the end of either pool: an `Allocator` hands out the highest
     slots first. The system finds memory when it is first written, which took a millisecond per MiB on a virtual
