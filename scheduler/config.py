@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..radix.eviction.registry import ORDERS
 from .policies.policy import PinTime
@@ -14,7 +14,7 @@ MIN_VERIFIED = 64
 """Tokens that a step with speculation may sample at least, even if fewer requests may run."""
 
 
-def flag(default, help: str, choices: Collection[str] = ()):
+def flag(default: object, help: str, choices: Collection[str] = ()) -> Any:
     """A dataclass field that becomes the CLI flag ``--name-with-dashes``.
 
     help stands alone: what the setting is, its unit, its effect and the meaning of special values such as 0. --help
