@@ -400,9 +400,15 @@ def answer(response: httpx.Response, name: str) -> tuple[int, Any, dict[str, str
 def test_objects_of_other_clients_look_nonexistent(tenants: Tenants, hers: dict[str, str], attack: Attack) -> None:
     name = hers[attack.what]
     missing = name[:-2] + "zz"
-    found = answer(attack.send(tenants.bob, name), name)
-    assert found == answer(attack.send(tenants.bob, missing), missing)
+
+    def answers() -> list[Any]:
+        return [answer(attack.send(tenants.bob, each), each) for each in (name, missing)]
+
+    found, expected = answers()
     assert found[0] < 500
+    if attack.what == "taken talk" and found != expected:
+        found, expected = answers()  # of bob's own two talks, the lease of one had expired, and that of the other not
+    assert found == expected
 
 
 @pytest.mark.process
