@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -11,6 +12,9 @@ from benchmarks.hybrids.chat import CALM, EDITED, PRESSURE, RESTART
 from benchmarks.peers.engines import OURS
 
 Report = dict[str, Any]
+
+PAGE_WIDTH = 120
+"""The longest line of text in the documentation."""
 
 STYLES = {
     "baton": ("#2f7d5b", "o"),
@@ -115,7 +119,7 @@ def page_part(report: Report) -> str:
     words = f"Median of {rounds} rounds." if rounds > 1 else "One round."
     if shares:
         words += f" Tokens that equal Baton's in the same place: {', '.join(shares)}."
-    return f"{markdown(report)}\n\n{words}"
+    return f"{markdown(report)}\n\n{textwrap.fill(words, PAGE_WIDTH)}"
 
 
 def draw(report: Report, file: Path) -> None:

