@@ -141,3 +141,45 @@ class TestRetired:
         assert live.host_state and over.host_state
         retire(rig.cache, over)
         assert rig.nodes.evict_from_host() is over
+
+    def test_what_need_not_be_kept_goes_before_what_is_kept_with_a_copy(self) -> None:
+        """Both have copies; to compute the kept one anew would cost less."""
+        rig = StateTierRig(num_tokens=1024, host_tokens=1024, context=512)
+        passing, kept = leave(rig, ids_of(1, 400), StateKind.PASSING), leave(rig, ids_of(2, 8))
+        rig.store_all()
+        assert passing.host_state and kept.host_state
+        evict_one(rig)
+        assert kept.state and not passing.state
+
+    def test_state_adopted_where_several_continue_is_that_of_a_branch(self) -> None:
+        rig = StateTierRig(num_tokens=1024, host_tokens=1024, context=512)
+        parted, single = leave(rig, ids_of(1, 40)), leave(rig, ids_of(5, 40))
+        for start in (2, 3):
+            leave(rig, np.append(ids_of(1, 40), ids_of(start, 40)))
+        leave(rig, np.append(ids_of(5, 40), ids_of(6, 40)))
+        for node, kind in ((parted, StateKind.BRANCH), (single, StateKind.TURN_END)):
+            rig.nodes.remove(node)
+            slot = rig.host_slots.take()
+            assert slot is not None
+            rig.nodes.adopt_on_host(node, slot)
+            assert node.state_kind is kind
+
+
+def test_evictions_are_counted_since_the_start() -> None:
+    rig = scene()
+    for number in range(3):
+        leave(rig, ids_of(number, 8))
+    evict_one(rig)
+    assert rig.cache.evict_states(2, kept_too=True) == 2
+    assert rig.nodes.evicted_total == 3
+
+
+def test_slots_of_forgotten_nodes_are_carried_by_none() -> None:
+    """A dropped tree: a sequence may get the slot that a node had."""
+    rig = scene(states=4)
+    leave(rig, ids_of(1, 8))
+    rig.nodes.forget_nodes()
+    rig.slots.reset()
+    taken = [rig.slots.take() for _ in range(4)]
+    assert None not in taken and rig.nodes.evictable == 0
+    assert not any(rig.nodes.carries(slot) for slot in taken if slot is not None)
