@@ -142,5 +142,5 @@ LEGEND = (
     "jobs/s: completed per second in the second half of the arrivals; service: a job's duration without its tools; "
     "change: of the mean service time; hit: prompt tokens found in the cache, %; again: computed again, in % of "
     "the prompt tokens that an earlier turn had or that jobs share (not of all, as hit is); no state, no window: "
-    "prompt tokens whose K and V were in the cache, but no recurrent state or whole window to continue from, %"
+    "prompt tokens that had K and V in the cache, but no recurrent state or whole window to continue from, %"
 )
