@@ -12,7 +12,7 @@ from baton.memory_pool.state_slots import StateSlots
 from baton.radix.cuts import fork_sequence, truncate
 from baton.radix.invariants import Account, check_states
 from baton.radix.node import StateKind, TreeNode
-from baton.radix.node_states import NodeStates
+from baton.radix.node_states import TURNS_KEPT, NodeStates
 from baton.radix.sequence_states import HeldState
 from tests.doubles.cache_rig import CacheRig, Running
 
@@ -66,9 +66,12 @@ class StateRig(CacheRig):
         self.publish(running)
         self.cache.leave_state(running.kv, running.kv.open_node(), kind)
 
-    def finish_turn(self, running: Running, kind: StateKind, fence: int | None = None) -> None:
+    def finish_turn(
+        self, running: Running, kind: StateKind, fence: int | None = None, turns_kept: int = TURNS_KEPT
+    ) -> None:
         self.running.remove(running)
-        self.cache.cache_finished_req(running.kv, running.ids[: running.committed], fence=fence, kind=kind)
+        ids = running.ids[: running.committed]
+        self.cache.cache_finished_req(running.kv, ids, fence=fence, kind=kind, turns_kept=turns_kept)
 
     def cut(self, running: Running, length: int, fence: int | None = None) -> None:
         """Go back to ``length`` tokens, or to the last state before."""

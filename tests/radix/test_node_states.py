@@ -7,6 +7,7 @@ import pytest
 
 from baton.radix.discarding import retire
 from baton.radix.node import StateKind, TreeNode
+from baton.radix.node_states import TURNS_KEPT
 from tests.doubles.state_rig import StateRig
 from tests.doubles.state_tiers import StateTierRig
 
@@ -20,13 +21,15 @@ def scene(states: int = 8) -> StateRig:
     return StateRig(num_tokens=4096, page_size=4, rows=2, context=1024, states=states)
 
 
-def leave(rig: StateRig, ids: np.ndarray, kind: StateKind = StateKind.TURN_END) -> TreeNode:
+def leave(
+    rig: StateRig, ids: np.ndarray, kind: StateKind = StateKind.TURN_END, turns_kept: int = TURNS_KEPT
+) -> TreeNode:
     """A whole life: afterwards ``ids``, whole pages, are cached with their state."""
     running = rig.start(np.append(ids, np.int32(0)))
     if rig.slots.free == 0:
         rig.cache.evict_states(1, kept_too=True)
     assert rig.compute(running, len(ids))
-    rig.finish_turn(running, kind)
+    rig.finish_turn(running, kind, turns_kept=turns_kept)
     rig.verify()
     return rig.cache.find_prefix("", ids)[0]
 
@@ -92,6 +95,36 @@ class TestCost:
         assert end.state and not other.state
 
 
+class TestTurns:
+    @pytest.mark.parametrize("turns_kept", [1, 2, 3])
+    def test_newest_turn_ends_are_kept(self, turns_kept: int) -> None:
+        rig = scene()
+        turns = [leave(rig, ids_of(1, 8 * turn), turns_kept=turns_kept) for turn in range(1, 6)]
+        kinds = [StateKind.PASSING] * (5 - turns_kept) + [StateKind.TURN_END] * turns_kept
+        assert [turn.state_kind for turn in turns] == kinds
+
+    def test_a_turn_that_keeps_fewer_gives_up_several(self) -> None:
+        rig = scene()
+        turns = [leave(rig, ids_of(1, 8 * turn), turns_kept=9 if turn < 5 else 1) for turn in range(1, 6)]
+        assert [turn.state_kind for turn in turns] == [StateKind.PASSING] * 4 + [StateKind.TURN_END]
+
+    def test_turn_ends_above_a_branch_stay_as_they_are(self) -> None:
+        rig = scene()
+        above, parted = leave(rig, ids_of(1, 40), turns_kept=9), leave(rig, ids_of(1, 80), turns_kept=9)
+        leave(rig, np.append(ids_of(1, 80), ids_of(2, 40)), turns_kept=9)
+        leave(rig, np.append(ids_of(1, 80), ids_of(3, 40)), turns_kept=1)
+        assert (above.state_kind, parted.state_kind) == (StateKind.TURN_END, StateKind.BRANCH)
+
+    def test_state_left_where_several_continue_is_that_of_a_branch(self) -> None:
+        rig = scene()
+        parted = leave(rig, ids_of(1, 40))
+        for start in (2, 3):
+            leave(rig, np.append(ids_of(1, 40), ids_of(start, 40)))
+        rig.nodes.remove(parted)
+        leave(rig, ids_of(1, 40))
+        assert parted.state and parted.state_kind is StateKind.BRANCH
+
+
 class TestRetired:
     @pytest.mark.parametrize("kind", [StateKind.TURN_END, StateKind.BRANCH, StateKind.PASSING])
     def test_states_of_retired_kv_go_first(self, kind: StateKind) -> None:
@@ -151,6 +184,14 @@ class TestRetired:
         evict_one(rig)
         assert kept.state and not passing.state
 
+    def test_a_use_makes_the_copy_last_longer_too(self) -> None:
+        rig = StateTierRig(num_tokens=1024, host_tokens=1024, context=512)
+        cheap, used, other = (leave(rig, ids_of(start, length)) for start, length in ((1, 80), (2, 200), (3, 240)))
+        rig.store_all()
+        assert rig.nodes.evict_from_host() is cheap
+        rig.release(rig.start(np.append(ids_of(2, 200), np.int32(0))))
+        assert rig.nodes.evict_from_host() is other and used.host_state
+
     def test_state_adopted_where_several_continue_is_that_of_a_branch(self) -> None:
         rig = StateTierRig(num_tokens=1024, host_tokens=1024, context=512)
         parted, single = leave(rig, ids_of(1, 40)), leave(rig, ids_of(5, 40))
@@ -172,6 +213,8 @@ def test_evictions_are_counted_since_the_start() -> None:
     evict_one(rig)
     assert rig.cache.evict_states(2, kept_too=True) == 2
     assert rig.nodes.evicted_total == 3
+    taken = [rig.slots.take() for _ in range(8)]
+    assert None not in taken and rig.nodes.evictable == 0, "no node has these slots any more"
 
 
 def test_slots_of_forgotten_nodes_are_carried_by_none() -> None:
