@@ -234,10 +234,10 @@ class Vectors:
 
     def sum_of(self, x: Any) -> Any:
         """The sum of all lanes."""
-        return self._reduced(x, self.b.fadd)
+        return self.reduced(x, self.b.fadd)
 
     def max_of(self, x: Any) -> Any:
-        return self._reduced(x, self.larger)
+        return self.reduced(x, self.larger)
 
     def lane(self, x: Any, lane: int) -> Any:
         """One of its numbers in every lane of a vector."""
@@ -249,7 +249,7 @@ class Vectors:
         if len(rows) < 4:
             found = ir.Constant(self.vector(len(rows)), ir.Undefined)
             for row, x in enumerate(rows):
-                found = self.b.insert_element(found, self._reduced(x, join), ir.Constant(self.i32, row))
+                found = self.b.insert_element(found, self.reduced(x, join), ir.Constant(self.i32, row))
             return found
         parts, width = rows, LANES  # of each row so many numbers are left, side by side
         while len(parts) > 1 or width > 1:
@@ -311,6 +311,10 @@ class Vectors:
         """The whole numbers above."""
         return self._intrinsic("ceil", x)
 
+    def nearest(self, x: Any) -> Any:
+        """The nearest whole numbers, of two the even one."""
+        return self._intrinsic("rint", x)
+
     def absolute(self, x: Any) -> Any:
         return self._intrinsic("fabs", x)
 
@@ -343,7 +347,8 @@ class Vectors:
         self.b.store(value, place)
         return place
 
-    def _reduced(self, x: Any, join: Any) -> Any:
+    def reduced(self, x: Any, join: Any) -> Any:
+        """All lanes joined into one number."""
         width = x.type.count
         while width > 1:
             half = ir.VectorType(self.i32, width // 2)
