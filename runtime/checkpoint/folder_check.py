@@ -19,7 +19,8 @@ from .hf_config import load_model_config
 from .model_files import ModelLoadError, UnsupportedModelError
 from .tensor_names import TIED_HEAD, ignored_reason
 from .text_part import multimodal_name, text_part
-from .weight_files import StoredTensor, text_tensors
+from .weight_files import StoredTensor
+from .weight_source import open_source
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def check_folder(folder: Path, args: ModelArgs, *, context_length: int = 0) -> N
             if args.model_impl == "baton":
                 raise
     if args.load_format != "dummy":
-        tensors = text_tensors(folder)
+        tensors = open_source(folder).tensors
         if config is not None:
             _check_sizes(config, tensors, folder)
     raw = _raw_config(folder)

@@ -1,8 +1,8 @@
 """Reads config.json and generation_config.json into a ModelConfig: all that Baton needs to know of a model. No torch.
 
 Both spellings are read: transformers 5 writes `rope_parameters` and `dtype`, older files `rope_theta` + `rope_scaling`
-and `torch_dtype`. Anything that would silently give wrong outputs (unknown rope scaling, quantised weights, ...) is
-refused.
+and `torch_dtype`. Anything that would silently give wrong outputs (unknown rope scaling, unknown quantisation, ...)
+is refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from ..models.registry import ARCHITECTURES, CONFIGS, decoder_of
 from ..models.traits import UnsupportedVariant
 from .model_files import ModelLoadError, UnsupportedModelError
 from .pooling_files import read_embedding_config
+from .quantization_config import parse_quantization
 from .rope_config import layer_ropes
 from .tensor_names import TIED_HEAD
 from .text_part import text_part
-from .weight_files import text_tensors
+from .weight_source import has_weights, open_source
 
 
 def load_model_config(folder: Path, *, context_length: int = 0) -> ModelConfig:
@@ -47,10 +48,11 @@ def _with_packed_experts(config: ModelConfig, folder: Path) -> DecoderTraits:
     """The traits, with experts' weights as the files have them: some checkpoints of an architecture hold those of all
     experts of a layer as one tensor, [experts, out, in] or [experts, in, out]."""
     traits, experts = config.traits, config.traits.experts
-    if experts is None or experts.names.packed is not None or not any(folder.glob("*.safetensors")):
+    if experts is None or experts.names.packed is not None or not has_weights(folder):
         return traits
     _, down = PACKED_EXPERTS
-    shapes = [tensor.shape for name, tensor in text_tensors(folder).items() if name.endswith(f".{down}")]
+    tensors = open_source(folder).tensors
+    shapes = [tensor.shape for name, tensor in tensors.items() if name.endswith(f".{down}")]
     if not shapes:
         return traits
     plain = experts.num_experts, config.hidden_size, experts.intermediate_size
@@ -60,7 +62,7 @@ def _with_packed_experts(config: ModelConfig, folder: Path) -> DecoderTraits:
 
 def _lacks_head(folder: Path) -> bool:
     """True if the weights are there, and have no head. Raises ModelLoadError."""
-    return any(folder.glob("*.safetensors")) and TIED_HEAD not in text_tensors(folder)
+    return has_weights(folder) and TIED_HEAD not in open_source(folder).tensors
 
 
 def parse_model_config(
@@ -217,11 +219,7 @@ def _supported_architecture(raw: Mapping[str, Any], source: str) -> tuple[str, s
             + (f"similar names are {', '.join(near)}; " if near else "")
             + f"supported are {', '.join(sorted(ARCHITECTURES))}"
         )
-    if quantisation := raw.get("quantization_config"):
-        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, Mapping) else quantisation
-        raise ModelLoadError(
-            f"{source}: quantised weights ({method}) are not supported; use the bf16, f16 or f32 checkpoint"
-        )
+    parse_quantization(raw, source)
     if raw.get("is_causal") is False or raw.get("use_bidirectional_attention"):
         raise ModelLoadError(f"{source}: its attention is bidirectional (an encoder); causal models are served")
     return found

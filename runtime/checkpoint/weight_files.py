@@ -49,6 +49,11 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def is_packed(self) -> bool:
+        """True for a weight in few bits; then ``dtype`` names its format, and shape is that of its numbers."""
+        return False
+
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of the checkpoint in ``folder``, by their names in the files.

@@ -1,8 +1,8 @@
-"""Fills a model's memory from safetensors files, or with seeded random numbers.
+"""Fills a model's memory from the files of a checkpoint, or with seeded random numbers.
 
-The model says which tensors it needs and where they go (`Decoder.checkpoint_views`); this file knows only names,
-shapes and files. Names and shapes are compared with the files' headers before any number is read. Then each tensor is
-read once and copied to its place.
+The model says which tensors it needs and where they go (`Decoder.checkpoint_views`); this file knows only names and
+shapes, and a `WeightSource` that reads them. Names and shapes are compared with the files' headers before any number is
+read. Then each tensor is read once and copied to its place.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
+from ..layers.quantized_weights import PackedWeight, QuantizedWeight
 from .model_files import ModelLoadError
 from .tensor_names import TIED_HEAD, ignored_reason
 from .text_part import text_part
-from .weight_files import StoredTensor, shorten, text_tensors
+from .weight_files import shorten
+from .weight_source import WeightSource, open_source
 
 logger = logging.getLogger(__name__)
 
@@ -31,33 +31,70 @@ _COMPARED_ROWS = 4096
 """Rows of the head and the embedding that are compared at a time."""
 
 
-def load_weights(views: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Copy the checkpoint in folder into views (checkpoint name -> destination), converting the dtype.
+_WIDENED_ROWS = 1024
+"""Rows of a weight in few bits that are widened to floats at a time."""
 
-    If a destination has one more leading dimension than the checkpoint tensor, every row gets a copy.
+
+class WeightSlot(Protocol):
+    """A place for a weight, in whatever form it has."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[out, in]"""
+        ...
+
+    def store(self, weight: torch.Tensor | PackedWeight) -> None:
+        """Take a weight of this shape. A tensor may be mapped from its file: copy it."""
+        ...
+
+
+def load_weights(destinations: Mapping[str, torch.Tensor | WeightSlot], folder: Path) -> None:
+    """Copy the checkpoint in folder into destinations (checkpoint name -> memory), converting the dtype.
+
+    A weight in few bits is widened if its destination is a tensor; a slot gets it as it is. If a destination has one
+    more leading dimension than the checkpoint tensor, every row gets a copy.
     Raises ModelLoadError naming what is missing, unexpected, of another shape, unreadable, NaN or infinite, and a head
     that the config ties to the embedding although it differs from it.
     """
-    tensors = text_tensors(folder)
-    _check_fit(views, tensors, folder)
-    for file, names in tqdm(_by_file(tensors, views), desc="Loading weights", unit="file", disable=None):
-        with _opened(file) as handle:
-            for name in names:
-                tensor = handle.get_tensor(tensors[name].name)
-                views[name].copy_(tensor)
-                _check_finite(views[name], tensor, name, file)
-    if TIED_HEAD in tensors and TIED_HEAD not in views and _EMBEDDING in views:
-        _check_tied(tensors, folder)
+    source = open_source(folder)
+    _check_fit(destinations, source, folder)
+    names = [name for name in source.tensors if name in destinations]
+    names.sort(key=lambda name: source.tensors[name].file)
+    for name in tqdm(names, desc="Loading weights", unit="tensor", disable=None):
+        weight, destination = source.read(name), destinations[name]
+        where = f"tensor {name} in {source.tensors[name].file}"
+        if not isinstance(weight, torch.Tensor):
+            _check_finite_scales(weight, where)
+        if not isinstance(destination, torch.Tensor):
+            if isinstance(weight, torch.Tensor):
+                _check_finite(weight, weight, where)
+            destination.store(weight)
+            continue
+        if isinstance(weight, torch.Tensor):
+            destination.copy_(weight)
+        else:
+            _widen(weight, destination)
+        _check_finite(destination, weight, where)
+    if TIED_HEAD in source.tensors and TIED_HEAD not in destinations and _EMBEDDING in destinations:
+        _check_tied(source, folder)
 
 
 def mapped_tensor(folder: Path, name: str) -> torch.Tensor | None:
     """A tensor of the checkpoint as the file has it, in its dtype: mapped, so that only what is read takes memory. None
-    if there is no such tensor."""
-    stored = text_tensors(folder).get(name)
-    if stored is None:
+    if there is no such tensor, or if it is in few bits."""
+    source = open_source(folder)
+    if name not in source.tensors or source.tensors[name].is_packed:
         return None
-    with _opened(stored.file) as handle:
-        return handle.get_tensor(stored.name)
+    weight = source.read(name)
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def _widen(weight: PackedWeight, destination: torch.Tensor) -> None:
+    """destination: [out, in], or [copies, out, in]"""
+    for start in range(0, weight.shape[0], _WIDENED_ROWS):
+        rows = slice(start, start + _WIDENED_ROWS)
+        destination[..., rows, :].copy_(weight.outputs(rows).dequantized())
 
 
 def fill_dummy(views: dict[str, torch.Tensor], *, seed: int = 0) -> None:
@@ -71,14 +108,16 @@ def fill_dummy(views: dict[str, torch.Tensor], *, seed: int = 0) -> None:
         view.normal_(0.0, 0.02, generator=generator)
 
 
-def _check_fit(views: Mapping[str, torch.Tensor], tensors: Mapping[str, StoredTensor], folder: Path) -> None:
+def _check_fit(views: Mapping[str, torch.Tensor | WeightSlot], source: WeightSource, folder: Path) -> None:
     """Raises ModelLoadError unless the tensors are those that the model needs, and harmless ones. Logs the latter."""
-    config = _text_config(folder)
+    tensors, config = source.tensors, _text_config(folder)
     surplus: list[str] = []
     ignored: Counter[str] = Counter()
     for name in tensors:
         if name not in views:
             reason = ignored_reason(name, config)
+            if reason is None and _is_zero_bias(name, source):
+                reason = "biases of quantised layers, all of them 0"
             if reason is None:
                 surplus.append(name)
             else:
@@ -107,17 +146,27 @@ def _check_fit(views: Mapping[str, torch.Tensor], tensors: Mapping[str, StoredTe
         logger.info("tensors that the model does not need: %s", what)
 
 
-def _fits(view: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    return tuple(view.shape) == shape or (view.dim() == len(shape) + 1 and tuple(view.shape[1:]) == shape)
+def _fits(view: torch.Tensor | WeightSlot, shape: tuple[int, ...]) -> bool:
+    return tuple(view.shape) == shape or (len(view.shape) == len(shape) + 1 and tuple(view.shape[1:]) == shape)
 
 
-def _check_finite(view: torch.Tensor, tensor: torch.Tensor, name: str, file: Path) -> None:
+def _is_zero_bias(name: str, source: WeightSource) -> bool:
+    """True for a bias that quantisers have added to a layer without one."""
+    module, _, part = name.rpartition(".")
+    weight = source.tensors.get(f"{module}.weight")
+    if part != "bias" or weight is None or not weight.is_packed:
+        return False
+    bias = source.read(name)
+    return isinstance(bias, torch.Tensor) and not bias.any()
+
+
+def _check_finite(view: torch.Tensor, weight: torch.Tensor | PackedWeight, where: str) -> None:
     """Raises ModelLoadError if a weight is NaN or infinite; one pass over the memory, without a copy."""
     if not view.is_floating_point() or view.element_size() < 2 or view.numel() == 0:
         return
     if all(map(torch.isfinite, torch.aminmax(view))):
         return
-    where = f"tensor {name} in {file}"
+    tensor = weight if isinstance(weight, torch.Tensor) else weight.dequantized()
     bad = int(tensor.numel() - torch.isfinite(tensor).sum())
     if not bad:
         largest = float(tensor.abs().max())
@@ -130,20 +179,44 @@ def _check_finite(view: torch.Tensor, tensor: torch.Tensor, name: str, file: Pat
     )
 
 
-def _check_tied(tensors: Mapping[str, StoredTensor], folder: Path) -> None:
+def _check_finite_scales(weight: PackedWeight, where: str) -> None:
+    """`_check_finite` for a weight in few bits, which is not widened for this."""
+    tables = [weight.scales]
+    if isinstance(weight, QuantizedWeight):
+        tables += [weight.rows, weight.mins]
+        bad = 0
+    else:
+        bad = int((weight.codes.view(torch.uint8) & 127 == 127).sum())  # its only NaNs; it has no infinity
+    bad += sum(int(table.numel() - torch.isfinite(table).sum()) for table in tables if table is not None)
+    if bad:
+        raise ModelLoadError(
+            f"{where} has {bad} scale(s) or code(s) that are NaN or infinite; every output would be wrong: download "
+            "the file again, or take another checkpoint"
+        )
+
+
+def _check_tied(source: WeightSource, folder: Path) -> None:
     """Raises ModelLoadError if the head, which is not read, is not the embedding. Numbers are compared as stored."""
-    head, embedding = mapped_tensor(folder, TIED_HEAD), mapped_tensor(folder, _EMBEDDING)
-    assert head is not None and embedding is not None
-    same = head.shape == embedding.shape and all(
-        torch.equal(head[row : row + _COMPARED_ROWS], embedding[row : row + _COMPARED_ROWS].to(head.dtype))
-        for row in range(0, len(head), _COMPARED_ROWS)
+    head, embedding = source.read(TIED_HEAD), source.read(_EMBEDDING)
+    same = tuple(head.shape) == tuple(embedding.shape) and all(
+        torch.equal(*_as_one_dtype(_rows(head, row), _rows(embedding, row)))
+        for row in range(0, head.shape[0], _COMPARED_ROWS)
     )
     if not same:
         raise ModelLoadError(
             f"{folder / 'config.json'} ties the head to the embedding (tie_word_embeddings), but {TIED_HEAD} in "
-            f"{tensors[TIED_HEAD].file.name} differs from {_EMBEDDING}; set tie_word_embeddings to false, or remove "
-            f"{TIED_HEAD} from the file"
+            f"{source.tensors[TIED_HEAD].file.name} differs from {_EMBEDDING}; set tie_word_embeddings to false, or "
+            f"remove {TIED_HEAD} from the file"
         )
+
+
+def _rows(weight: torch.Tensor | PackedWeight, start: int) -> torch.Tensor:
+    rows = slice(start, start + _COMPARED_ROWS)
+    return weight[rows] if isinstance(weight, torch.Tensor) else weight.outputs(rows).dequantized()
+
+
+def _as_one_dtype(head: torch.Tensor, embedding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return head, embedding.to(head.dtype)
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
@@ -152,23 +225,6 @@ def _text_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return text_part(config) or config
-
-
-def _by_file(tensors: Mapping[str, StoredTensor], wanted: Mapping[str, Any]) -> list[tuple[Path, list[str]]]:
-    files: dict[Path, list[str]] = {}
-    for name, tensor in tensors.items():
-        if name in wanted:
-            files.setdefault(tensor.file, []).append(name)
-    return sorted(files.items())
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt") as handle:
-            yield handle
-    except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{file} cannot be read: {error}; download the file again") from error
 
 
 def _dtype(tensor: torch.Tensor) -> str:
