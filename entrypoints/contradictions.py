@@ -63,7 +63,7 @@ def _check_chat(chat: ChatConfig) -> None:
 
 
 def _check_model(model: ModelArgs) -> None:
-    _need(bool(model.model_path), "--model-path is missing; give a Hugging Face folder")
+    _need(bool(model.model_path), "--model-path is missing; give a Hugging Face folder or a GGUF file")
     _need(
         0.0 < model.mem_fraction_static < 1.0,
         f"--mem-fraction-static is {model.mem_fraction_static}; use a share between 0 and 1, such as 0.85",

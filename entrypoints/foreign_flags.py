@@ -217,7 +217,7 @@ FOREIGN: dict[str, Foreign] = {
     "flash_attn": NoEffect("the fastest attention that works is chosen at the start", ("on", "auto", "1")),
     "n_gpu_layers": Refused(_WHOLE_MODEL),
     "gpu_layers": Refused(_WHOLE_MODEL),
-    "hf_repo": Refused("give the repository's name, or a folder, as --model-path; GGUF files are not supported yet"),
+    "hf_repo": Refused("give the repository's name, a folder, or a GGUF file as --model-path"),
     "threads": Refused("the number of threads is chosen by measurement while serving; taskset limits the cores"),
     "batch_size": Refused("--chunked-prefill-size bounds the new prompt tokens of a step"),
     "n_predict": Refused("set max_tokens in requests"),

@@ -343,7 +343,7 @@ def model_fingerprint(
     if dummy_device:
         digest.update(f"dummy weights of {dummy_device}".encode())
         return digest.digest()
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")]):
         digest.update(file.name.encode())
         with file.open("rb") as data:
             while piece := data.read(2**24):

@@ -270,7 +270,6 @@ USED_WITHOUT_AN_IMPORT = {
     "fastapi-offline": "its pages are read as files",
     "httptools": "uvicorn's parser",
     "protobuf": "transformers reads SentencePiece models with it",
-    "tiktoken": "transformers reads tiktoken files with it",
     "scikit-learn": "imported by name, where it is asked for",
     "sglang-kernel": "imported by name, where it is there",
     "schemathesis": "a program",

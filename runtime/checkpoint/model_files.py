@@ -5,24 +5,21 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from .gguf_folder import MARK, gguf_folder
+from .load_errors import ModelLoadError as ModelLoadError
+from .load_errors import UnsupportedModelError as UnsupportedModelError
+
 PATTERNS = ["*.json", "*.py", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 """File suffixes of weights written by torch.save. Loading one may run any code, so they are refused."""
 
-_SAFETENSORS = "Baton reads Hugging Face folders: config.json, tokenizer.json and *.safetensors"
-
-
-class ModelLoadError(ValueError):
-    """The model cannot be served with these settings; the message says what is wrong and what to change."""
-
-
-class UnsupportedModelError(ModelLoadError):
-    """An implementation has no code for this model; another one may have it."""
+_SAFETENSORS = "Baton reads GGUF files and Hugging Face folders: config.json, tokenizer.json and *.safetensors"
 
 
 def resolve_model_folder(model_path: str) -> Path:
-    """The local folder of model_path: the path itself if it is a folder, else the hub id's snapshot.
+    """The local folder of model_path: the path itself if it is a folder, else the hub id's snapshot. For a GGUF file,
+    and for a folder whose weights are one GGUF file, it is the folder that `gguf_folder` makes.
 
     Raises ModelLoadError if it is neither, or if the folder can hold no model: empty, or weights of another format and
     no tokenizer beside them. (Weights of a folder with a tokenizer are looked at when they are loaded.)
@@ -34,10 +31,10 @@ def resolve_model_folder(model_path: str) -> Path:
         return _with_a_model(folder, f"--model-path {model_path}")
     if folder.exists():
         if folder.suffix.lower() == ".gguf":
-            raise ModelLoadError(
-                f"--model-path {model_path} is a GGUF file. {_SAFETENSORS}; give the model's folder in that format"
-            )
-        raise ModelLoadError(f"--model-path {model_path} is a file; give the folder that holds config.json")
+            return gguf_folder(folder)
+        raise ModelLoadError(
+            f"--model-path {model_path} is a file; give the folder that holds config.json, or a file *.gguf"
+        )
     if model_path.startswith(("/", ".", "~")) or model_path.count("/") > 1:
         raise ModelLoadError(f"--model-path {model_path}: there is no such folder")
     from huggingface_hub import snapshot_download  # a slow import that local folders do not need
@@ -56,8 +53,10 @@ def foreign_weights(folder: Path) -> str | None:
     files = sorted(file for file in folder.iterdir() if file.is_file())
     if any(file.suffix == ".safetensors" for file in files):
         return None
-    if found := [file.name for file in files if file.suffix.lower() == ".gguf"]:
-        return f"holds its weights as GGUF ({found[0]}). {_SAFETENSORS}; give the model's folder in that format"
+    if found := _gguf_files(folder):
+        names = ", ".join(file.name for file in found)
+        number = "a GGUF file" if len(found) == 1 else "several GGUF files"
+        return f"holds {number} ({names}); give the path of the one to serve"
     if found := [file.name for file in files if file.suffix in PICKLE_SUFFIXES]:
         return (
             f"holds its weights as pickles ({found[0]}), which can run code when they are loaded; convert them once, "
@@ -73,9 +72,19 @@ def conversion_command(folder: Path) -> str:
 
 
 def _with_a_model(folder: Path, named: str) -> Path:
-    """The folder, if it may hold a model or a tokenizer. Raises ModelLoadError."""
+    """The folder, or the one that stands for its GGUF file, if it may hold a model or a tokenizer. Raises
+    ModelLoadError."""
     if not any(folder.iterdir()):
         raise ModelLoadError(f"{named} is an empty folder. {_SAFETENSORS}; was the download finished?")
+    found = _gguf_files(folder)
+    if len(found) == 1 and not (folder / MARK).exists() and not any(folder.glob("*.safetensors")):
+        return gguf_folder(found[0])
     if not (folder / "tokenizer.json").exists() and (trouble := foreign_weights(folder)):
         raise ModelLoadError(f"{named} {trouble}")
     return folder
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    """Those that may hold a language model: not the encoders of pictures beside it."""
+    files = [file for file in folder.iterdir() if file.suffix.lower() == ".gguf" and file.is_file()]
+    return sorted(file for file in files if not file.name.startswith("mmproj"))

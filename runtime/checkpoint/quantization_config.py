@@ -148,7 +148,7 @@ def _parse_compressed(given: Mapping[str, Any], source: str) -> _Groups:
     if given.get("sparsity_config") and (given["sparsity_config"].get("format") or "dense") != "dense":
         raise _refusal(source, f"sparse weights ({given['sparsity_config']['format']}) are not supported")
     if given.get("kv_cache_scheme"):
-        logger.info("%s: kv_cache_scheme is ignored; --kv-cache-dtype decides the KV cache's type", source)
+        logger.info("%s: kv_cache_scheme is ignored: the KV cache is of the type that the server is asked for", source)
     groups = []
     for name, group in given["config_groups"].items():
         weights = group.get("weights")

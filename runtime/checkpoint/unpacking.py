@@ -72,7 +72,7 @@ def fit_tables(
     tables = [scales] if mins is None else [scales, mins]
     if not all(torch.equal(table.to(kind).float(), table) for table in tables):
         largest = torch.stack([table.abs().amax(dim=1) for table in tables]).amax(dim=0)
-        rows = torch.exp2(torch.frexp(largest).exponent.clamp(-100, 100).float())
+        rows = torch.exp2(torch.frexp(largest).exponent.sub(8).clamp(-126, 120).float())
         rows[largest == 0] = 1.0
         tables = [table / rows[:, None] for table in tables]
     fitted = [table.to(kind).contiguous() for table in tables]

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from .gguf_folder import LINK, MARK
+from .gguf_source import GGUFSource
 from .packed_safetensors import packed_tensors
 from .quantization_config import read_quantization
 from .safetensors_source import SafetensorsSource
@@ -42,6 +44,8 @@ class WeightSource(Protocol):
 def open_source(folder: Path) -> WeightSource:
     """The weights in a model's folder. Raises ModelLoadError if there are none, if they cannot be read, or if
     config.json and tensors contradict each other about how they are packed."""
+    if (folder / MARK).exists():
+        return GGUFSource(folder / LINK)
     tensors = text_tensors(folder)
     quantization = read_quantization(folder)
     return SafetensorsSource(tensors if quantization is None else packed_tensors(tensors, quantization, folder))
@@ -49,4 +53,4 @@ def open_source(folder: Path) -> WeightSource:
 
 def has_weights(folder: Path) -> bool:
     """False for a folder with nothing but a config."""
-    return any(folder.glob("*.safetensors"))
+    return (folder / MARK).exists() or any(folder.glob("*.safetensors"))

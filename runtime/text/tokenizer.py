@@ -67,6 +67,8 @@ class Tokenizer:
         folder = converted = Path(path)
         if not (folder / "tokenizer.json").is_file():
             if not tokenizer_sources(folder):
+                if (folder / "no_tokenizer.txt").is_file():  # of a GGUF file; the text says why
+                    raise TokenizerError(_read_text(folder / "no_tokenizer.txt"))
                 raise TokenizerError(
                     f"no tokenizer.json in {str(folder)!r}, and no tokenizer in an older format (tokenizer.model, "
                     "vocab.json with merges.txt, tekken.json, *.tiktoken); set --tokenizer-path"

@@ -359,7 +359,7 @@ def test_without_flags_the_one_that_is_missing_is_named() -> None:
     command = [sys.executable, "-m", "baton.entrypoints.launch_server"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == "baton: --model-path is missing; give a Hugging Face folder\n"
+    assert done.stderr == "baton: --model-path is missing; give a Hugging Face folder or a GGUF file\n"
 
 
 def test_light_processes_do_not_import_torch() -> None:

@@ -34,15 +34,18 @@ def test_an_empty_folder_is_recognised(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model-Q4_K_M.gguf", "MODEL.GGUF"])
-def test_a_gguf_file_is_recognised(tmp_path, name):
+def test_a_gguf_file_that_is_none_is_recognised(tmp_path, name):
     (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(ModelLoadError, match=r"is a GGUF file\. .*\*\.safetensors"):
+    with pytest.raises(ModelLoadError, match=rf"{name} is cut off or damaged"):
         resolve_model_folder(str(tmp_path / name))
     for beside in (None, "config.json", "README.md"):  # as hubs have them
         if beside is not None:
             (tmp_path / beside).write_text("{}")
-        with pytest.raises(ModelLoadError, match=rf"holds its weights as GGUF \({name}\)\. .*\*\.safetensors"):
+        with pytest.raises(ModelLoadError, match=rf"{name} is cut off or damaged"):
             resolve_model_folder(str(tmp_path))
+    (tmp_path / "second.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError, match=r"holds several GGUF files \(.*second\.gguf\); give the path of the one"):
+        resolve_model_folder(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_a_folder_of_pickles_is_recognised(tmp_path, name):
 
 def test_tokenizer_folder_with_foreign_weights_is_accepted(tmp_path):
     """With --load-format dummy, or as --tokenizer-path."""
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.bin").write_bytes(b"")
     (tmp_path / "tokenizer.json").write_text("{}")
     assert resolve_model_folder(str(tmp_path)) == tmp_path
     (tmp_path / "model.safetensors").write_bytes(b"")

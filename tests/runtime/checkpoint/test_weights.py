@@ -151,10 +151,12 @@ def test_broken_weight_folders_are_refused(tmp_path):
         load_weights(views(), tmp_path)
 
 
-@pytest.mark.parametrize("name, kind", [("pytorch_model.bin", "pickles"), ("a.pt", "pickles"), ("q4.gguf", "GGUF")])
+@pytest.mark.parametrize(
+    "name, kind", [("pytorch_model.bin", "its weights as pickles"), ("a.pt", "as pickles"), ("q4.gguf", "a GGUF file")]
+)
 def test_weights_of_another_format_are_recognised(tmp_path, name, kind):
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ModelLoadError, match=f"weights as {kind} \\({name}\\)"):
+    with pytest.raises(ModelLoadError, match=f"{kind} \\({name}\\)"):
         load_weights(views(), tmp_path)
 
 
