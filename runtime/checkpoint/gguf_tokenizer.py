@@ -148,6 +148,11 @@ def _tokens(header: GGUFHeader) -> tuple[list[str], list[int]]:
             f"{file}: its tokenizer has {len(tokens)} tokens, but token_embd.weight has {embedding.shape[0]} rows; "
             "tokenizer and weights are of different models"
         )
+    if values.get("tokenizer.ggml.model") == "llama":  # they are found in texts as these are, before spaces become ▁
+        tokens = [
+            token.replace("▁", " ") if kind == _USER_DEFINED else token
+            for token, kind in zip(tokens, kinds, strict=True)
+        ]
     architecture = values.get("general.architecture")
     if values.get(f"{architecture}.vocab_size", len(tokens)) != len(tokens):
         raise ModelLoadError(

@@ -19,7 +19,8 @@ _SAFETENSORS = "Baton reads GGUF files and Hugging Face folders: config.json, to
 
 def resolve_model_folder(model_path: str) -> Path:
     """The local folder of model_path: the path itself if it is a folder, else the hub id's snapshot. For a GGUF file,
-    and for a folder whose weights are one GGUF file, it is the folder that `gguf_folder` makes.
+    and for a folder whose weights are one GGUF file, it is the folder that `gguf_folder` makes. A GGUF file of the hub
+    is ``OWNER/NAME/FILE.gguf``.
 
     Raises ModelLoadError if it is neither, or if the folder can hold no model: empty, or weights of another format and
     no tokenizer beside them. (Weights of a folder with a tokenizer are looked at when they are loaded.)
@@ -35,12 +36,18 @@ def resolve_model_folder(model_path: str) -> Path:
         raise ModelLoadError(
             f"--model-path {model_path} is a file; give the folder that holds config.json, or a file *.gguf"
         )
-    if model_path.startswith(("/", ".", "~")) or model_path.count("/") > 1:
+    is_hub_file = folder.suffix.lower() == ".gguf" and model_path.count("/") > 1
+    if model_path.startswith(("/", ".", "~")) or (model_path.count("/") > 1 and not is_hub_file):
         raise ModelLoadError(f"--model-path {model_path}: there is no such folder")
-    from huggingface_hub import snapshot_download  # a slow import that local folders do not need
+    from huggingface_hub import hf_hub_download, snapshot_download  # a slow import that local folders do not need
 
     try:
+        if is_hub_file:
+            owner, name, file = model_path.split("/", 2)
+            return gguf_folder(Path(hf_hub_download(f"{owner}/{name}", file)))
         found = Path(snapshot_download(model_path, allow_patterns=PATTERNS))
+    except ModelLoadError:
+        raise
     except Exception as error:  # network, authentication and naming errors share no base class
         raise ModelLoadError(
             f"--model-path {model_path} is no local folder and could not be fetched from the hub: {error}"

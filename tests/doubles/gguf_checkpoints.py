@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.doubles import k_quants
+
 Kinds = Callable[[str, tuple[int, ...]], gguf.GGMLQuantizationType]
 """Name of a tensor in the file and its shape -> type."""
 
@@ -50,7 +52,10 @@ def write_gguf(
     kept: dict[str, torch.Tensor] = {}
     for name, numbers in _as_converted(tensors, config, architecture).items():
         kind = kinds(name, numbers.shape)
-        data = gguf.quants.quantize(np.ascontiguousarray(numbers, dtype=np.float32), kind)
+        numbers = np.ascontiguousarray(numbers, dtype=np.float32)
+        data = (
+            k_quants.quantise(numbers, kind.name) if kind.name.endswith("_K") else gguf.quants.quantize(numbers, kind)
+        )
         writer.add_tensor(name, data, raw_dtype=kind)
         kept[name] = torch.from_numpy(gguf.quants.dequantize(data, kind).reshape(numbers.shape).copy())
     for name, data in (extra or {}).items():

@@ -142,6 +142,32 @@ def test_toy_model_in_each_type(kind, tmp_path):
         assert len(tokens) == 16 and bool((logits.amax(dim=1) - chosen_logits < 1e-4).all()), tokens
 
 
+def test_mixture_of_k_quants(tmp_path):
+    """As in files Q4_K_M: most weights in Q4_K, some in Q5_K and Q6_K, norms in F32. Rounded products of scales move
+    logits by a part of what quantising has moved them."""
+    wide = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "initializer_range": 0.06}
+    reference = make_reference("Llama", wide | {"num_key_value_heads": 4, "num_hidden_layers": 2})
+    reference.save_pretrained(tmp_path / "folder")
+
+    def kinds(name: str, shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
+        if len(shape) == 1:
+            return F32
+        rare = {"attn_v": "Q6_K", "ffn_down": "Q5_K", "token_embd": "Q6_K", "output": "Q6_K"}
+        return gguf.GGMLQuantizationType[rare.get(name.split(".")[-2], "Q4_K")]
+
+    numbers = write_gguf(tmp_path / "folder", tmp_path / "m.gguf", "llama", kinds=kinds)
+    args = ModelArgs(model_path=str(tmp_path / "m.gguf"), device="cpu", dtype="float32")
+    driver = ModelDriver(ModelRunner(args, context_length=0, num_rows=4, page_size=1, max_total_tokens=1024), seed=1)
+    sequence = driver.open(np.random.default_rng(2).integers(0, 131, 60))
+    found = driver.step([(sequence, 60)]).logits[0]
+    ids = torch.from_numpy(sequence.ids.astype(np.int64))[None]
+    with torch.no_grad():
+        plain = reference(ids).logits[0, -1]
+        reference.load_state_dict(numbers, strict=False)
+        expected = reference(ids).logits[0, -1]
+    assert float((found - expected).abs().max()) < 0.05 * float((plain - expected).abs().max())
+
+
 def toy_tokenizer() -> dict[str, Any]:
     """The metadata of the toy model's tokenizer."""
     raw = json.loads((TOY / "tokenizer.json").read_text())

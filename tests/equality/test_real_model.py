@@ -18,9 +18,11 @@ import pytest
 import torch
 
 from baton.entrypoints.engine import Engine
+from baton.runtime.checkpoint.model_files import resolve_model_folder
 from baton.runtime.text.tokenizer import Tokenizer
 
 FOLDER = Path(os.environ.get("BATON_REAL_MODEL", "build/models/SmolLM2-135M-Instruct"))
+GGUF = FOLDER.with_name(f"{FOLDER.name}.gguf")
 NEW_TOKENS = 64
 TIE = 1e-3
 """A token may differ only where transformers' own two best logits are closer: float32 sums in another order."""
@@ -69,6 +71,12 @@ class Reference:
     gaps: list[float]
     """Between the two best logits, at each token."""
     logprobs: list[float]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the folder that stands for the GGUF file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
@@ -120,6 +128,34 @@ def test_chat_rendering_matches_transformers(
     ours = tokenizer.apply_chat_template(chat, add_generation_prompt=generate)
     assert ours == theirs.apply_chat_template(chat, add_generation_prompt=generate, tokenize=False)
     assert ours.startswith("<|im_start|>system\nYou ") and ours.endswith("assistant\n" if generate else "<|im_end|>\n")
+
+
+@pytest.mark.skipif(not GGUF.exists(), reason=f"{GGUF} is not there; run make real-model")
+def test_tokenizer_of_the_gguf_file_is_the_same(tokenizer: Tokenizer, cache: None) -> None:
+    own = Tokenizer.load(resolve_model_folder(str(GGUF)))
+    root = Path(__file__).parents[2]
+    texts = [file.read_text() for file in (*root.glob("docs/**/*.md"), *root.glob("runtime/**/*.py"))]
+    for text in [*texts, *TEXTS, "½ ² Ⅷ e\u0301 \ufeff\x00", "<|im_start|>user\nhi<|im_end|>", "  a\t\t b\r\n"]:
+        ids = tokenizer.encode(text)
+        assert own.encode(text) == ids
+        assert own.decode(ids, skip_special_tokens=False) == text
+    assert own.special_tokens == tokenizer.special_tokens and own.special_ids == tokenizer.special_ids
+    for chat in CHATS:
+        assert own.apply_chat_template(chat) == tokenizer.apply_chat_template(chat)
+
+
+@pytest.mark.skipif(not GGUF.exists(), reason=f"{GGUF} is not there; run make real-model")
+def test_gguf_file_is_served_as_it_is(prompts: list[str], references: list[Reference], cache: None) -> None:
+    """A token may differ where transformers, on the widened numbers, is nearly undecided: kernels for few bits may
+    round activations."""
+    options = {"temperature": 0.0, "max_new_tokens": 24}
+    with Engine(model_path=str(GGUF), device="cpu", dtype="float32", max_total_tokens=8192) as engine:
+        for prompt, reference in zip(prompts, references, strict=True):
+            answer = engine.generate(prompt, options)
+            wanted = reference.tokens[: len(answer["output_ids"])]
+            assert len(answer["output_ids"]) >= min(24, len(reference.tokens) - 1)
+            first = next((i for i, pair in enumerate(zip(answer["output_ids"], wanted)) if pair[0] != pair[1]), None)
+            assert first is None or reference.gaps[first] < 0.3, (prompt[-40:], first)
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------

