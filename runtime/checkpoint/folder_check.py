@@ -15,6 +15,7 @@ from typing import Any
 
 from ..config import ModelArgs
 from ..model_config import ModelConfig
+from .gguf_folder import MARK
 from .hf_config import load_model_config
 from .model_files import ModelLoadError, UnsupportedModelError
 from .tensor_names import TIED_HEAD, ignored_reason
@@ -35,11 +36,17 @@ def check_folder(folder: Path, args: ModelArgs, *, context_length: int = 0) -> N
     multimodal model is served.
     """
     config: ModelConfig | None = None
+    is_gguf = (folder / MARK).exists()
+    if is_gguf and args.model_impl == "transformers":
+        raise ModelLoadError(
+            "GGUF files are computed by Baton's own code; leave --model-impl out, or give the model's Hugging Face "
+            "folder"
+        )
     if args.model_impl != "transformers":
         try:
             config = load_model_config(folder, context_length=context_length)
         except UnsupportedModelError:
-            if args.model_impl == "baton":
+            if args.model_impl == "baton" or is_gguf:
                 raise
     if args.load_format != "dummy":
         tensors = open_source(folder).tensors

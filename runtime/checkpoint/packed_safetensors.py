@@ -66,7 +66,8 @@ def packed_tensors(
         packing = _packing_of(parts)
         taken: set[str] = set()
         if packing is not None:
-            settings = quantization.settings(module)
+            stored = next(iter(parts.values())).name.rpartition(".")[0]  # of the whole model, whose names targets are
+            settings = quantization.settings(stored)
             if settings is None or settings.packing != packing:
                 declared = "no packed weight" if settings is None else f"weights of the kind {settings.packing}"
                 raise ModelLoadError(

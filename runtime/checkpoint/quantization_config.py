@@ -74,13 +74,25 @@ class Quantization:
 
 
 def read_quantization(folder: Path) -> Quantization | None:
-    """That of the folder's config.json; None if its weights are plain, or there is no config. Raises ModelLoadError."""
-    file = folder / "config.json"
+    """That of the folder's config.json, or of a file of its own, as older tools wrote it; None if its weights are
+    plain. Raises ModelLoadError."""
+    found = parse_quantization(_read_object(folder / "config.json"), str(folder / "config.json"))
+    for name, method in _OWN_FILES.items():
+        if found is None and (given := _read_object(folder / name)):
+            found = parse_quantization({"quantization_config": {"quant_method": method} | given}, str(folder / name))
+    return found
+
+
+_OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """{} without such a file; `load_model_config` complains of a config.json that is broken."""
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # `load_model_config` says so
-    return parse_quantization(raw, str(file)) if isinstance(raw, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def parse_quantization(raw: Mapping[str, Any], source: str) -> Quantization | None:

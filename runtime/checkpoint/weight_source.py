@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from .gguf_folder import LINK, MARK
 from .gguf_source import GGUFSource
+from .load_errors import ModelLoadError
 from .packed_safetensors import packed_tensors
 from .quantization_config import read_quantization
 from .safetensors_source import SafetensorsSource
-from .weight_files import StoredTensor, text_tensors
+from .weight_files import StoredTensor, shorten, text_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +48,14 @@ def open_source(folder: Path) -> WeightSource:
     if (folder / MARK).exists():
         return GGUFSource(folder / LINK)
     tensors = text_tensors(folder)
-    quantization = read_quantization(folder)
-    return SafetensorsSource(tensors if quantization is None else packed_tensors(tensors, quantization, folder))
+    if (quantization := read_quantization(folder)) is not None:
+        return SafetensorsSource(packed_tensors(tensors, quantization, folder))
+    if packed := [name for name in tensors if name.endswith((".qweight", ".weight_packed"))]:
+        raise ModelLoadError(
+            f"{folder} holds weights in few bits ({shorten(packed)}), but its config.json has no quantization_config "
+            "that says how they are packed; download config.json of the same release"
+        )
+    return SafetensorsSource(tensors)
 
 
 def has_weights(folder: Path) -> bool:

@@ -11,7 +11,7 @@ def quantise(numbers: np.ndarray, kind: str) -> np.ndarray:
     return np.stack([np.concatenate([make(block) for block in row.reshape(-1, 256)]) for row in numbers])
 
 
-def _bytes_of(number: float) -> np.ndarray:
+def _bytes_of(number: np.floating) -> np.ndarray:
     return np.array([number], np.float16).view(np.uint8)
 
 

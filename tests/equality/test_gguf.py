@@ -142,6 +142,33 @@ def test_toy_model_in_each_type(kind, tmp_path):
         assert len(tokens) == 16 and bool((logits.amax(dim=1) - chosen_logits < 1e-4).all()), tokens
 
 
+@pytest.mark.parametrize(("name", "kind"), [("qwen3moe", "Q8_0"), ("mixtral", "Q4_0"), ("lfm2", "Q5_1")])
+def test_experts_and_convolutions_in_few_bits(name, kind, tmp_path):
+    """The blocks of each expert are its own; convolutions stay plain, as converters leave them."""
+    architecture, model, changes = CASES[name]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "block_multiple_of": 32}
+    if name == "qwen3moe":
+        sizes |= {"moe_intermediate_size": 32, "head_dim": 16}
+    reference = make_reference(model, changes | sizes)
+    reference.save_pretrained(tmp_path / "folder")
+    chosen = gguf.GGMLQuantizationType[kind]
+
+    def kinds(name: str, shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
+        return F32 if len(shape) == 1 or "ffn_gate_inp" in name or "shortconv.conv" in name else chosen
+
+    numbers = write_gguf(tmp_path / "folder", tmp_path / "m.gguf", architecture, kinds=kinds)
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    save_folder(tmp_path / "widened", numbers, config)
+    widened = type(reference).from_pretrained(tmp_path / "widened", dtype=torch.float32).eval()
+    args = ModelArgs(model_path=str(tmp_path / "m.gguf"), device="cpu", dtype="float32")
+    driver = ModelDriver(ModelRunner(args, context_length=0, num_rows=4, page_size=1, max_total_tokens=1024), seed=1)
+    sequence = driver.open(np.random.default_rng(2).integers(0, 131, 60))
+    found = driver.step([(sequence, 60)]).logits[0]
+    with torch.no_grad():
+        expected = widened(torch.from_numpy(sequence.ids.astype(np.int64))[None]).logits[0, -1]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_mixture_of_k_quants(tmp_path):
     """As in files Q4_K_M: most weights in Q4_K, some in Q5_K and Q6_K, norms in F32. Rounded products of scales move
     logits by a part of what quantising has moved them."""

@@ -75,6 +75,12 @@ def test_a_file_becomes_a_folder_once(plain, tmp_path, cache):
     assert resolve_model_folder(str(file)) != folder, "the file has changed"
 
 
+def test_only_own_code_computes_gguf_files(plain, tmp_path):
+    folder = resolve_model_folder(str(write(plain, tmp_path / "m.gguf")))
+    with pytest.raises(ModelLoadError, match="computed by Baton's own code; leave --model-impl out"):
+        check_folder(folder, ModelArgs(model_impl="transformers"))
+
+
 def test_a_folder_with_one_file_stands_for_it(plain, tmp_path):
     models = tmp_path / "models"
     models.mkdir()

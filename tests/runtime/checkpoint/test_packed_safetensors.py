@@ -274,6 +274,31 @@ def test_formats_that_are_not_read_are_refused_by_name(tmp_path, config, message
         open_source(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "file"), [("gptq8", "quantize_config.json"), ("awq64", "quant_config.json")])
+def test_settings_may_be_in_a_file_of_their_own(tmp_path, name, file):
+    form = FORMATS[name]
+    tensors, numbers = made(form)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        ModelLoadError, match=r"few bits \(.*q_proj\.qweight\), but its config\.json has no quantization"
+    ):
+        open_source(tmp_path)
+    old = {"group_size": "q_group_size", "bits": "w_bit"} if file == "quant_config.json" else {}
+    settings = {old.get(key, key): value for key, value in form.config.items() if key != "quant_method"}
+    (tmp_path / file).write_text(json.dumps(settings))
+    assert torch.allclose(read_packed(tmp_path).dequantized(), numbers)
+
+
+def test_targets_name_modules_of_the_whole_model(tmp_path):
+    form = FORMATS["w8a16"]
+    tensors, numbers = form.write(f"model.language_model.{LAYER.removeprefix('model.')}", torch.randn(OUT, INTO))
+    group = form.config["config_groups"]["group_0"]
+    targets = [f"model.language_model.{LAYER.removeprefix('model.')}"]
+    write(tmp_path, form, tensors, config_groups={"group_0": group | {"targets": targets}})
+    assert torch.allclose(read_packed(tmp_path).dequantized(), numbers)
+
+
 def test_act_order_without_groups_is_harmless(tmp_path):
     form = FORMATS["gptq4-outputs"]
     tensors, numbers = made(form)
