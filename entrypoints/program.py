@@ -26,6 +26,10 @@ def run_program(name: str, work: Callable[[], int]) -> int:
         return 1
 
 
+class ServerFailure(Exception):
+    """A server must end; the message is the one line that the operator reads."""
+
+
 def allow_open_files(wanted: int) -> int:
     """Raise the soft limit on open files to ``wanted``, as far as the hard limit lets. Returns how many of these may be
     open."""

@@ -45,11 +45,13 @@ class ChildExit:
 
 @dataclass(slots=True)
 class _Child:
-    """failure_fd: the read end of a pipe; the child writes there why it failed."""
+    """failure_fd: the read end of a pipe; the child writes there why it failed. childs_fd: the number of the other end
+    in the child."""
 
     role: str
     process: asyncio.subprocess.Process
     failure_fd: int
+    childs_fd: int
 
 
 class ServerProcesses:
@@ -71,13 +73,18 @@ class ServerProcesses:
         self._worker_command = worker_command
         self._children: list[_Child] = []
 
+    async def spawn_worker(self) -> None:
+        """Start the worker, before all else: it takes seconds to import torch, and then waits for its config."""
+        await self._spawn("worker", self._worker_command)
+
     async def start(self) -> Endpoints:
-        """Start both and return their endpoints at once. The worker sends `WorkerReady` when it can serve.
+        """Start the detokenizer, send the configs and return the endpoints at once. The worker sends `WorkerReady` when
+        it can serve.
 
         The directory is made after the children: they remove it if this process is killed.
         """
-        detokenizer_fd = await self._spawn("detokenizer", DETOKENIZER_MODULE)
-        worker_fd = await self._spawn("worker", self._worker_command)
+        await self._spawn("detokenizer", DETOKENIZER_MODULE)
+        worker_fd, detokenizer_fd = (child.childs_fd for child in self._children)
         endpoints = Endpoints.for_processes(make_run_dir(self._run_dirs))
         detokenizer = DetokenizerProcess(
             endpoints=endpoints,
@@ -93,7 +100,7 @@ class ServerProcesses:
             log_level=self._config.log_level,
             config=self._config,
         )
-        for child, config in zip(self._children, (detokenizer, worker), strict=True):
+        for child, config in zip(self._children, (worker, detokenizer), strict=True):
             _stdin(child.process).write(msgspec.json.encode(config) + b"\n")
         return endpoints
 
@@ -139,8 +146,7 @@ class ServerProcesses:
         self._children.clear()
         self.all_connected()
 
-    async def _spawn(self, role: str, command: Sequence[str]) -> int:
-        """Return the number that the child's end of the failure pipe has in the child."""
+    async def _spawn(self, role: str, command: Sequence[str]) -> None:
         failure_fd, childs_end = os.pipe()
         os.set_blocking(failure_fd, False)
         try:
@@ -155,9 +161,8 @@ class ServerProcesses:
             raise
         finally:
             os.close(childs_end)
-        self._children.append(_Child(role, process, failure_fd))
+        self._children.append(_Child(role, process, failure_fd, childs_end))
         logger.debug("started the %s, process %d", role, process.pid)
-        return childs_end
 
 
 def _stdin(process: asyncio.subprocess.Process) -> asyncio.StreamWriter:
