@@ -21,7 +21,8 @@ from .weight_files import StoredTensor, shorten
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor(StoredTensor):
-    """A weight in few bits; ``name`` is that of the tensor with its codes. shape: [out, in]."""
+    """A weight in few bits; ``name`` is that of the tensor with its codes. shape: [out, in], or of the experts of
+    gpt-oss [experts, in, out], as the model has them in floats."""
 
     settings: PackingSettings
     parts: Mapping[str, StoredTensor]
@@ -31,6 +32,9 @@ class PackedTensor(StoredTensor):
     def is_packed(self) -> bool:
         return True
 
+
+_BLOCKS, _SCALES = "_blocks", "_scales"
+"""Endings of names of the experts of gpt-oss."""
 
 _CODES: dict[Packing, str] = {
     "gptq": "qweight", "awq": "qweight", "packed": "weight_packed", "int8": "weight", "float8": "weight",
@@ -65,6 +69,10 @@ def packed_tensors(
     for module, parts in modules.items():
         packing = _packing_of(parts)
         taken: set[str] = set()
+        if quantization.method == "mxfp4":
+            experts = _experts(module, parts)
+            found |= experts
+            taken = {part for tensor in experts.values() for part in tensor.parts}
         if packing is not None:
             stored = next(iter(parts.values())).name.rpartition(".")[0]  # of the whole model, whose names targets are
             settings = quantization.settings(stored)
@@ -85,6 +93,33 @@ def packed_tensors(
         raise ModelLoadError(
             f"{folder / 'config.json'} declares quantised weights ({quantization.method}), but no tensor is packed; "
             "remove quantization_config if the weights are plain, else download the folder again"
+        )
+    return found
+
+
+def _experts(module: str, parts: Mapping[str, StoredTensor]) -> dict[str, PackedTensor]:
+    """Those of a module of gpt-oss. Raises ModelLoadError."""
+    found: dict[str, PackedTensor] = {}
+    for part, blocks in parts.items():
+        if not part.endswith(_BLOCKS):
+            continue
+        stem = part.removesuffix(_BLOCKS)
+        scales = parts.get(stem + _SCALES)
+        given = {(tensor.dtype, *tensor.shape[3:]) for tensor in (blocks, scales) if tensor is not None}
+        if scales is None or given != {("U8", 16), ("U8",)} or blocks.shape[:3] != scales.shape:
+            raise ModelLoadError(
+                f"{blocks.file}: the weights {module}.{stem} (mxfp4) need blocks U8 [experts, out, in / 32, 16] and "
+                f"scales U8 [experts, out, in / 32]; there are {part} {blocks.dtype} {list(blocks.shape)} and "
+                f"{f'{scales.dtype} {list(scales.shape)}' if scales is not None else 'no scales'}; download them again"
+            )
+        experts, out, groups = scales.shape
+        found[f"{module}.{stem}"] = PackedTensor(
+            blocks.file,
+            blocks.name,
+            "mxfp4",
+            (experts, groups * 32, out),
+            PackingSettings("mxfp4", 4, 32),
+            {part: blocks, stem + _SCALES: scales},
         )
     return found
 

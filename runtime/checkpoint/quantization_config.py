@@ -18,7 +18,7 @@ from .model_files import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
-Packing = Literal["gptq", "awq", "packed", "int8", "float8"]
+Packing = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4"]
 """How a module's weight is stored:
 
 - gptq: qweight int32 [in / 8 or 4, out], qzeros, scales [in / group, out], g_idx
@@ -26,9 +26,10 @@ Packing = Literal["gptq", "awq", "packed", "int8", "float8"]
 - packed (compressed-tensors): weight_packed int32 [out, in / 8 or 4], weight_scale, weight_zero_point, weight_shape
 - int8 (compressed-tensors): weight int8 [out, in], weight_scale, weight_zero_point
 - float8: weight [out, in] of 8-bit floats, and a scale per tensor, output or block: weight_scale, weight_scale_inv
+- mxfp4 (gpt-oss): of all experts of a layer, NAME_blocks uint8 [experts, out, in / 32, 16], NAME_scales uint8
 """
 
-READ = "GPTQ and AWQ (4 bits; GPTQ also 8), compressed-tensors (W4A16, W8A16, W8A8, FP8), fp8, and GGUF files"
+READ = "GPTQ and AWQ (4 bits; GPTQ also 8), compressed-tensors (W4A16, W8A16, W8A8, FP8), fp8, mxfp4, and GGUF files"
 """The formats that are read, for error messages."""
 
 _COMPRESSED_FORMATS: dict[str, Packing] = {
@@ -195,7 +196,17 @@ def _parse_fp8(given: Mapping[str, Any], source: str) -> _Groups:
     return ((_ALL, PackingSettings("float8", 8, block=_block(given.get("weight_block_size")))),)
 
 
-_PARSERS = {"gptq": _parse_gptq, "awq": _parse_awq, "compressed-tensors": _parse_compressed, "fp8": _parse_fp8}
+def _parse_mxfp4(given: Mapping[str, Any], source: str) -> _Groups:
+    return ((_ALL, PackingSettings("mxfp4", 4, 32)),)
+
+
+_PARSERS = {
+    "gptq": _parse_gptq,
+    "awq": _parse_awq,
+    "compressed-tensors": _parse_compressed,
+    "fp8": _parse_fp8,
+    "mxfp4": _parse_mxfp4,
+}
 
 
 def _block(sizes: Any) -> tuple[int, int] | None:

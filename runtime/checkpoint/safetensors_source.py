@@ -36,9 +36,12 @@ class SafetensorsSource:
         stored = self.tensors[name]
         if not isinstance(stored, PackedTensor):
             return self._read_part(stored)
-        from .unpacking import unpack_weight
+        from .unpacking import unpack_experts, unpack_weight
 
         parts = {part: self._read_part(tensor) for part, tensor in stored.parts.items()}
+        if stored.settings.packing == "mxfp4":
+            blocks, scales = parts.values()
+            return unpack_experts(blocks, scales)
         return unpack_weight(stored, parts)
 
     def _read_part(self, stored: StoredTensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 """gpt-oss (OpenAI 2025): attention sinks, windows in every other layer, biases, experts with a clamped SwiGLU. Its own
-checkpoints hold experts in MXFP4, which is refused; releases in bfloat16 are served."""
+checkpoints hold experts in MXFP4, which are widened when they are loaded."""
 
 from __future__ import annotations
 

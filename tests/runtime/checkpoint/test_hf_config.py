@@ -144,7 +144,7 @@ def test_traits_of_each_architecture():
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"hidden_act": "relu2"}, "'relu2' is not supported; supported are silu"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, r"quantised weights \(mxfp4\)"),
+        ({"quantization_config": {"quant_method": "hqq"}}, r"quantised weights \(hqq\)"),
         ({"num_key_value_heads": 3}, "multiple of KV heads"),
         ({"head_dim": 7}, "head_dim even"),
         ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),

@@ -299,6 +299,40 @@ def test_targets_name_modules_of_the_whole_model(tmp_path):
     assert torch.allclose(read_packed(tmp_path).dequantized(), numbers)
 
 
+def write_experts(folder: Path, seed: int = 3) -> tuple[Tensors, torch.Tensor]:
+    """Random experts of gpt-oss and the numbers that transformers makes of them."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (3, 40, 2, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(118, 124, (3, 40, 2), dtype=torch.uint8, generator=generator)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {f"{name}_blocks": blocks, f"{name}_scales": scales, f"{name}_bias": torch.ones(3, 40)}
+    write(folder, Format({"quant_method": "mxfp4"}, lambda *_: ({}, torch.zeros(0))), tensors)
+    return tensors, convert_moe_packed_tensors(blocks.clone(), scales.clone())
+
+
+def test_experts_of_gpt_oss_are_widened(tmp_path):
+    _, numbers = write_experts(tmp_path)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    source = open_source(tmp_path)
+    assert set(source.tensors) == {name, f"{name}_bias"} and source.tensors[name].shape == (3, 64, 40)
+    views = {name: torch.zeros(3, 64, 40), f"{name}_bias": torch.zeros(3, 40)}
+    load_weights(views, tmp_path)
+    assert torch.equal(views[name], numbers.float()) and numbers.shape == (3, 64, 40)
+
+
+def test_experts_without_their_scales_are_refused(tmp_path):
+    tensors, _ = write_experts(tmp_path)
+    for change in (None, torch.ones(3, 40, 1, dtype=torch.uint8), torch.ones(3, 40, 2)):
+        changed = {name: tensor for name, tensor in tensors.items() if change is not None or "scales" not in name}
+        if change is not None:
+            changed["model.layers.0.mlp.experts.gate_up_proj_scales"] = change
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(ModelLoadError, match=r"experts\.gate_up_proj \(mxfp4\) need blocks U8 .*scales U8"):
+            open_source(tmp_path)
+
+
 def test_act_order_without_groups_is_harmless(tmp_path):
     form = FORMATS["gptq4-outputs"]
     tensors, numbers = made(form)
