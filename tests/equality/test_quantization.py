@@ -1,0 +1,98 @@
+"""Models with weights in few bits against transformers with the same numbers, its inputs rounded in the same way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from baton.entrypoints.engine import Engine
+from baton.runtime.layers.quantize import quantize
+from baton.runtime.layers.quantized_weights import INT4, INT8, QuantForm
+from tests.doubles.quantized_checkpoints import FORMATS, write_packed
+
+pytestmark = pytest.mark.equality
+
+TOY = Path(__file__).parents[2] / "examples" / "toy_model"
+NEW_TOKENS = 24
+TIE = 0.03
+"""A rounded input lies now and then in the middle of two numbers, and arithmetic in another order chooses the other."""
+PROMPTS = [[5, 17, 300, 41, 9, 1001, 3], [1699, 88, 12, 12, 700, 60, 61, 62, 63, 1204, 15], list(range(40, 300))]
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """To 8 bits, in spans of 32."""
+    spans = x.unflatten(-1, (-1, 32))
+    scales = spans.abs().amax(-1, keepdim=True) / 127
+    return (torch.where(scales > 0, (spans / scales).round(), 0.0) * scales).flatten(-2)
+
+
+def rounding_reference(folder: Path) -> Any:
+    """transformers' model, every product of which rounds its inputs."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+    return model
+
+
+@torch.inference_mode()
+def check(engine: Engine, model: Any) -> None:
+    """Greedy tokens are the reference's, but where its two best logits are nearly the same."""
+    options = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    together = engine.generate(input_ids=PROMPTS, sampling_params=options)
+    for prompt, answer in zip(PROMPTS, together):
+        tokens = answer["output_ids"]
+        scores = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        chosen = scores.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        assert len(tokens) == NEW_TOKENS and bool((scores.amax(1) - chosen < TIE).all()), (prompt, tokens)
+        # The same row alone, from what the cache still has, and in pieces: not one number differs.
+        assert engine.generate(input_ids=prompt, sampling_params=options)["output_ids"] == tokens
+
+
+@pytest.mark.parametrize(("name", "form"), [("int8", INT8), ("int4", INT4)])
+def test_quantised_when_loaded(name: str, form: QuantForm) -> None:
+    model = rounding_reference(TOY)
+    embedding = model.get_input_embeddings().weight
+    looked_up = embedding.detach().clone()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                is_head = module is model.get_output_embeddings()
+                module.weight = nn.Parameter(quantize(module.weight, INT8 if is_head else form).dequantized())
+        model.get_input_embeddings().weight = nn.Parameter(looked_up)  # tokens are looked up in the file
+    with Engine(
+        model_path=str(TOY), quantization=name, dtype="float32", max_total_tokens=2048, chunked_prefill_size=100
+    ) as engine:
+        check(engine, model)
+
+
+@pytest.mark.parametrize("name", ["gptq4-zeros", "awq64"])
+def test_packed_checkpoints_as_they_are(tmp_path: Path, name: str) -> None:
+    write_packed(TOY, tmp_path / "packed", tmp_path / "widened", FORMATS[name])
+    model = rounding_reference(tmp_path / "widened")
+    head = model.get_output_embeddings()
+    head._forward_pre_hooks.clear()  # the file has floats for it
+    with Engine(model_path=str(tmp_path / "packed"), dtype="float32", max_total_tokens=2048) as engine:
+        check(engine, model)
+
+
+def test_floats_when_another_product_is_asked_for(tmp_path: Path) -> None:
+    """The oracle of the kernels: nothing is rounded but the weights."""
+    from transformers import AutoModelForCausalLM
+
+    write_packed(TOY, tmp_path / "packed", tmp_path / "widened", FORMATS["w4a16"])
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "widened", dtype=torch.float32)
+    options = {"temperature": 0.0, "max_new_tokens": 2}
+    with Engine(
+        model_path=str(tmp_path / "packed"), dtype="float32", max_total_tokens=2048, linear_backend="torch"
+    ) as engine:
+        found = engine.generate(input_ids=PROMPTS[0], sampling_params=options, return_logprob=True)
+    with torch.inference_mode():
+        scores = model(torch.tensor([PROMPTS[0]])).logits[0, -1].log_softmax(-1)
+    assert abs(found["meta_info"]["output_token_logprobs"][0][0] - float(scores.max())) < 1e-4

@@ -1,0 +1,127 @@
+"""Linear layers, embeddings and heads with weights that stay in few bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton.runtime.layers.linear import Linear
+from baton.runtime.layers.quantize import quantize
+from baton.runtime.layers.quantized_weights import INT4, INT8, Float8Weight, QuantForm, QuantizedWeight
+from baton.runtime.layers.weight_slots import WeightSlot, pick_outputs, widened
+
+CPU = torch.device("cpu")
+
+
+def some_weight(out: int, into: int = 64, seed: int = 0) -> torch.Tensor:
+    return torch.randn(out, into, generator=torch.Generator().manual_seed(seed))
+
+
+class Twin:
+    """Stands for the kernels: multiplies by the numbers that packed weights stand for."""
+
+    def __init__(self, *, knows: tuple[int, ...] = (4, 8)) -> None:
+        self._knows = knows
+        self.packed: list[QuantizedWeight] = []
+
+    def pack(self, weights):
+        if any(weight.form.bits not in self._knows for weight in weights):
+            raise ValueError("no kernel")
+        self.packed += weights
+        return weights
+
+    def prepare(self, packed, bias, dtype):
+        whole = torch.cat([weight.dequantized() for weight in packed])
+        return lambda x: torch.nn.functional.linear(x, whole, bias).to(dtype)
+
+    def look_up(self, packed, dtype):
+        return lambda ids: packed[0].dequantized()[ids].to(dtype)
+
+
+def loaded(
+    weights: dict[str, torch.Tensor | QuantizedWeight | Float8Weight], form: QuantForm | None, **options
+) -> Linear:
+    linear = Linear(
+        64, {name: weight.shape[0] for name, weight in weights.items()}, dtype=torch.float32, device=CPU, **options
+    )
+    linear.keep_packed(form)
+    for name, view in linear.checkpoint_views("at").items():
+        assert isinstance(view, WeightSlot) or name.endswith("bias")
+        if isinstance(view, WeightSlot):
+            view.store(weights[name.removeprefix("at.").removesuffix(".weight")])
+    if linear.bias is not None:
+        linear.bias.copy_(torch.arange(len(linear.bias)))
+    return linear
+
+
+def test_float_weights_become_few_bits() -> None:
+    weights = {"q": some_weight(40), "k": some_weight(24, seed=1)}
+    linear, twin = loaded(weights, INT8, bias=True), Twin()
+    linear.pack(twin)
+    assert [weight.form for weight in twin.packed] == [INT8, INT8] and linear.weight is None
+    x = some_weight(3, seed=2)
+    whole = torch.cat([quantize(weight, INT8).dequantized() for weight in weights.values()])
+    torch.testing.assert_close(linear(x), torch.nn.functional.linear(x, whole, linear.bias))
+    assert linear.is_recordable(1)
+
+
+def test_packed_weights_stay_as_the_checkpoint_has_them() -> None:
+    weight = quantize(some_weight(32), INT4)
+    linear, twin = loaded({"o": weight}, INT8, bias=False), Twin()
+    linear.pack(twin)
+    assert twin.packed[0] is weight
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        some_weight(32, seed=1),
+        Float8Weight(some_weight(32, seed=1).to(torch.float8_e4m3fn), torch.full((32, 1), 0.5), 0),
+        quantize(some_weight(32, seed=1), INT8),
+    ],
+    ids=["float", "fp8", "a form without a kernel"],
+)
+def test_layers_without_a_kernel_for_all_their_weights_become_floats(other) -> None:
+    weights = {"q": quantize(some_weight(32), INT4), "k": other}
+    linear, twin = loaded(weights, None, bias=False), Twin(knows=(4,))
+    linear.pack(twin)
+    assert linear.packed is None and not twin.packed
+    assert linear.weight is not None and not linear.is_recordable(1)
+    assert torch.equal(linear.weight, torch.cat([widened(weight, torch.float32) for weight in weights.values()]))
+    x = some_weight(3, seed=2)
+    torch.testing.assert_close(linear(x), x @ linear.weight.t())
+
+
+def test_outputs_are_reordered_across_projections_of_several_forms() -> None:
+    weights = {"q": quantize(some_weight(32), INT4), "k": quantize(some_weight(32, seed=1), INT8)}
+    order = torch.cat((torch.arange(0, 64, 2), torch.arange(1, 64, 2)))
+    linear = loaded(weights, None, bias=True)
+    before = linear.bias.clone() if linear.bias is not None else None
+    linear.reorder_outputs(order)
+    linear.pack(Twin())
+    x = some_weight(3, seed=2)
+    whole = torch.cat([weight.dequantized() for weight in weights.values()])
+    torch.testing.assert_close(linear(x), torch.nn.functional.linear(x, whole, before)[:, order])
+
+
+def test_additional_outputs_are_zeros() -> None:
+    linear = loaded({"in_proj": some_weight(40)}, INT8, bias=False, multiple=64)
+    linear.pack(Twin())
+    found = linear(some_weight(3, seed=2))
+    assert found.shape == (3, 64) and not found[:, 40:].any() and found[:, :40].all()
+
+
+def test_runs_of_outputs_keep_their_weights() -> None:
+    weights = [some_weight(4), quantize(some_weight(4, seed=1), INT8)]
+    found = pick_outputs(weights, torch.tensor([0, 1, 7, 6, 2]))
+    assert [each.shape[0] for each in found] == [2, 2, 1]
+    whole = torch.cat([widened(weight, torch.float32) for weight in weights])
+    assert torch.equal(torch.cat([widened(each, torch.float32) for each in found]), whole[[0, 1, 7, 6, 2]])
+
+
+def test_slots_copy_tensors_that_may_be_mapped() -> None:
+    slot, weight = WeightSlot(8, 64, None), some_weight(8)
+    slot.store(weight)
+    weight.zero_()
+    assert isinstance(slot.weight, torch.Tensor) and slot.weight.any()
+    assert slot.nbytes == 8 * 64 * 4
