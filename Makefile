@@ -21,12 +21,12 @@ HARNESSES  ?= build/harnesses
 REAL_MODEL ?= build/models/SmolLM2-135M-Instruct
 
 # Two test processes on two cores: one thread each. More would also wait for each other where others use the cores.
-test test-units test-processes test-equality test-slow test-real test-harnesses: export OMP_NUM_THREADS = 1
+test test-units test-processes test-equality test-lowered test-slow test-real test-harnesses: export OMP_NUM_THREADS = 1
 test-gateways test-clients: export OMP_NUM_THREADS = 1
 # The tests start two hundred processes: without byte code on disk, each would compile all it imports.
 test test-units test-processes test-equality test-slow: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo install install-dev test test-units test-processes test-equality test-slow test-products test-real
+.PHONY: demo install install-dev test test-units test-processes test-equality test-lowered test-slow test-products test-real
 .PHONY: test-harnesses check mutants test-avx2 test-gateways test-clients test-kernels real-model serve dashboard-pictures bench
 .PHONY: test-gpu bench-gpu clean
 
@@ -61,7 +61,7 @@ $(TESTING): $(SERVING)
 	$(PIP_INSTALL) -e '.[dev,cpu,tiers,learned]'
 	touch $@
 
-test: test-units test-processes test-equality  ## everything that passes without a GPU
+test: test-units test-processes test-equality test-lowered  ## everything that passes without a GPU
 
 # Files that have tests of a kind: to collect all others takes each test process ten seconds.
 marked = $(shell grep -rlwE --include='*.py' 'mark\.($(1))' tests)
@@ -82,9 +82,15 @@ test-equality: $(TESTING)
 	BATON_TEST_ATTENTION=numba $(BIN)/python -m pytest -n 2 --dist loadfile \
 	    -m "equality and not gpu and not slow and not real" $(call marked,equality)
 
+# What differs most from processor to processor, as on two lesser ones.
+LOWERED := tests/runtime/layers/numba_ops/test_quant_products.py tests/equality/test_quantization.py
+test-lowered: $(TESTING)
+	for level in avx2 avx512; do BATON_CPU_FEATURES=$$level $(BIN)/python -m pytest -n 2 --dist loadfile \
+	    -m "not gpu and not slow" $(LOWERED) || exit 1; done
+
 # The same tests as on a lesser processor. The variable lowers torch, oneDNN, MKL and Numba too: attention/processor.py.
 test-avx2: export BATON_CPU_FEATURES = avx2
-test-avx2: test         ## `make test` as on a processor with AVX2 and nothing newer
+test-avx2: test-units test-processes test-equality  ## `make test` as on a processor with AVX2 and nothing newer
 
 test-slow: $(TESTING)   ## slow: soak runs, the tests that run benchmarks, and further seeds and variants of the other tests
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not real and not gateways and not clients" \

@@ -2,8 +2,9 @@
 
 For tests, and to see how another machine would behave, BATON_CPU_FEATURES lowers it to a level:
 
-    avx2      256-bit vectors; neither pairs nor conversions of bfloat16, and oneDNN packs none
-    avx512    512-bit vectors, without arithmetic for bfloat16 or float16
+    avx2           256-bit vectors; neither pairs nor conversions of bfloat16, and oneDNN packs none
+    avx512         512-bit vectors, without arithmetic for bfloat16, float16 or groups of 8-bit integers
+    avx512_vnni    the same with sums of four products of 8-bit integers
 
 It also sets the variables by which torch, oneDNN, MKL and Numba are lowered, where they are not set yet. These are read
 once, at a library's first use: so this is done when the module is imported, which imports none of them.
@@ -53,13 +54,23 @@ LEVELS = {
         },
     ),
     "avx512": Level(
-        lacks=("avx512_bf16", "avx512_fp16", "avx10", "avx_", "amx"),
+        lacks=("avx512_bf16", "avx512_fp16", "avx512_vnni", "avx10", "avx_", "amx"),
         environment={
             "ATEN_CPU_CAPABILITY": "avx512",
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
             "MKL_ENABLE_INSTRUCTIONS": "AVX512",
             "NUMBA_CPU_NAME": "x86-64-v4",
-            "NUMBA_CPU_FEATURES": "+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl",
+            "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl",
+        },
+    ),
+    "avx512_vnni": Level(
+        lacks=("avx512_bf16", "avx512_fp16", "avx10", "avx_", "amx"),
+        environment={
+            "ATEN_CPU_CAPABILITY": "avx512",
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+            "NUMBA_CPU_NAME": "x86-64-v4",
+            "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl,+avx512vnni",
         },
     ),
 }
