@@ -79,6 +79,11 @@ class _Refusal(TorchDispatchMode):
 
     LOOKS = frozenset({"view", "slice", "select", "unsqueeze", "unflatten", "alias", "detach", "lift_fresh"})
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch imports its compiler, in seconds, to keep it away from this mode."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ not in self.LOOKS:
             raise NotRecordable(f"{func} is torch's, and would not be computed again")

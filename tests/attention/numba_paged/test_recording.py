@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -97,3 +99,25 @@ def test_recording_torch_operations_is_refused() -> None:
     with pytest.raises(NotRecordable, match=r"aten\.add\.Tensor is torch's"):
         TeamRecorder(team).record(lambda: x + 1)
     assert team.recorder is None, "calls are run again"
+
+
+START = """
+import sys
+import torch
+from baton.attention.numba_paged import recording
+from baton.attention.numba_paged.team import Team
+from baton.attention.probe import DECODE, probe_backend
+from baton.attention.backend import AttentionSpec
+from baton.attention.torch_native import TorchNativeBackend
+probe_backend(lambda pool, specs: TorchNativeBackend(pool), [AttentionSpec(0, 2, 1, 16, 0.25)], [DECODE], page_size=1,
+              dtype=torch.float32, device=torch.device("cpu"))
+x = torch.zeros(4)
+recording.TeamRecorder(Team()).record(lambda: x[1:].view(3, 1))
+print(*sorted({"torch._dynamo", "torch.distributed.tensor", "sympy"} & set(sys.modules)))
+"""
+
+
+def test_a_start_imports_no_compiler_of_torch() -> None:
+    """They took six of its seconds."""
+    found = subprocess.run([sys.executable, "-P", "-c", START], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == ""
