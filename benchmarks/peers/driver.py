@@ -50,6 +50,18 @@ class Process:
             except OSError as error:
                 raise EngineFailed(f"{command[0]}: {error.strerror}") from None
 
+    def memory(self) -> dict[str, float]:
+        """MB that the process and all its descendants hold: "now" and "peak" resident, "proportional" with shared pages
+        counted once. The peak is the sum of theirs, which need not be of one moment."""
+        found = {"now": 0.0, "peak": 0.0, "proportional": 0.0}
+        for pid in descendants(self.popen.pid):
+            with contextlib.suppress(OSError, KeyError):  # it may end meanwhile
+                status = sizes_mb(Path(f"/proc/{pid}/status"))
+                found["now"] += status["VmRSS"]
+                found["peak"] += status["VmHWM"]
+                found["proportional"] += sizes_mb(Path(f"/proc/{pid}/smaps_rollup"))["Pss"]
+        return found
+
     def failed(self, reason: str) -> EngineFailed:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return EngineFailed(reason, lines[-LAST_LINES:])
@@ -65,6 +77,26 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
+
+
+def descendants(root: int) -> set[int]:
+    """A process, and all that it or they have started."""
+    children: dict[int, list[int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(file.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(file.parent.name))
+    found, new = set[int](), [root]
+    while new:
+        found.add(pid := new.pop())
+        new += children.get(pid, [])
+    return found
+
+
+def sizes_mb(file: Path) -> dict[str, float]:
+    """The lines of a file of /proc that are sizes, in MB."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {line[0].rstrip(":"): int(line[1]) * 1.024e-3 for line in lines if len(line) == 3 and line[2] == "kB"}
 
 
 class Driver:
@@ -94,6 +126,10 @@ class Driver:
         if "error" in answer:
             raise self._process.failed(answer["error"])
         return answer["done"]
+
+    def memory(self) -> dict[str, float]:
+        """See `Process.memory`."""
+        return self._process.memory()
 
     def said(self) -> list[str]:
         """The lines it wrote to stderr so far."""

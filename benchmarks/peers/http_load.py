@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common.raw_http import Connections
 from benchmarks.peers.driver import EngineFailed, Process, wait_until
-from benchmarks.peers.engines import Engine
+from benchmarks.peers.engines import LARGE, Engine, Room
 from benchmarks.peers.work import Found, Ids, Prompts
 
 PATH = "/v1/completions"
@@ -37,8 +37,8 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """rate, times: the names of the metrics, the latter by what they are. Every client goes on with the next prompt as
-    soon as its answer is whole."""
+    """rate, times: the names of the metrics, the latter by what they are; rate is empty if the load is not the figure.
+    Every client goes on with the next prompt as soon as its answer is whole."""
 
     rate: str
     times: dict[str, str]
@@ -58,6 +58,8 @@ class Load:
         counts = {stream.tokens for stream in streams}
         if counts != {self.tokens}:
             raise EngineFailed(f"answers of {sorted(counts)} tokens, where {self.tokens} were wanted")
+        if not self.rate:
+            return Found({})
         gaps = [gap for stream in streams for gap in stream.gaps]
         if not gaps:
             raise EngineFailed("every answer came as a whole: there is nothing between its tokens")
@@ -69,7 +71,7 @@ class Load:
         return Found(figures, extra={"events_per_request": 1 + len(gaps) / len(streams)})
 
     async def _all(self, url: str, prompts: list[Ids]) -> tuple[float, list[Stream]]:
-        connections = Connections(url)
+        connections = Connections(url, kept=bool(self.rate))
         try:
             await asyncio.gather(*(self._one(connections, ids) for ids in prompts[: self.clients]))
             waiting, done = iter(prompts[self.clients :]), []
@@ -104,14 +106,21 @@ class Load:
 
 @contextlib.contextmanager
 def serving(
-    engine: Engine, model: Path, dtype: str, cores: list[int], work: Path, log: Path, start_s: float
+    engine: Engine,
+    model: Path,
+    dtype: str,
+    cores: list[int],
+    work: Path,
+    log: Path,
+    start_s: float,
+    room: Room = LARGE,
 ) -> Iterator[tuple[str, Process]]:
     """The URL of a server that is ready. Raises EngineFailed if it does not become so."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    process = Process(engine.server(model, dtype, port), engine.environment(cores, work), log, asked=False)
+    process = Process(engine.server(model, dtype, port, room), engine.environment(cores, work), log, asked=False)
 
     def settled() -> bool:
         return process.popen.poll() is not None or answers(port, engine.ready_path)

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
-SAME = ("commit", "processor", "cores", "seed", "quick")
+SAME = ("commit", "processor", "level", "cores", "seed", "quick")
 """Facts that must be the same in all runs of one table."""
 
 
@@ -23,7 +23,11 @@ class Results:
         if resume and file.exists():
             self.report = json.loads(file.read_text())
             other = self.report["runs"][-1]
-            changed = [f"{key} {other[key]!r} before, {about[key]!r} now" for key in SAME if other[key] != about[key]]
+            changed = [
+                f"{key} {other.get(key)!r} before, {about.get(key)!r} now"
+                for key in SAME
+                if other.get(key) != about.get(key)
+            ]
             if changed:
                 raise ValueError(f"{file} cannot be gone on with: {'; '.join(changed)}")
             self.report |= {"skipped": {}, "failures": []}  # what failed is tried again
@@ -51,11 +55,15 @@ class Results:
 
     def values(self, model: str, dtype: str, metric: str) -> dict[str, float]:
         """Median of each engine's rounds."""
+        return {engine: median(values) for engine, values in self.all_values(model, dtype, metric).items()}
+
+    def all_values(self, model: str, dtype: str, metric: str) -> dict[str, list[float]]:
+        """The figure of each round, by engine."""
         rounds: dict[str, list[float]] = {}
         for row in self.report["rows"]:
             if (row["model"], row["dtype"], row["metric"]) == (model, dtype, metric):
                 rounds.setdefault(row["engine"], []).append(row["value"])
-        return {engine: median(values) for engine, values in rounds.items()}
+        return rounds
 
     def rounds(self) -> int:
         """The least number of rounds of any figure."""

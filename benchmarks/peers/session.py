@@ -16,10 +16,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.peers.driver import Driver, EngineFailed, Process
-from benchmarks.peers.engines import OURS, Engine
+from benchmarks.peers.engines import LARGE, OURS, SMALL, Engine, Room
 from benchmarks.peers.http_load import serving
-from benchmarks.peers.models import make_for, make_model
-from benchmarks.peers.plan import Unit
+from benchmarks.peers.models import REAL_MODEL, make_for, make_model
+from benchmarks.peers.plan import Unit, takes_part
 from benchmarks.peers.results import Results, Row, agreement
 from benchmarks.peers.work import Ask, Found, Ids, Prompts
 
@@ -36,6 +36,9 @@ class Settings:
     rounds: int
     seed: int
     limit_s: float
+    llamacpp: str | None = None
+    """The python of an environment with ggml, which quantises."""
+    real_model: Path = REAL_MODEL
 
 
 class Session:
@@ -44,24 +47,33 @@ class Session:
     def __init__(self, model: str, dtype: str, engines: Sequence[Engine], settings: Settings, results: Results) -> None:
         self._model, self._dtype = model, dtype
         self._engines, self._settings, self._results = engines, settings, results
-        self._folder = make_model(model, settings.work)
+        self._folder = make_model(model, settings.work, settings.real_model)
         self._vocab_size: int = json.loads((self._folder / "config.json").read_text())["vocab_size"]
         self._drivers: dict[str, Driver] = {}
         self._servers: dict[str, tuple[str, Process]] = {}
+        self._room = LARGE
 
     def run(self, units: Sequence[Unit]) -> None:
+        """All engines that the units of a kind need are loaded anew for them."""
+        for room in (LARGE, SMALL):
+            for over_http in (False, True):
+                chosen = [unit for unit in units if unit.room is room and (unit.load is not None) == over_http]
+                self._run([unit for unit in chosen if unit.suits(self._dtype)], room)
+
+    def _run(self, units: Sequence[Unit], room: Room) -> None:
+        self._room = room
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
-            self._rounds([unit for unit in units if unit.run], self._engines, stack)
-        with contextlib.ExitStack() as stack:
-            able = [engine for engine in self._engines if engine.ready_path]
-            self._rounds([unit for unit in units if unit.load], able, stack)
+            self._rounds(units, stack)
 
-    def _rounds(self, units: Sequence[Unit], engines: Sequence[Engine], stack: contextlib.ExitStack) -> None:
+    def _rounds(self, units: Sequence[Unit], stack: contextlib.ExitStack) -> None:
+        if not units:
+            return
         turns = list(itertools.product(range(self._settings.rounds), units))
         title = f"{self._model} {self._dtype}"
         for number, unit in tqdm(turns, title, unit="unit", disable=None):
             outputs: dict[str, list[Ids]] = {}
+            engines = [engine for engine in self._engines if takes_part(engine, unit, self._dtype)]
             for engine in engines if number % 2 == 0 else engines[::-1]:
                 place = {"model": self._model, "dtype": self._dtype, "unit": unit.name, "round": number}
                 found = self._turn(unit, engine, place, stack)
@@ -81,11 +93,13 @@ class Session:
                 ask = self._ask(engine)
                 time.sleep(SETTLE_S)
                 found = unit.run(ask, prompts)
+                held = self._drivers[engine.name].memory() if unit.memory else {}
             else:
                 assert unit.load is not None
-                url, process = self._server(engine, stack)
+                url, process = self._server(engine, unit.name, stack)
                 time.sleep(SETTLE_S)
                 found = unit.load(url, prompts, self._settings.limit_s)
+                held = process.memory() if unit.memory else {}
         except EngineFailed as failure:
             failure = process.failed(failure.reason) if process else failure
             if unit.run is not None:
@@ -93,13 +107,15 @@ class Session:
             self._results.fail(place, engine.name, failure.reason, failure.last_lines)
             tqdm.write(f"{engine.name} failed at {unit.name}: {failure.reason}")
             return None
-        self._results.add_figures(place, engine.name, found.figures, found.extra, os.getloadavg()[0])
+        figures = found.figures | dict(zip(unit.memory, (held.get("now", 0), held.get("peak", 0))))
+        extra = found.extra | ({"proportional_mb": held["proportional"]} if held else {})
+        self._results.add_figures(place, engine.name, figures, extra, os.getloadavg()[0])
         return found
 
     def _compare(self, outputs: dict[str, list[Ids]], place: Row) -> None:
         ours = outputs.pop(OURS, [])
         for name, theirs in outputs.items():
-            if ours and theirs:
+            if ours and theirs and all(theirs):  # some have no ids
                 self._results.agree(place, name, agreement(ours, theirs))
 
     # -- engines -------------------------------------------------------------------------------------------------------
@@ -115,25 +131,27 @@ class Session:
         return functools.partial(driver.ask, limit_s=self._settings.limit_s)
 
     def _start(self, engine: Engine) -> Driver:
-        make_for(engine, self._folder)
         settings = self._settings
-        command = engine.command(self._folder, self._dtype, settings.cores)
+        make_for(engine, self._folder, self._dtype, settings.llamacpp)
+        command = engine.command(self._folder, self._dtype, settings.cores, self._room)
         environment = engine.environment(settings.cores, settings.work)
         driver = Driver(command, environment, self._log(engine, "engine"), settings.limit_s)
         self._drivers[engine.name] = driver
         self._results.report["engines"].setdefault(engine.name, {}).update(driver.about)
-        warm_up(functools.partial(driver.ask, limit_s=settings.limit_s), self._vocab_size)
+        ask = functools.partial(driver.ask, limit_s=settings.limit_s)
+        warm_up(ask, self._vocab_size, self._room is LARGE)
         if engine.name == OURS:  # which logs warnings alone
             self._results.warn(f"{self._model}, {self._dtype}", driver.said())
         return driver
 
-    def _server(self, engine: Engine, stack: contextlib.ExitStack) -> tuple[str, Process]:
+    def _server(self, engine: Engine, unit: str, stack: contextlib.ExitStack) -> tuple[str, Process]:
         if engine.name not in self._servers:
             settings = self._settings
-            log = self._log(engine, "server")
-            with self._starting(engine, "http"):
+            log, room = self._log(engine, "server"), self._room
+            with self._starting(engine, unit):
+                make_for(engine, self._folder, self._dtype, settings.llamacpp)
                 server = serving(
-                    engine, self._folder, self._dtype, settings.cores, settings.work, log, settings.limit_s
+                    engine, self._folder, self._dtype, settings.cores, settings.work, log, settings.limit_s, room
                 )
                 self._servers[engine.name] = stack.enter_context(server)
         return self._servers[engine.name]
@@ -155,9 +173,10 @@ class Session:
     def _close(self) -> None:
         for engine in self._engines:
             self._drop(engine)
+        self._servers.clear()  # the stack that they are in ends them
 
 
-def warm_up(ask: Ask, vocab_size: int) -> None:
+def warm_up(ask: Ask, vocab_size: int, searches: bool) -> None:
     """Prompts and batches of both kinds, before anything is timed."""
     prompts = Prompts((0,), vocab_size)
     rng = prompts.rng()
@@ -165,5 +184,6 @@ def warm_up(ask: Ask, vocab_size: int) -> None:
         for seed in (None, 1):
             requests = [{"ids": ids, "tokens": tokens, "seed": seed} for ids in prompts.make(rng, number, length)]
             ask("generate", requests=requests, stream=True)
-    (ids,) = prompts.make(rng, 1, 60)
-    ask("beam", requests=[{"ids": ids, "tokens": 3}], width=4, steps=3)
+    if searches:
+        (ids,) = prompts.make(rng, 1, 60)
+        ask("beam", requests=[{"ids": ids, "tokens": 3}], width=4, steps=3)

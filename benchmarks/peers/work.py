@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -46,7 +47,8 @@ class Prompts:
 def generate(ask: Ask, requests: list[dict[str, Any]], *, stream: bool = False) -> dict[str, Any]:
     """As asked; every request has as many tokens as it wanted."""
     done = ask("generate", requests=requests, stream=stream)
-    counts, wanted = [len(each["ids"]) for each in done["requests"]], [each["tokens"] for each in requests]
+    counts = [each.get("tokens", len(each["ids"])) for each in done["requests"]]
+    wanted = [each["tokens"] for each in requests]
     if counts != wanted:
         raise EngineFailed(f"generated {counts} tokens where {wanted} were wanted")
     return done
@@ -116,6 +118,48 @@ class Steps:
             found.extra[metric] = {"steps": len(gaps), "median_ms": median(gaps) * 1e3}
             found.greedy += [each["ids"] for each in done["requests"]]
         return found
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Tokens per second while streams of equal length all decode, prompts excluded: by the wall clock from the first
+    step in which all do to the last."""
+
+    metrics: dict[int, str]
+    """By streams."""
+    prompt: int
+    tokens: int
+    """Tokens of the stream that begins last, see `Steps`."""
+
+    def __call__(self, ask: Ask, prompts: Prompts) -> Found:
+        rng, found = prompts.rng(), Found({})
+        for streams, metric in self.metrics.items():
+            tokens = self.tokens + streams * self.prompt // SMALL_PIECE
+            requests = [{"ids": ids, "tokens": tokens} for ids in prompts.make(rng, streams, self.prompt)]
+            done = generate(ask, requests, stream=True)
+            gaps = done["steps_s"]
+            if len(gaps) < self.tokens // 4:
+                raise EngineFailed(f"{len(gaps)} steps of all {streams} streams in {tokens} tokens")
+            found.figures[metric] = streams * len(gaps) / sum(gaps)
+            found.extra[metric] = {"steps": len(gaps), "median_ms": median(gaps) * 1e3, "least_ms": min(gaps) * 1e3}
+            found.greedy += [each["ids"] for each in done["requests"]]
+        return found
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Work of all kinds, and a rest: then memory is read."""
+
+    streams: int
+    prompt: int
+    rest_s: float = 1.0
+
+    def __call__(self, ask: Ask, prompts: Prompts) -> Found:
+        rng = prompts.rng()
+        generate(ask, [{"ids": ids, "tokens": 8} for ids in prompts.make(rng, 1, self.prompt)])
+        generate(ask, [{"ids": ids, "tokens": 8} for ids in prompts.make(rng, self.streams, 32)])
+        time.sleep(self.rest_s)
+        return Found({})
 
 
 @dataclass(frozen=True)

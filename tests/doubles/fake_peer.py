@@ -10,9 +10,12 @@ from typing import Any
 
 
 class Engine:
-    def __init__(self, trace: str = "", at: str = "", what: str = "", name: str = "fake", **_: Any) -> None:
+    def __init__(
+        self, trace: str = "", at: str = "", what: str = "", name: str = "fake", without_ids: bool = False, **_: Any
+    ) -> None:
         """trace: file that gets a line per call. at: the method at which it does ``what``: raise, die, hang or short
-        (a token too few); "start" for its start."""
+        (a token too few); "start" for its start. without_ids: its answers have only the numbers of tokens."""
+        self._without_ids = without_ids
         print("this library greets on stdout", flush=True)
         self._trace, self._at, self._what, self._name = trace, at, what, name
         self._note("start")
@@ -29,6 +32,8 @@ class Engine:
         found = [
             {"name": "r", "ids": [7] * (each["tokens"] - fewer), "first_s": 0.01, "total_s": 0.02} for each in requests
         ]
+        if self._without_ids:
+            found = [{**one, "tokens": len(one["ids"]), "ids": []} for one in found]
         return {"seconds": 0.5, "steps_s": [0.003] * (tokens - 1) if stream else [], "requests": found}
 
     def beam(self, requests: list[dict[str, Any]], width: int, steps: int) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common.clients import GREEDY, SAMPLED, Call, EngineClient, native_fields
+from benchmarks.peers.drivers.arrivals import step_times
 from benchmarks.serving.two_stage import press
 
 RETAIN_S = 3600.0
@@ -17,7 +17,9 @@ RETAIN_S = 3600.0
 
 
 class Engine:
-    def __init__(self, model: str, dtype: str, cores: list[int], rows: int, kv_tokens: int) -> None:
+    def __init__(
+        self, model: str, dtype: str, cores: list[int], rows: int, kv_tokens: int, quantization: str | None = None
+    ) -> None:
         import torch
 
         self._client = EngineClient(
@@ -30,6 +32,7 @@ class Engine:
                 "max_leased_requests": rows,
                 "max_leased_ratio": 0.9,
                 "log_level": "warning",
+                **({} if quantization is None else {"quantization": quantization}),
             }
         )
         asyncio.run(self._client.open_session())
@@ -103,13 +106,3 @@ class Engine:
             return stats["free_tokens"] + stats["evictable_tokens"]
 
         return {"tokens": asyncio.run(fill())}
-
-
-def step_times(arrivals: list[list[tuple[float, int]]]) -> list[float]:
-    """Seconds per token of the request that began last, from its second token until the first request has ended:
-    meanwhile all of them decode.
-
-    arrivals: of each request, when which number of tokens was there."""
-    last, until = max(arrivals, key=lambda mine: mine[0][0]), min(mine[-1][0] for mine in arrivals)
-    together = [arrival for arrival in last[1:] if arrival[0] <= until]
-    return [(b - a) / (after - before) for (a, before), (b, after) in itertools.pairwise(together)]

@@ -8,24 +8,27 @@ import time
 from typing import Any
 
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
+BLOCK = 32
+"""Tokens of a block of its KV on a CPU."""
 
 
 class Engine:
-    def __init__(self, model: str, dtype: str, cores: list[int], rows: int, kv_gib: int) -> None:
+    def __init__(self, model: str, dtype: str, cores: list[int], rows: int, kv_tokens: int, kv_gib: int | None) -> None:
         self._genai: Any = importlib.import_module("openvino_genai")
         self._openvino: Any = importlib.import_module("openvino")
         self._numpy: Any = importlib.import_module("numpy")
         scheduler = self._genai.SchedulerConfig()
-        scheduler.cache_size = kv_gib
+        if kv_gib is not None:
+            scheduler.cache_size = kv_gib
+        else:
+            scheduler.num_kv_blocks = kv_tokens // BLOCK
         scheduler.enable_prefix_caching = True
         scheduler.max_num_batched_tokens = 2048  # its default of 256 makes prompts slow
         scheduler.max_num_seqs = rows
-        precision = PRECISIONS[dtype]
-        properties = {
-            "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": precision,  # its default is 8 bits: as accurate as the others is what is compared
-            "INFERENCE_NUM_THREADS": len(cores),
-        }
+        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": len(cores)}
+        if (precision := PRECISIONS.get(dtype)) is not None:  # else everything is as it is by default
+            properties["INFERENCE_PRECISION_HINT"] = precision
+            properties["KV_CACHE_PRECISION"] = precision  # its default is 8 bits: as accurate as the others
         self._pipeline = self._genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
         self._numbers = itertools.count()
         self.about = {"version": self._genai.__version__.split("-")[0]}

@@ -13,6 +13,9 @@ that engine. Each engine's driver has
     beam(requests, width, steps) -> {"seconds": [of each request], "sequences": [per request its lists of ids]}
     press() -> {"tokens"}    computed by other requests, so many that what is kept without a lease is gone; 0: did not
 
+An engine whose answers have no ids gives "tokens", their number, and an empty list. beam and press are missing where an
+engine has no beam search.
+
 A request is {"ids", "tokens"} and, where it matters, "seed" (sampled, not greedy), "keep" (another request will
 continue it), "parent" and "suffix" (the name of the parent, and the new ids at the end). Times are seconds since all
 requests of the call were submitted; steps_s, where the call streams, are the times between steps in which all of them

@@ -12,7 +12,7 @@ SAMPLED = {"temperature": 0.6, "top_p": 0.95, "top_k": 50}
 
 
 class Engine:
-    def __init__(self, model: str, dtype: str, cores: list[int], rows: int, kv_gib: int) -> None:
+    def __init__(self, model: str, dtype: str, cores: list[int], rows: int, kv_tokens: int, kv_gib: int | None) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         vllm = importlib.import_module("vllm")
         self._params = importlib.import_module("vllm.sampling_params")

@@ -13,16 +13,18 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def test_benchmark_runs_without_peers(tmp_path: Path) -> None:
-    chosen = ("--units", "prefill", "steps-32", "evicted-2", "beam-2", "http", "--rounds", "1", "--dtype", "float32")
+    chosen = ("prefill", "steps-32", "evicted-2", "beam-2", "http", "decode", "server-memory")
+    words = ("--units", *chosen, "--rounds", "1", "--dtype", "float32")
     work = ("--work-dir", str(tmp_path / "work"), "--openvino", str(tmp_path / "none" / "bin" / "python"))
-    done = run_benchmark("peers", "--quick", *chosen, *work, out=tmp_path / "out")
+    done = run_benchmark("peers", "--quick", *words, *work, out=tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "vllm-cpu: skipped, no --vllm names the python of its environment" in done.stdout
     assert "/bin/python is no program" in done.stdout
     report = json.loads((tmp_path / "out" / "peers.json").read_text())
     assert not report["failures"] and report["engines"]["baton"]["torch"]
     units = [row["unit"] for row in report["rows"]]
-    assert units == ["prefill", "steps-32", "steps-32", "evicted-2", "beam-2", *["http"] * 5]
+    large = ["prefill", "steps-32", "steps-32", "evicted-2", "beam-2", *["http"] * 5]
+    assert units == [*large, *["decode"] * 2, *["server-memory"] * 2]
     assert all(row["value"] > 0 for row in report["rows"])
     assert not list((tmp_path / "work" / "models").glob("*.part"))
 

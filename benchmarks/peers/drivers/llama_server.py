@@ -3,7 +3,8 @@ environment, which has nothing of ours:
 
     PYTHON llama_server.py '{"model": FILE, "port": 8000, "threads": 2, "n_ctx": 4096}'
 
-Other keys are settings of llama.cpp's, by their names in ``CommonParams``. All others are at their defaults.
+"kv" is the type of K and V: F32, else F16. Other keys are settings of llama.cpp's, by their names in ``CommonParams``.
+All others are at their defaults.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import sys
 from typing import Any
 
 
-def start(model: str, threads: int, **settings: Any) -> Any:
+def start(model: str, threads: int, kv: str = "F32", **settings: Any) -> Any:
     xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # as exact as the others' KV
+    params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{kv}")
     params.verbosity = 1
     for name, value in settings.items():
         setattr(params, name, value)
