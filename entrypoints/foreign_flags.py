@@ -104,7 +104,6 @@ FOREIGN: dict[str, Foreign] = {
     "gpu_memory_utilization": Alias("mem_fraction_static", about="a share of the memory that is free at the start"),
     "device_memory_utilization": Alias("mem_fraction_static", about="a share of the memory that is free at the start"),
     "kv_cache_dtype": NoEffect("KV has the weights' type, --dtype", ("auto",)),
-    "quantization": Refused("quantised weights are not supported yet; give a float16, bfloat16 or float32 checkpoint"),
     "tokenizer_mode": NoEffect("every tokenizer is a fast one, from the library tokenizers", ("auto", "hf")),
     "skip_tokenizer_init": Refused("a server without a tokenizer is not supported; text and ids are both taken"),
     "revision": Refused(f"{_NO_REMOTE}: download that revision and give its folder as --model-path"),
@@ -229,6 +228,11 @@ FOREIGN: dict[str, Foreign] = {
 OTHER_VALUES: dict[str, dict[str, str]] = {
     "load_format": {"safetensors": "auto"},
     "dtype": {"half": "float16", "float": "float32"},
+    # The names of a checkpoint's own format: it is read from its files.
+    "quantization": dict.fromkeys(
+        ("none", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf", "w8a8_int8", "w8a8_fp8"),
+        "auto",
+    ),
     "model_impl": {"sglang": "auto", "vllm": "auto"},
     "log_level": {"critical": "error", "warn": "warning"},
     "schedule_policy": {"lmcache-like": "fcfs"},  # a former name
@@ -268,6 +272,8 @@ def translate(given: Iterable[tuple[str, Any]], own: Collection[str]) -> Transla
     result, last = Translation(), []
     for name, value in given:
         if not is_foreign(name, own):
+            if name in OTHER_VALUES and value is None:
+                continue  # it asks for nothing, as keywords of an Engine may
             meant = OTHER_VALUES[name].get(value, value) if _has_others(name, value) else value
             result.settings.append((name, meant))
             if meant is not value:

@@ -41,6 +41,13 @@ class ModelArgs:
         "Type of weights and KV. auto: the checkpoint's type; on a CPU float32, or bfloat16 if both "
         "checkpoint and processor have it and it is faster.",
     )
+    quantization: Literal["auto", "int8", "int4"] = flag(
+        "auto",
+        "Weights of matrix products and of the head in few bits. int8: 8.5 bits per weight, groups of 32 inputs with "
+        "a scale; int4: 5 bits, groups of 32 with a scale and a minimum, and the head as with int8. Made from floats "
+        "when the model is loaded; what the checkpoint has in few bits stays as it is. auto: as the checkpoint has "
+        "them.",
+    )
     device: Literal["auto", "cpu", "cuda"] = flag(
         "auto", "Device that runs the model. auto: cuda if there is one, else cpu."
     )
@@ -68,7 +75,8 @@ class ModelArgs:
         "auto",
         "Implementation of matrix products on a CPU. auto: for each weight shape the fastest one, measured "
         "when the model is loaded; widened (weights converted to float32 in blocks) if the processor has no "
-        "arithmetic for the dtype.",
+        "arithmetic for the dtype. auto and numba multiply weights in few bits as they are, and round inputs to 8 bits "
+        "for that; with any other value they become floats when the model is loaded.",
     )
     disable_cuda_graph: bool = flag(
         False,

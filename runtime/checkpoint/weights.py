@@ -97,10 +97,18 @@ def _widen(weight: PackedWeight, destination: torch.Tensor) -> None:
         destination[..., rows, :].copy_(weight.outputs(rows).dequantized())
 
 
-def fill_dummy(views: dict[str, torch.Tensor], *, seed: int = 0) -> None:
+def holds_packed_weights(folder: Path) -> bool:
+    """True if some weights of the checkpoint are in few bits. Raises ModelLoadError."""
+    return any(tensor.is_packed for tensor in open_source(folder).tensors.values())
+
+
+def fill_dummy(views: Mapping[str, torch.Tensor | WeightSlot], *, seed: int = 0) -> None:
     """Seeded random weights, for benchmarks of shapes without a checkpoint at hand. Norm weights are one."""
     generator: torch.Generator | None = None
     for name, view in views.items():
+        if not isinstance(view, torch.Tensor):
+            view.store(torch.randn(view.shape, generator=torch.Generator().manual_seed(seed)).mul_(0.02))
+            continue
         if name.endswith("norm.weight"):
             view.fill_(1.0)
             continue

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from .linear import Linear
+from .linear import Destination, Linear
 from .norm import RMSNorm
 from .ops import Ops
+from .products import LookUp, PackedBlocks, PackedKernel, Product
+from .quantized_weights import QuantForm, QuantizedWeight
+from .weight_slots import UnreadSlot, WeightSlot, widened
 
 
 class LogitsProduct(Protocol):
@@ -35,9 +39,14 @@ class Embedding:
         self._ops = ops
         self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
         self.dtype = dtype
+        self._slot: WeightSlot | None = None
+        self._look_up: LookUp | None = None
+        """Looks packed rows up; None: they are a matrix."""
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] -> [tokens, hidden_size]"""
+        if self._look_up is not None:
+            return self._look_up(input_ids)
         return self._ops.look_up(input_ids, self.weight, self.dtype)
 
     def read_from(self, rows: torch.Tensor) -> None:
@@ -45,8 +54,41 @@ class Embedding:
         assert rows.shape == self.weight.shape
         self.weight = rows
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
-        return {f"{prefix}.weight": self.weight}
+    def keep_packed(self, form: QuantForm | None, *, is_read: bool) -> None:
+        """Load the matrix in few bits, see `Linear.keep_packed`; is_read: False leaves it in its file, for
+        `read_from`."""
+        out, into = self.weight.shape
+        self._slot = WeightSlot(out, into, form) if is_read else UnreadSlot(out, into)
+
+    def pack(self, kernel: PackedKernel | None, rows: torch.Tensor | None) -> Sequence[PackedBlocks] | None:
+        """Bring a matrix that was kept packed into the form in which it is read. rows: the same numbers in the
+        checkpoint's file, if it has floats. Returns the packed matrix, for a head that shares it; None: it is
+        `weight`."""
+        slot, self._slot = self._slot, None
+        if slot is None:
+            return None
+        if isinstance(slot, UnreadSlot):
+            assert rows is not None
+            self.weight = rows
+            return None
+        weight = slot.weight
+        if kernel is not None and isinstance(weight, QuantizedWeight):
+            try:
+                packed = kernel.pack([weight])
+            except ValueError:  # there is no kernel for this form or size
+                pass
+            else:
+                if rows is not None:
+                    self.weight = rows
+                else:
+                    self._look_up = kernel.look_up(packed, self.dtype)
+                    self.weight = self.weight.new_empty(0)
+                return packed
+        self.weight = widened(weight, self.dtype).to(self.weight.device)
+        return None
+
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
+        return {f"{prefix}.weight": self.weight if self._slot is None else self._slot}
 
 
 class LMHead:
@@ -55,6 +97,8 @@ class LMHead:
 
     product: LogitsProduct | None = None
     """Computes the logits, if it is set, from a plain weight."""
+    packed_product: Product | None = None
+    """Computes them, if it is set, from a weight in few bits: float32."""
 
     def __init__(
         self,
@@ -78,10 +122,25 @@ class LMHead:
 
     def __call__(self, hidden: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """[rows, hidden_size], to be normed -> float32 [rows, vocab_size], contiguous: sampling reads whole rows."""
+        if self.packed_product is not None:
+            return self.packed_product(norm.in_float32(hidden))
         if self.product is None:
             return self.linear(norm(hidden)).to(torch.float32)
         assert self.linear.weight is not None, "the weight was repacked for another product"
         return self.product(norm.in_float32(hidden), self.linear.weight)
 
-    def checkpoint_views(self) -> dict[str, torch.Tensor]:
+    def pack(
+        self, kernel: PackedKernel | None, embedding: Embedding, of_embedding: Sequence[PackedBlocks] | None
+    ) -> None:
+        """Bring a weight that was kept packed into the form in which it is computed. of_embedding: the embedding's, in
+        few bits. Logits are not rounded to the model's dtype."""
+        if not self.is_tied:
+            self.linear.pack(kernel)
+            of_embedding = self.linear.packed
+        elif of_embedding is None:
+            self.linear.read_from(embedding.weight)
+        if kernel is not None and of_embedding is not None:
+            self.packed_product = kernel.prepare(of_embedding, None, torch.float32)
+
+    def checkpoint_views(self) -> dict[str, Destination]:
         return {} if self.is_tied else self.linear.checkpoint_views("")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from ..model_config import Choice, ExpertTraits, ModelConfig
 from .activations import clamped_swiglu, gated_activation
-from .linear import Linear
+from .linear import Destination, Linear
 from .products import NUMBA, BlockKernel, GroupedProduct, ProductChoice
 
 LEAST_SUM = 1e-12
@@ -64,9 +64,9 @@ class Router:
         is_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, False)
         return groups.masked_fill(is_out.unsqueeze(-1), float("-inf")).flatten(1)
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         names = self._traits.names
-        views = {f"{prefix}.{names.router}.weight": self.weight}
+        views: dict[str, Destination] = {f"{prefix}.{names.router}.weight": self.weight}
         if self.bias is not None:
             views[f"{prefix}.{names.router}.bias"] = self.bias
         if self.correction is not None:
@@ -164,10 +164,10 @@ class Experts:
         """Keep no more references to weights than the `Linear`s, which may replace them."""
         self._packed = None
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         if self._packed is not None:
             return self._packed.checkpoint_views(prefix)
-        views: dict[str, torch.Tensor] = {}
+        views: dict[str, Destination] = {}
         for expert, pair in enumerate(zip(self.gate_up, self.down, strict=True)):
             for linear in pair:
                 views |= linear.checkpoint_views(f"{prefix}.experts.{expert}")
@@ -204,9 +204,9 @@ class PackedExperts:
             *(None if bias is None else bias[expert] for bias in biases),
         )
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         assert self._names.packed is not None
-        views = {}
+        views: dict[str, Destination] = {}
         for number, name in enumerate(self._names.packed):
             weight = self._weights[number]
             views[f"{prefix}.{name}"] = weight.transpose(1, 2) if self._names.is_transposed else weight

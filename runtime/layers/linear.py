@@ -4,10 +4,18 @@ part keeps its own name in the checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from .low_rank import LowRankUpdates
-from .products import PLAIN, BlockKernel, ProductChoice, Source
+from .products import NUMBA, PLAIN, BlockKernel, PackedBlocks, PackedKernel, ProductChoice, Source
+from .quantized_weights import PackedWeight, QuantForm, QuantizedWeight
+from .weight_slots import WeightSlot, pick_outputs, widened
+
+Destination = torch.Tensor | WeightSlot
+"""Where a tensor of the checkpoint goes."""
 
 USUAL_MULTIPLE = 64
 """Every kernel takes a multiple of so many outputs."""
@@ -39,7 +47,13 @@ class Linear:
         self.out_features = out_features = -(-size // multiple) * multiple
         weight = torch.empty(out_features, in_features, dtype=dtype, device=device) if shared is None else shared
         self.weight: torch.Tensor | None = weight
-        """[out, in]; None where the product has a copy of its own."""
+        """[out, in]; None where the product has a copy of its own, or where the weight is in few bits."""
+        self.is_shared = shared is not None
+        """True if another layer owns the weight."""
+        self._like = torch.empty(0, dtype=dtype, device=device)
+        self._slots: dict[str, WeightSlot] | None = None
+        self.packed: Sequence[PackedBlocks] | None = None
+        """The weight in few bits, where the product reads that."""
         self.bias = (
             torch.empty(out_features, dtype=dtype, device=device) if bias and shared_bias is None else shared_bias
         )
@@ -66,6 +80,41 @@ class Linear:
         assert self.weight is not None and weight.shape == self.weight.shape
         self.weight, self._product = weight, PLAIN.prepare(Source(weight, self.bias))
 
+    def keep_packed(self, form: QuantForm | None) -> None:
+        """Load the weight in few bits: as the checkpoint has it, or, if it has floats, in the form (None: as floats).
+        Before `checkpoint_views`; then call `pack` before the first product."""
+        assert not self.is_shared, "the weight is another layer's"
+        self.weight = None
+        self._slots = {name: WeightSlot(size, self.in_features, form) for name, size in self.parts.items()}
+
+    def pack(self, kernel: PackedKernel | None) -> None:
+        """Bring weights that were kept packed into the form in which they are computed. kernel: multiplies by weights
+        in few bits; where it cannot, and without it, they become floats."""
+        if self._slots is None:
+            return
+        weights: list[torch.Tensor | PackedWeight] = [slot.weight for slot in self._slots.values()]
+        if self.output_order is not None:
+            weights = pick_outputs(weights, self.output_order[: sum(self.parts.values())].cpu())
+        self._slots = None
+        few = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+        if kernel is not None and len(few) == len(weights):
+            if spare := self.out_features - sum(self.parts.values()):
+                zeros = few[-1].outputs(torch.zeros(spare, dtype=torch.int64))
+                few.append(replace(zeros, rows=torch.zeros(spare)))
+            try:
+                self.packed = kernel.pack(few)
+            except ValueError:  # there is no kernel for this form or size
+                pass
+            else:
+                self._product = kernel.prepare(self.packed, self.bias, self._like.dtype)
+                return
+        whole = torch.zeros(self.out_features, self.in_features, dtype=self._like.dtype, device=self._like.device)
+        start = 0
+        for weight in weights:
+            whole[start : start + weight.shape[0]] = widened(weight, whole.dtype)
+            start += weight.shape[0]
+        self.weight, self._product = whole, PLAIN.prepare(Source(whole, self.bias))
+
     def attach_updates(self, updates: LowRankUpdates) -> None:
         """Add the updates of adapters to what the product gives, from now on."""
         self._updates = updates
@@ -83,10 +132,11 @@ class Linear:
 
     def reorder_outputs(self, order: torch.Tensor) -> None:
         """Output i becomes the checkpoint's output order[i]. Call it once, between loading and `use_product`."""
-        assert self.weight is not None
         order = torch.cat((order, torch.arange(len(order), self.out_features)))
-        self.output_order = order = order.to(self.weight.device)
-        self.weight.copy_(self.weight[order])
+        self.output_order = order = order.to(self._like.device)
+        if self._slots is None:
+            assert self.weight is not None
+            self.weight.copy_(self.weight[order])
         if self.bias is not None:
             self.bias.copy_(self.bias[order])
 
@@ -98,13 +148,21 @@ class Linear:
         """The form of the product of so many rows."""
         return self._choice.form(rows)
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name -> the part of this layer's memory it fills."""
-        assert self.weight is not None, "weights are loaded before their product is chosen"
-        views, start = {}, 0
+    def is_recordable(self, rows: int) -> bool:
+        """True if the product of so many rows is a call of attention's team."""
+        return self.packed is not None or self.form(rows) == NUMBA
+
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
+        """Checkpoint tensor name -> the part of this layer's memory it fills, or a slot that takes it."""
+        assert self.weight is not None or self._slots is not None, "weights are loaded before their product is chosen"
+        views: dict[str, Destination] = {}
+        start = 0
         for name, size in self.parts.items():
             full = f"{prefix}.{name}" if prefix else name
-            views[f"{full}.weight"] = self.weight[start : start + size]
+            if self._slots is not None:
+                views[f"{full}.weight"] = self._slots[name]
+            elif self.weight is not None:
+                views[f"{full}.weight"] = self.weight[start : start + size]
             if self.bias is not None:
                 views[f"{full}.bias"] = self.bias[start : start + size]
             start += size

@@ -16,13 +16,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ...attention import processor
+from .quantized_weights import QuantizedWeight
 
 ROW_COUNTS = (1, 8, 32, 512)
 """Row counts typical of serving: one sequence, a few, a full batch, a prompt."""
@@ -62,6 +63,35 @@ class BlockKernel(Protocol):
         self, blocks: Sequence[torch.Tensor], size: tuple[int, int], biases: Sequence[torch.Tensor | None], /
     ) -> GroupedProduct:
         """The same for several weights of one size."""
+        ...
+
+
+class PackedBlocks(Protocol):
+    """Weights in few bits, as a kernel reads them."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class LookUp(Protocol):
+    def __call__(self, ids: torch.Tensor, /) -> torch.Tensor:
+        """int64 [n], contiguous -> the rows of these numbers, [n, in]"""
+        ...
+
+
+class PackedKernel(Protocol):
+    """Makes products of weights in few bits: numba_ops.quant_products.QuantProducts."""
+
+    def pack(self, weights: Sequence[QuantizedWeight], /) -> Sequence[PackedBlocks]:
+        """weights: [out, in], of one input. Raises ValueError where there is no kernel for one of them."""
+        ...
+
+    def prepare(self, packed: Sequence[Any], bias: torch.Tensor | None, dtype: torch.dtype, /) -> Product:
+        """packed: by `pack`. bias: [out of all], or None. The outputs stand side by side, in the dtype."""
+        ...
+
+    def look_up(self, packed: Sequence[Any], dtype: torch.dtype, /) -> LookUp:
+        """packed: a single weight, by `pack`."""
         ...
 
 

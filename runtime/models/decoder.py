@@ -21,12 +21,13 @@ from ...memory_pool.state_pool import StateShape
 from ..layers.activations import PLAIN_ACTIVATIONS, gated_activation
 from ..layers.embedding import Embedding, LMHead, LogitsProduct
 from ..layers.experts import Experts, Router
-from ..layers.linear import Linear
+from ..layers.linear import Destination, Linear
 from ..layers.low_rank import Target, module_targets
 from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
 from ..layers.product_trials import LateTrials, choose_products
-from ..layers.products import NUMBA, BlockKernel
+from ..layers.products import BlockKernel, PackedKernel
+from ..layers.quantized_weights import INT8, QuantForm
 from ..layers.rotary import RotaryEmbedding, head_order, scaled_by_position
 from ..layers.states.ops import StateOps
 from ..layers.states.torch_states import TORCH_STATES
@@ -165,7 +166,7 @@ class SelfAttention:
         if self.row_norm is not None:
             self.row_norm.reorder(q_and_k.flatten())
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         views = self.qkv_proj.checkpoint_views(prefix) | self.o_proj.checkpoint_views(prefix)
         if self.qk_norm_weight is not None and self._has_norm_weight:
             # load_weights copies the checkpoint's head_dim numbers to every head's row.
@@ -196,7 +197,7 @@ class QKRowNorm:
         """Weight i becomes the checkpoint's order[i]."""
         self.weight.copy_(self.weight[order.to(self.weight.device)])
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         q, k = self._weights()
         return {f"{prefix}.q_norm.weight": q, f"{prefix}.k_norm.weight": k}
 
@@ -232,7 +233,7 @@ class GatedMLP:
         out = self.down_proj(self._activation(gate_up))
         return out if self._output_scale == 1 else out.mul_(self._output_scale)
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         return self.gate_up_proj.checkpoint_views(prefix) | self.down_proj.checkpoint_views(prefix)
 
 
@@ -253,7 +254,7 @@ class PlainMLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self._activation(self.up_proj(x)))
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         return self.up_proj.checkpoint_views(prefix) | self.down_proj.checkpoint_views(prefix)
 
 
@@ -287,7 +288,7 @@ class SparseMLP:
         shared = [] if self.shared is None else self.shared.linears
         return [*self.experts.gate_up, *self.experts.down, *shared]
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         views = self.router.checkpoint_views(prefix) | self.experts.checkpoint_views(prefix)
         if self.shared is not None:
             views |= self.shared.checkpoint_views(f"{prefix}.{self._names.shared}")
@@ -340,8 +341,8 @@ class Branch:
             if norm is not None:
                 norm.finish_loading()
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
-        views: dict[str, torch.Tensor] = {}
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
+        views: dict[str, Destination] = {}
         for norm, name in zip((self.before, self.after), self._names, strict=True):
             if norm is not None:
                 views |= norm.checkpoint_views(f"{prefix}.{name}")
@@ -435,7 +436,7 @@ class DecoderLayer:
             if part is not None:
                 part.finish_loading()
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         parts = (
             (self._around_mixer, prefix),
             (self.recurrent, f"{prefix}.{self._recurrent_name}"),
@@ -443,7 +444,7 @@ class DecoderLayer:
             (self._around_mlp, prefix),
             (self.mlp, f"{prefix}.{self._mlp_name}"),
         )
-        views: dict[str, torch.Tensor] = {}
+        views: dict[str, Destination] = {}
         for part, name in parts:
             if part is not None:
                 views |= part.checkpoint_views(name)
@@ -561,6 +562,32 @@ class Decoder:
         assert self.label_head is not None, "the model has no classification head"
         return self.label_head(hidden, self.norm)
 
+    def keep_packed(self, form: QuantForm | None, *, has_stored_rows: bool) -> None:
+        """Load the weights of matrix products in few bits: those that the checkpoint has so, and, with a form, all that
+        it has as floats; embedding and head in 8 bits. To be called before `checkpoint_views`; `pack` follows
+        `finish_loading`.
+
+        has_stored_rows: True if the embedding can be looked up in the checkpoint's file.
+        """
+        for linear in (linear for layer in self.layers for linear in layer.linears):
+            if not linear.is_shared:
+                linear.keep_packed(form)
+        # 4 bits in the head cost small models as much perplexity as in all layers together.
+        of_head = None if form is None else INT8
+        is_tied = self.lm_head is not None and self.lm_head.is_tied
+        self.embed_tokens.keep_packed(of_head, is_read=is_tied or not has_stored_rows)
+        if self.lm_head is not None and not is_tied:
+            self.lm_head.linear.keep_packed(of_head)
+
+    def pack(self, kernel: PackedKernel | None, embedding_rows: torch.Tensor | None) -> None:
+        """Bring weights that were kept packed into the form in which they are computed. kernel: multiplies by them;
+        where there is none they become floats. embedding_rows: the embedding in the checkpoint's file."""
+        for linear in (linear for layer in self.layers for linear in layer.linears):
+            linear.pack(kernel)
+        of_embedding = self.embed_tokens.pack(kernel, embedding_rows)
+        if self.lm_head is not None:
+            self.lm_head.pack(kernel, self.embed_tokens, of_embedding)
+
     def finish_loading(self) -> None:
         """Bring what has been loaded into the form in which it is computed. To be called once, before
         `choose_products`."""
@@ -586,9 +613,10 @@ class Decoder:
             if isinstance(layer.mlp, SparseMLP):
                 layer.mlp.experts.release_packed()
                 layer.mlp.experts.use_kernel(kernel)
-        linears = [linear for layer in self.layers for linear in layer.linears]
-        if self.lm_head is None:  # a head of classes is small: it keeps its plain product
-            return choose_products(linears, form, kernel=kernel)
+        linears = [linear for layer in self.layers for linear in layer.linears if linear.packed is None]
+        # A head of classes is small: it keeps its plain product.
+        if self.lm_head is None or self.lm_head.packed_product is not None:
+            return choose_products(linears, form, kernel=kernel) if linears else None
         head = self.lm_head.linear
         if logits is not None:
             self.lm_head.product = logits
@@ -610,7 +638,7 @@ class Decoder:
     def adapter_targets(self) -> dict[str, Target]:
         """See ServedModel.adapter_targets: the projections of attention and of MLPs, without those of experts."""
         names = {
-            view.data_ptr(): name.removesuffix(".weight")
+            _identity(view): name.removesuffix(".weight")
             for name, view in self.checkpoint_views().items()
             if name.endswith(".weight") and ".experts." not in name
         }
@@ -618,7 +646,7 @@ class Decoder:
         for linear in (linear for layer in self.layers for linear in layer.linears):
             weights, modules, start = linear.checkpoint_views(""), {}, 0
             for part, size in linear.parts.items():
-                if (name := names.get(weights[f"{part}.weight"].data_ptr())) is not None:
+                if (name := names.get(_identity(weights[f"{part}.weight"]))) is not None:
                     modules[name] = start, size
                 start += size
             layers.append((modules, linear.in_features, linear.output_order, linear.attach_updates))
@@ -627,10 +655,10 @@ class Decoder:
     def is_recordable(self, tokens: int) -> bool:
         """Are all products of the layers, for a step of so many tokens, calls that attention's team can record?"""
         return not self._needs_torch and all(
-            linear.form(tokens) == NUMBA for layer in self.layers for linear in layer.linears
+            linear.is_recordable(tokens) for layer in self.layers for linear in layer.linears
         )
 
-    def checkpoint_views(self) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self) -> dict[str, Destination]:
         """Checkpoint tensor name -> memory to fill: every tensor the model needs, and no other."""
         views = self.embed_tokens.checkpoint_views(EMBEDDING)
         for i, layer in enumerate(self.layers):
@@ -644,3 +672,8 @@ class Decoder:
         for here, there in self._renames:
             name = name.replace(here, there)
         return name
+
+
+def _identity(view: Destination) -> int:
+    """The same for a place in memory, or a slot, whenever it is asked for."""
+    return view.data_ptr() if isinstance(view, torch.Tensor) else id(view)

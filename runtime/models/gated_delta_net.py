@@ -14,7 +14,7 @@ import torch
 from ...attention.backend import AttentionBackend
 from ...memory_pool.kv_pool import KVPool
 from ...memory_pool.state_pool import StateShape, StateTensor
-from ..layers.linear import USUAL_MULTIPLE, Linear
+from ..layers.linear import USUAL_MULTIPLE, Destination, Linear
 from ..layers.states.causal_conv import CausalConv
 from ..layers.states.ops import DeltaHeads, StateOps
 from ..layers.step_inputs import StepInputs
@@ -105,7 +105,7 @@ class GatedDeltaNet:
         ba = torch.arange(heads.key_heads * 2 * each).view(heads.key_heads, -1) + qkvz.numel()
         return torch.cat([part.flatten() for part in (*qkvz.split(sizes, dim=1), *ba.split(each, dim=1))])
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         views = self._conv.checkpoint_views(prefix)
         for linear in self.linears:
             views |= linear.checkpoint_views(prefix)

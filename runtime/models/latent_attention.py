@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from ...attention.backend import AttentionBackend, AttentionSpec
 from ...attention.latent import LatentBackend, LatentWeights, attend_absorbed
 from ...memory_pool.kv_pool import KVPool
-from ..layers.linear import Linear
+from ..layers.linear import Destination, Linear
 from ..layers.ops import Ops
 from ..layers.rotary import RotaryEmbedding, apply_rotary, head_order, scaled_by_position
 from ..layers.step_inputs import StepInputs
@@ -142,8 +142,8 @@ class LatentAttention:
         self.q_proj.reorder_outputs(q.flatten())
         self.down_proj.reorder_outputs(down)
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
-        views: dict[str, torch.Tensor] = {}
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
+        views: dict[str, Destination] = {}
         for linear in self.linears:
             views |= linear.checkpoint_views(prefix)
         if self._loaded is not None:  # it is not a layer that adapters could update, either

@@ -12,7 +12,7 @@ import torch
 from ...attention.backend import AttentionBackend
 from ...memory_pool.kv_pool import KVPool
 from ...memory_pool.state_pool import StateShape, StateTensor
-from ..layers.linear import USUAL_MULTIPLE, Linear
+from ..layers.linear import USUAL_MULTIPLE, Destination, Linear
 from ..layers.states.causal_conv import CausalConv
 from ..layers.states.ops import SsdHeads, StateOps
 from ..layers.step_inputs import StepInputs
@@ -105,7 +105,7 @@ class Mamba2:
         """See Decoder.finish_loading."""
         self._rate.exp_()
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         views = self._conv.checkpoint_views(prefix)
         for linear in self.linears:
             views |= linear.checkpoint_views(prefix)

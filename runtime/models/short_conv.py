@@ -10,7 +10,7 @@ import torch
 from ...attention.backend import AttentionBackend
 from ...memory_pool.kv_pool import KVPool
 from ...memory_pool.state_pool import StateShape
-from ..layers.linear import Linear
+from ..layers.linear import Destination, Linear
 from ..layers.states.causal_conv import CausalConv
 from ..layers.states.ops import StateOps
 from ..layers.step_inputs import StepInputs
@@ -67,8 +67,8 @@ class ShortConv:
     def finish_loading(self) -> None:
         """See Decoder.finish_loading."""
 
-    def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
-        views = self._conv.checkpoint_views(prefix)
+    def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
+        views: dict[str, Destination] = {**self._conv.checkpoint_views(prefix)}
         for linear in self.linears:
             views |= linear.checkpoint_views(prefix)
         return views

@@ -29,7 +29,7 @@ from ..config import ModelArgs
 from ..layers.embedding import LogitsProduct, widened_product
 from ..layers.op_libraries import select_ops
 from ..layers.ops import TORCH_OPS, Ops, OpShape
-from ..layers.products import NUMBA, BlockKernel
+from ..layers.products import NUMBA, BlockKernel, PackedKernel
 from ..layers.states.ops import StateOps
 from ..layers.states.selection import select_gpu_states, select_states
 from ..layers.states.torch_states import TORCH_STATES
@@ -54,6 +54,8 @@ class DeviceBackends:
     """None: the head's product is one of the others, and rounds to the model's dtype."""
     products: BlockKernel | None = None
     """None: no product has the form "numba"."""
+    packed: PackedKernel | None = None
+    """Multiplies by weights in few bits; None: they become floats when they are loaded."""
     sized_ops: SizedOps | None = None
     """Kernels for a model that transformers computes; None: torch."""
     sparsity: Sparsity | None = None
@@ -89,13 +91,15 @@ def choose_backends(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    is_packed: bool = False,
 ) -> DeviceBackends:
     """config: of a model that `Ops` compute; None for one that computes all but attention by itself. specs: its
-    attention layers. Raises ModelLoadError if a backend asked for by name cannot be used."""
+    attention layers. is_packed: some of its weights are in few bits. Raises ModelLoadError if a backend asked for by
+    name cannot be used."""
     if device.type != "cuda":
         if args.attention_backend == "flashinfer":
             raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use auto")
-        return _on_a_cpu(args, config, specs, page_size=page_size, dtype=dtype, device=device)
+        return _on_a_cpu(args, config, specs, page_size=page_size, dtype=dtype, device=device, is_packed=is_packed)
     if args.attention_backend == "numba":
         raise ModelLoadError("--attention-backend numba is for a CPU; use auto")
     if args.linear_backend not in ("auto", "torch"):
@@ -129,6 +133,7 @@ def _on_a_cpu(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    is_packed: bool,
 ) -> DeviceBackends:
     wanted = args.attention_backend
     is_small = max([*map(_width, specs), _state_width(config)]) < SMALL_WIDTH
@@ -137,6 +142,9 @@ def _on_a_cpu(
         without = replace(without, logits=_logits(config, dtype, is_small))
     if args.linear_backend == NUMBA:
         without = replace(without, products=_products(dtype, is_wanted=True))
+    is_packed &= args.linear_backend in ("auto", NUMBA)
+    if is_packed:
+        without = replace(without, packed=_packed_products())
     if wanted == "torch_native" or (config is None and not specs) or (wanted == "auto" and is_small):
         return without
     from ...attention.numba_paged.library import NumbaUnavailable, load_attention
@@ -151,6 +159,8 @@ def _on_a_cpu(
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
+    if is_packed:
+        without = replace(without, packed=_packed_products(team))
     if args.enable_double_sparsity:
         without = replace(without, score_labels=_label_scores(team, specs, args.ds_heavy_channel_num, dtype))
     is_tried = args.linear_backend == "auto" and processor.multiplies(dtype)
@@ -225,6 +235,17 @@ def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool =
     if dtype != torch.float16:
         logger.warning("matrix products are oneDNN's own: %s", trouble)
     return None
+
+
+def _packed_products(team: Team | None = None) -> PackedKernel | None:
+    """The kernel for weights in few bits; None if it cannot be used."""
+    try:
+        from ..layers.numba_ops.quant_products import QuantProducts  # here: Numba is optional
+
+        return QuantProducts.probed(team or Team())
+    except Exception as error:  # compiled code may raise anything
+        logger.warning("weights in few bits become floats: %s", describe_error(error))
+        return None
 
 
 def _width(spec: AttentionSpec) -> int:

@@ -36,13 +36,14 @@ from ...scheduler.batch import ScheduleBatch, StateRows
 from ...scheduler.config import DEFAULT_CHUNK
 from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError, resolve_model_folder
-from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor
+from ..checkpoint.weights import fill_dummy, holds_packed_weights, load_weights, mapped_tensor
 from ..config import ModelArgs
 from ..double_sparsity import ChannelMeter, load_sparsity
 from ..kv_transfer.transfer import Transfers
 from ..layers.dtype_trial import cpu_dtype
 from ..layers.low_rank import Target
 from ..layers.product_trials import SMALL_MODEL_BYTES, LateTrials, UnusableFormError
+from ..layers.quantized_weights import INT4, INT8
 from ..layers.states.state_batch import StatePlanner, plan_states
 from ..layers.step_inputs import StepInputs
 from ..lora.adapter_weights import AdapterWeights
@@ -62,6 +63,10 @@ logger = logging.getLogger(__name__)
 
 MAX_RECORDED = 48
 """Tokens of the largest step that is recorded on a CPU: in larger ones the products take nearly all the time."""
+
+
+QUANT_FORMS = {"auto": None, "int8": INT8, "int4": INT4}
+"""--quantization -> what float weights become."""
 
 
 @dataclass(slots=True)
@@ -120,7 +125,11 @@ class ModelRunner:
         opened = _open_model(args, folder, context_length, self.device)
         foreign = opened if isinstance(opened, TransformersModel) else None
         self.config: ServedConfig = opened.config if isinstance(opened, TransformersModel) else opened
-        self.dtype = _dtype(args.dtype, self.config, self.device) if foreign is None else foreign.dtype
+        is_packed = args.quantization != "auto" or (args.load_format != "dummy" and holds_packed_weights(folder))
+        if foreign is not None:
+            self.dtype = foreign.dtype
+        else:
+            self.dtype = _dtype(args.dtype, self.config, self.device, is_packed=is_packed)
         max_running = max_running_requests or num_rows
         self._max_sampled = max(max_running, max_sampled_tokens)
         self._settings = MemorySettings(
@@ -150,6 +159,7 @@ class ModelRunner:
                 page_size=page_size,
                 dtype=self.dtype,
                 device=self.device,
+                is_packed=is_packed,
             )
             self.sparsity = load_sparsity(args, specs, self.device) if args.enable_double_sparsity else None
             if self.sparsity is not None:
@@ -168,7 +178,7 @@ class ModelRunner:
                 except UnusableFormError as error:
                     raise ModelLoadError(str(error)) from error
             else:
-                self._model, targets = self._load(args, opened, folder, backends)
+                self._model, targets = self._load(args, opened, folder, backends, is_packed=is_packed)
             if self._model.state_shapes:
                 self.window, self._window_layers = 0, frozenset()
             self.adapters = AdapterWeights(targets, dtype=self.dtype, device=self.device)
@@ -417,11 +427,14 @@ class ModelRunner:
         )
 
     def _load(
-        self, args: ModelArgs, config: ModelConfig, folder: Path, backends: DeviceBackends
+        self, args: ModelArgs, config: ModelConfig, folder: Path, backends: DeviceBackends, *, is_packed: bool
     ) -> tuple[Decoder, dict[str, Target]]:
-        """The model, and the layers that adapters may update."""
+        """The model, and the layers that adapters may update. is_packed: some weights are in few bits."""
         try:
             model = Decoder(config, backends.ops, backends.states, dtype=self.dtype, device=self.device)
+            rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
+            if is_packed:
+                model.keep_packed(QUANT_FORMS[args.quantization], has_stored_rows=rows is not None)
             if args.load_format == "dummy":
                 fill_dummy(model.checkpoint_views())
             else:
@@ -430,7 +443,7 @@ class ModelRunner:
             if args.load_format != "dummy":
                 model.finish_loading()
             targets = model.adapter_targets()
-            rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
+            model.pack(backends.packed, rows)
             self._late_trials = model.choose_products(args.linear_backend, rows, backends.logits, backends.products)
         except UnusableFormError as error:
             raise ModelLoadError(str(error)) from error
@@ -575,18 +588,25 @@ def _only_row(source: int, tokens: int) -> tuple[StateRows, np.ndarray]:
     return StateRows(sources, np.zeros(1, dtype=np.int32), lens, np.ones(1, dtype=np.int32)), lens
 
 
+_NO_QUANTIZATION = "--quantization {} is for models that Baton's own code computes (docs/models.md); leave it out"
+
+
 def _open_model(
     args: ModelArgs, folder: Path, context_length: int, device: torch.device
 ) -> ModelConfig | TransformersModel:
     """The configuration of a model that Baton's own code computes, or the loaded model of transformers. Raises
     ModelLoadError."""
     reason = ""
+    if args.quantization != "auto" and args.model_impl == "transformers":
+        raise ModelLoadError(_NO_QUANTIZATION.format(args.quantization))
     if args.model_impl != "transformers":
         try:
             return load_model_config(folder, context_length=context_length)
         except UnsupportedModelError as error:
             if args.model_impl == "baton":
                 raise
+            if args.quantization != "auto":
+                raise ModelLoadError(f"{error}; {_NO_QUANTIZATION.format(args.quantization)}") from error
             reason = f"{error}; "
     try:
         return load_transformers_model(
@@ -611,7 +631,10 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(name: str, config: ServedConfig, device: torch.device) -> torch.dtype:
+def _dtype(name: str, config: ServedConfig, device: torch.device, *, is_packed: bool = False) -> torch.dtype:
+    """is_packed: products are of integers, which another dtype does not make faster."""
+    if name == "auto" and device.type == "cpu" and is_packed:
+        return torch.float32
     if name == "auto" and device.type == "cpu":
         if isinstance(config, ModelConfig):
             return cpu_dtype(config)

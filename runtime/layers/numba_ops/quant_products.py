@@ -20,7 +20,8 @@ from ....attention.numba_paged import operations, vectors
 from ....attention.numba_paged.compiling import checksum, compiled
 from ....attention.numba_paged.operations import KINDS, fetch_add, peek
 from ....attention.numba_paged.team import Call, Team
-from ..quantized_weights import QuantForm, QuantizedWeight, concatenated
+from ..quantize import quantize
+from ..quantized_weights import INT4, INT8, QuantForm, QuantizedWeight, concatenated
 from . import quant_tiles
 from .quant_tiles import (
     DOT_LANES,
@@ -305,6 +306,18 @@ class QuantProducts:
 
     def __init__(self, team: Team) -> None:
         self._team = team
+
+    @classmethod
+    def probed(cls, team: Team) -> QuantProducts:
+        """Raises RuntimeError if the products are wrong on this processor, and whatever compiling raises."""
+        made, generator = cls(team), torch.Generator().manual_seed(0)
+        for form in (INT8, INT4):
+            weight = quantize(torch.randn(WIDTH, 2 * SPAN, generator=generator), form)
+            x = torch.randn(MOST + FEW + 1, 2 * SPAN, generator=generator)
+            found, expected = made.prepare(made.pack([weight]), None, torch.float32)(x), x @ weight.dequantized().t()
+            if not torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())):
+                raise RuntimeError(f"products with {form} are wrong on this processor ({quant_tiles.DOT})")
+        return made
 
     def pack(self, weights: Sequence[QuantizedWeight]) -> list[Blocks]:
         """The weights of a layer's projections, neighbours of one form together. Raises NoKernelError."""

@@ -186,8 +186,9 @@ def quant_tile(
     take away) + bias[j], for ``vectors`` × DOT_LANES outputs of a block.
 
     bits … has_mins: the form of the weight (see quant_products.KernelForm). kind: of target, an index into KINDS.
-    spans: their number. x: int8; sides: see `quantize_row`. scales, mins: of the block, WIDTH numbers of ``table_item`` bytes
-    for every ``spans_of_scale`` spans; spans_of_scale 0: none. factors, bias: float32, bias 0 for none.
+    spans: their number. x: int8; sides: see `quantize_row`. scales, mins: of the block, WIDTH numbers of
+    ``table_item`` bytes for every ``spans_of_scale`` spans; spans_of_scale 0: none. factors, bias: float32, bias 0 for
+    none.
     """
     num_rows, num, num_bits = sized(rows), sized(vectors), sized(bits)
     per, item, subtracts, length = sized(spans_of_scale), sized(table_item), bool(sized(has_mins)), sized(span)
@@ -342,8 +343,9 @@ def widen_row(
     _factor: Any,
     _target: Any,
 ) -> Any:
-    """target = one output's numbers, in ``kind`` (an index into KINDS). weight, scales, mins: addresses of its first ones
-    in its block; inputs_of_scale 0: there are none. offset: int64, of the codes; factor: the address of the row's."""
+    """target = one output's numbers, in ``kind`` (an index into KINDS). weight, scales, mins: addresses of its first
+    ones in its block; inputs_of_scale 0: there are none. offset: int64, of the codes; factor: the address of the
+    row's."""
     num_bits, is_table, subtracts = sized(bits), bool(sized(is_mxfp4)), bool(sized(has_mins))
     per, item, name = sized(inputs_of_scale), sized(table_item), KINDS[sized(kind)]
     out_item, table_kind = 4 if name == "float32" else 2, "float16" if item == 2 else "float32"

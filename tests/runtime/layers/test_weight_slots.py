@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 
@@ -39,7 +41,7 @@ class Twin:
 
 
 def loaded(
-    weights: dict[str, torch.Tensor | QuantizedWeight | Float8Weight], form: QuantForm | None, **options
+    weights: Mapping[str, torch.Tensor | QuantizedWeight | Float8Weight], form: QuantForm | None, **options
 ) -> Linear:
     linear = Linear(
         64, {name: weight.shape[0] for name, weight in weights.items()}, dtype=torch.float32, device=CPU, **options
