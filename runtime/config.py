@@ -13,11 +13,11 @@ from ..scheduler.config import SchedulerConfig, flag
 class ModelArgs:
     """Which model to run, in which dtype, on which device."""
 
-    model_path: str = flag("", "Model to serve: a Hugging Face folder, or a hub id, which is downloaded.")
+    model_path: str = flag("", "Model to serve: a Hugging Face folder, a GGUF file, or a hub id, which is downloaded.")
     tokenizer_path: str = flag("", "Folder that contains tokenizer.json. Empty: the model's folder.")
     load_format: Literal["auto", "dummy"] = flag(
         "auto",
-        "Source of the weights. auto: the safetensors files of the model. dummy: random weights, no files needed.",
+        "Source of the weights. auto: the model's safetensors or GGUF files. dummy: random weights, no files needed.",
     )
     model_impl: Literal["auto", "baton", "transformers"] = flag(
         "auto",
