@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from ..memory_pool.kv_pool import KVPool
+from ..memory_pool.kv_rows import is_quantized, read_rows, select_rows
 from .backend import AttentionBackend, AttentionBatch, AttentionSpec, Reach, without_sequences
 
 ScoreLabels = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -141,9 +142,10 @@ class DoubleSparseBackend:
         self._ordered.add(layer)
         if self._new_slots is None:
             self._new_slots = new_slots(batch)
-        keys, slots = self._pool.k[layer], self._new_slots
+        keys, slots, size = self._pool.layers.k[layer], self._new_slots, order.shape[1]
         rows = keys.index_select(0, slots)
-        keys.index_copy_(0, slots, rows.gather(2, order.expand(len(rows), -1, -1)))
+        rows[..., :size] = rows[..., :size].gather(2, order.expand(len(rows), -1, -1))  # a scale stays where it is
+        keys.index_copy_(0, slots, rows)
 
 
 def new_slots(batch: AttentionBatch) -> torch.Tensor:
@@ -164,10 +166,13 @@ def reorder_queries(q: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def score_labels(queries: torch.Tensor, k: torch.Tensor, slots: torch.Tensor, channels: int) -> torch.Tensor:
-    """Products of queries and labels. queries: [kv_heads, group, head_dim] and k: [slots, kv_heads, head_dim], with
+    """Products of queries and labels. queries: [kv_heads, group, head_dim] and k: a layer of the pool's, with
     their channels in order; slots: int [n], of the sequence. Returns float32 [kv_heads, group, n]: float16 would
     overflow, and bfloat16 would round many scores to the same."""
-    labels = k[..., :channels].index_select(0, slots).float()
+    if is_quantized(k.dtype):
+        labels = read_rows(select_rows(k, slots), queries.shape[2], torch.float32)[..., :channels]
+    else:
+        labels = k[..., :channels].index_select(0, slots).float()
     return torch.matmul(queries[..., :channels].float(), labels.permute(1, 2, 0))
 
 
@@ -204,12 +209,12 @@ def attend_sparsely(
     head = torch.arange(heads, device=k.device)[:, None, None]
     rows = (slots[chosen].long() * heads + head).flatten()  # of the pool, one for each slot and head
     shape = heads * group, chosen.shape[2], -1
-    keys = k.flatten(0, 1).index_select(0, rows).float().view(shape)
+    keys = read_rows(select_rows(k.flatten(0, 1), rows), spec.head_dim, torch.float32).view(shape)
     weights = torch.matmul(keys, queries.float().reshape(heads * group, -1, 1))[..., 0] * spec.scale
     if spec.logit_cap is not None:
         weights = spec.logit_cap * torch.tanh(weights / spec.logit_cap)
     if sinks is not None:
         weights = torch.cat((weights, sinks.to(weights.dtype).unsqueeze(1)), dim=1)
     weights = weights.softmax(dim=1)[:, : chosen.shape[2]]
-    values = v.flatten(0, 1).index_select(0, rows).float().view(shape)
+    values = read_rows(select_rows(v.flatten(0, 1), rows), spec.value_size, torch.float32).view(shape)
     return torch.matmul(weights.unsqueeze(1), values)[:, 0].to(q.dtype)

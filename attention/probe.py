@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..memory_pool.kv_pool import KVPool, make_kv_pool
+from ..memory_pool.kv_rows import is_quantized, read_rows, select_rows, store_rows
 from .backend import AttentionBackend, AttentionBatch, AttentionSpec, SharedPrefix, kv_shapes
 from .torch_native import capped, weights_of
 
@@ -41,8 +42,16 @@ class ProbeScene:
     """A step, and a pool of one layer that holds what it reads, on scattered pages."""
 
     def __init__(
-        self, step: ProbeStep, spec: AttentionSpec, *, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        step: ProbeStep,
+        spec: AttentionSpec,
+        *,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """kv_dtype: of the pool; None: ``dtype``, the model's."""
         rng = np.random.default_rng(0)
         totals = [prefix + new for prefix, new in step.lengths]
         counts = [-(-total // page_size) for total in totals]
@@ -66,12 +75,18 @@ class ProbeScene:
             num_tokens=num_pages * page_size,
             page_size=page_size,
             shapes=kv_shapes([spec]),
-            dtype=dtype,
+            dtype=kv_dtype or dtype,
+            model_dtype=dtype,
             device=device,
         )
         generator = torch.Generator(device).manual_seed(0)
-        for tensor in (*self.pool.layers.k, *self.pool.layers.v):
-            tensor[page_size:].normal_(generator=generator)
+        used = torch.arange(page_size, self.pool.num_slots, device=device)
+        parts = [(self.pool.k[0], spec.head_dim)]
+        if not spec.values_in_keys:
+            parts.append((self.pool.v[0], spec.value_size))
+        for tensor, size in parts:
+            numbers = torch.empty(len(used), tensor.shape[1], size, dtype=dtype, device=device)
+            store_rows(tensor, used, numbers.normal_(generator=generator))
         self.batch = AttentionBatch(
             req_to_token=torch.from_numpy(table).to(device),
             host_rows=np.arange(len(totals), dtype=np.int32),
@@ -98,7 +113,10 @@ class ProbeScene:
         q = self.q.float().unflatten(1, (self.spec.num_kv_heads, -1))  # [tokens, KV heads, heads of each, numbers]
         for row, (prefix, new) in enumerate(zip(self.batch.prefix_lens.tolist(), self.batch.extend_lens.tolist())):
             slots = self.batch.req_to_token[row, : prefix + new].long()
-            k, v = (pool[0][slots].float() for pool in (self.pool.k, self.pool.v))
+            k, v = (
+                read_rows(select_rows(pool[0], slots), size, torch.float32)
+                for pool, size in ((self.pool.k, self.spec.head_dim), (self.pool.v, self.spec.value_size))
+            )
             scores = torch.einsum("qhgd,khd->hgqk", q[first : first + new], k) * self.spec.scale
             scores = capped(scores, self.spec.logit_cap)
             age = torch.arange(prefix, prefix + new, device=k.device)[:, None] - torch.arange(len(k), device=k.device)
@@ -120,16 +138,19 @@ def probe_backend(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> None:
-    """Raises AssertionError, which says what differs, or whatever a backend that cannot run raises."""
+    """kv_dtype: see `ProbeScene`. Raises AssertionError, which says what differs, or whatever a backend that cannot run
+    raises."""
+    # Kernels may round queries and weights to the pool's numbers.
+    allowed = max(TOLERANCE[each] for each in (dtype, kv_dtype) if each is not None and not is_quantized(each))
     for spec in dict.fromkeys(dataclasses.replace(spec, layer_id=0) for spec in specs):
         for step in steps:
-            scene = ProbeScene(step, spec, page_size=page_size, dtype=dtype, device=device)
+            scene = ProbeScene(step, spec, page_size=page_size, dtype=dtype, device=device, kv_dtype=kv_dtype)
             found, expected = scene.run(make(scene.pool, [spec])), scene.expected()
             assert found.shape == expected.shape, f"{step.name}: {list(found.shape)}, not {list(expected.shape)}"
             # torch.testing would import sympy and torch.distributed, in seconds.
             difference = float((found.double() - expected.double()).abs().max())
-            tolerance = TOLERANCE[dtype]
-            assert torch.allclose(found, expected, atol=tolerance, rtol=tolerance), (
-                f"{step.name}: differs by up to {difference:g}, which is more than {tolerance:g}"
+            assert torch.allclose(found, expected, atol=allowed, rtol=allowed), (
+                f"{step.name}: differs by up to {difference:g}, which is more than {allowed:g}"
             )

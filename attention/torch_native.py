@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from ..memory_pool.kv_pool import KVPool
+from ..memory_pool.kv_rows import read_rows, select_rows
 from .backend import AttentionBatch, AttentionSpec, Reach, SharedPrefix
 
 BLOCK_ROWS = 256
@@ -128,8 +129,10 @@ class TorchNativeBackend:
         self._batch: AttentionBatch | None = None
         self._plans: dict[tuple[Reach, int], _Plan] = {}
         self._bands: dict[tuple[int | None, int], torch.Tensor] = {}
+        self._is_plain = kv_pool.dtype == kv_pool.model_dtype
         self._buffers = [torch.empty(0, dtype=kv_pool.dtype, device=kv_pool.device) for _ in range(2)]
-        """Flat memory for gathered keys and values. Kept: fresh memory costs more than the gather."""
+        """Flat memory for gathered keys and values that need no conversion. Kept: fresh memory costs more than the
+        gather."""
 
     def plan(self, batch: AttentionBatch) -> None:
         """Forget the last step. Tiles are made when the first layer with a given reach needs them."""
@@ -153,15 +156,21 @@ class TorchNativeBackend:
         for shared in plan.shared:
             attend_shared(spec, shared, q, pools, buffers, out, sinks)
         for tile in plan.tiles:
-            keys = _gather(pools[0], tile, buffers[0])
-            values = keys[..., : spec.value_size] if spec.values_in_keys else _gather(pools[1], tile, buffers[1])
+            keys = _gather(pools[0], tile, spec.head_dim, q.dtype, buffers[0])
+            if spec.values_in_keys:
+                values = keys[..., : spec.value_size]
+            else:
+                values = _gather(pools[1], tile, spec.value_size, q.dtype, buffers[1])
             for block in tile.blocks:
                 _attend(spec, tile.sequences, block, q, keys, values, out, sinks)
         return out
 
-    def _rooms(self, pools: list[torch.Tensor], keys: int) -> list[torch.Tensor]:
-        """Room to gather so many keys, and values if there are any apart: [keys, kv_heads, size of a head] each."""
-        rooms = []
+    def _rooms(self, pools: list[torch.Tensor], keys: int) -> list[torch.Tensor | None]:
+        """Room to gather so many keys, and values if there are any apart: [keys, kv_heads, size of a head] each. None
+        where they are converted, to memory of their own."""
+        if not self._is_plain:
+            return [None] * len(pools)
+        rooms: list[torch.Tensor | None] = []
         for number, pool in enumerate(pools):
             size = keys * pool.shape[1] * pool.shape[2]
             if self._buffers[number].numel() < size:
@@ -265,7 +274,7 @@ class TorchNativeBackend:
             if is_key is not None:
                 visible &= is_key.unsqueeze(1)
             visible = visible.repeat_interleave(group, dim=1)
-        return _additive(visible, self._pool.dtype).unsqueeze(1)
+        return _additive(visible, self._pool.model_dtype).unsqueeze(1)
 
     def _band(self, window: int | None, group: int, block_length: int, keys: int) -> torch.Tensor:
         """Mask [block_length × group, >= keys] of the last block_length queries over the last keys of a sequence.
@@ -284,7 +293,7 @@ class TorchNativeBackend:
             visible = key_age >= query_age
             if window is not None:
                 visible &= key_age < query_age + window
-            band = _additive(visible.repeat_interleave(group, dim=0), self._pool.dtype)
+            band = _additive(visible.repeat_interleave(group, dim=0), self._pool.model_dtype)
             self._bands[window, group] = band
         return band
 
@@ -311,9 +320,12 @@ def _groups(rows: _Rows, members: np.ndarray) -> list[np.ndarray]:
     return [np.sort(np.array(group)) for group in groups]
 
 
-def _gather(pool: torch.Tensor, tile: _Tile, buffer: torch.Tensor) -> torch.Tensor:
-    """pool [slots, kv_heads, head_dim] -> [sequences, kv_heads, keys, head_dim], a strided view of pool or buffer."""
-    return gather(pool, tile.slots, buffer).view(tile.sequences, tile.length, *pool.shape[1:]).transpose(1, 2)
+def _gather(
+    pool: torch.Tensor, tile: _Tile, size: int, dtype: torch.dtype, buffer: torch.Tensor | None
+) -> torch.Tensor:
+    """As `gather`; strided: [sequences, kv_heads, keys, size]."""
+    found = gather(pool, tile.slots, size, dtype, buffer)
+    return found.view(tile.sequences, tile.length, *found.shape[1:]).transpose(1, 2)
 
 
 def _attend(
@@ -395,10 +407,15 @@ def run_or_index(slots: torch.Tensor, *, any_order: bool = False) -> slice | tor
     return slice(first, first + count) if is_run else slots
 
 
-def gather(pool: torch.Tensor, slots: slice | torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """pool [slots, kv_heads, head_dim] -> [keys, kv_heads, head_dim], a view of the pool or of the start of buffer."""
+def gather(
+    pool: torch.Tensor, slots: slice | torch.Tensor, size: int, dtype: torch.dtype, buffer: torch.Tensor | None = None
+) -> torch.Tensor:
+    """pool: [slots, kv_heads, items of a row of ``size`` numbers]. Returns [keys, kv_heads, size] of the type dtype. If
+    that is the pool's, it is a view of the pool, or of the start of the buffer where there is one."""
     if isinstance(slots, slice):
-        return pool[slots]
+        return read_rows(pool[slots], size, dtype)
+    if buffer is None:
+        return read_rows(select_rows(pool, slots), size, dtype)
     return torch.index_select(pool, 0, slots, out=buffer[: len(slots)])
 
 
@@ -429,20 +446,21 @@ def attend_shared(
     tile: SharedTile,
     q: torch.Tensor,
     pools: Sequence[torch.Tensor],
-    buffers: Sequence[torch.Tensor],
+    buffers: Sequence[torch.Tensor | None],
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
 ) -> None:
     """Attend the group's queries and write them to out. q, out: [tokens, num_heads, size of a head]; pools: keys,
-    and values unless these are in the keys, [slots, kv_heads, size of a head]; buffers: for ``tile.keys`` of each;
-    sinks: see AttentionBackend.run."""
+    and values unless these are in the keys, [slots, kv_heads, items of a row]; buffers: for ``tile.keys`` of each, or
+    None, see `gather`; sinks: see AttentionBackend.run."""
     n, kv_heads, head_dim, group = tile.count, spec.num_kv_heads, spec.head_dim, spec.group
     prefix, tails = [], []
-    for pool, buffer in zip(pools, buffers):
+    for pool, size, buffer in zip(pools, (head_dim, spec.value_size), buffers):
         # Compute in float32: half precision would round the scores, which a fused kernel keeps in float32.
-        prefix.append(gather(pool, tile.prefix, buffer).float().transpose(0, 1))
-        own = gather(pool, tile.tails, buffer[tile.prefix_len :]).float()
-        tails.append(own.view(n, tile.tail_len, *pool.shape[1:]).transpose(1, 2))
+        prefix.append(gather(pool, tile.prefix, size, q.dtype, buffer).float().transpose(0, 1))
+        rest = None if buffer is None else buffer[tile.prefix_len :]
+        own = gather(pool, tile.tails, size, q.dtype, rest).float()
+        tails.append(own.view(n, tile.tail_len, *own.shape[1:]).transpose(1, 2))
     if spec.values_in_keys:
         for parts in (prefix, tails):
             parts.append(parts[0][..., : spec.value_size])

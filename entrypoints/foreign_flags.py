@@ -103,7 +103,6 @@ FOREIGN: dict[str, Foreign] = {
     "cuda_graph_max_bs_decode": Alias("cuda_graph_max_bs"),
     "gpu_memory_utilization": Alias("mem_fraction_static", about="a share of the memory that is free at the start"),
     "device_memory_utilization": Alias("mem_fraction_static", about="a share of the memory that is free at the start"),
-    "kv_cache_dtype": NoEffect("KV has the weights' type, --dtype", ("auto",)),
     "tokenizer_mode": NoEffect("every tokenizer is a fast one, from the library tokenizers", ("auto", "hf")),
     "skip_tokenizer_init": Refused("a server without a tokenizer is not supported; text and ids are both taken"),
     "revision": Refused(f"{_NO_REMOTE}: download that revision and give its folder as --model-path"),

@@ -1,12 +1,15 @@
 """The K and V of every token, per layer, indexed by slot.
 
-    k[layer], v[layer]: [num_slots, num_kv_heads, size of a head]; layers may differ, and K from V
+    k[layer], v[layer]: [num_slots, num_kv_heads, items of a row]; layers may differ, and K from V
+
+A row is the K or V of one head of one token: as many numbers as the head has, or one-byte numbers and their scale
+(kv_rows.py).
 
     page   0                1                2
     slot   0 … page_size-1  page_size …      …        page 0 is padding: never handed out, may be read under a mask
 
 Which slot belongs to which token is the business of req_to_token and the allocator; this file only holds numbers.
-Only this file of memory_pool and the folder stores/ import torch.
+Only this file of memory_pool, kv_rows.py, state_pool.py and the folder stores/ import torch.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
+
+from .kv_rows import is_quantized, row_bytes, row_items, scales_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +36,9 @@ class KVShape:
     """V is no memory of its own, but the first ``value_dim`` numbers of each head of K (`MLAKVPool`)."""
 
     @property
-    def numbers(self) -> int:
-        """Numbers of one token."""
-        return self.num_kv_heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
+    def row_sizes(self) -> tuple[int, ...]:
+        """Numbers of each row that a head keeps of a token: of K, and of V if it has memory of its own."""
+        return (self.key_dim,) if self.values_in_keys else (self.key_dim, self.value_dim)
 
 
 def uniform_shapes(num_layers: int, num_kv_heads: int, head_dim: int) -> list[KVShape]:
@@ -46,7 +51,7 @@ class KVLayers:
     """K and V of some layers, as one copy reads or writes them: on a device, or in pinned host memory."""
 
     k: list[torch.Tensor]
-    """Per layer [slots, kv_heads, head_dim], contiguous."""
+    """Per layer [slots, kv_heads, items of a row], contiguous; uint8 where rows are quantized."""
     v: list[torch.Tensor]
     """Likewise, or empty where V is part of K."""
     k_pointers: torch.Tensor
@@ -97,12 +102,16 @@ class KVPool(Protocol):
     page_size: int
     num_slots: int
     dtype: torch.dtype
+    """Of the numbers in the pool: float32, bfloat16 or float16; int8, float8_e4m3fn or float8_e5m2 for quantized
+    rows."""
+    model_dtype: torch.dtype
+    """Of the K and V that are stored, and of the queries and outputs of attention."""
     device: torch.device
     bytes_per_token: int
     k: list[torch.Tensor]
-    """Per layer, [slots, kv_heads, key_dim]."""
+    """Per layer, [slots, kv_heads, items of a row of key_dim numbers], see kv_rows.py."""
     v: list[torch.Tensor]
-    """Per layer, [slots, kv_heads, value_dim]; may be a view of k."""
+    """Per layer, [slots, kv_heads, items of a row of value_dim numbers]; may be a view of k."""
     layers: KVLayers
     """All memory, each byte once."""
 
@@ -135,11 +144,12 @@ class _SlotTensors:
         shapes: Sequence[KVShape],
         dtype: torch.dtype,
         device: torch.device,
+        model_dtype: torch.dtype | None = None,
         copy_disjoint: CopyKV = copy_kv,
     ) -> None:
         """num_tokens: usable tokens, a positive multiple of page_size; the padding page comes on top. shapes: of each
-        layer. copy_disjoint: copies slots that do not overlap, of layers that are uniform; a GPU has a kernel for
-        it.
+        layer. model_dtype: None if it is ``dtype``. copy_disjoint: copies slots that do not overlap, of layers that are
+        uniform; a GPU has a kernel for it.
 
         Raises MemoryError where a CPU cannot hold the pool, torch.OutOfMemoryError where a GPU cannot."""
         if num_tokens < page_size or num_tokens % page_size:
@@ -147,9 +157,11 @@ class _SlotTensors:
         self.num_tokens = num_tokens
         self.page_size = page_size
         self.num_slots = num_tokens + page_size
-        self.dtype = dtype
+        self.dtype, self.model_dtype = dtype, model_dtype or dtype
         self.device = device
         self.bytes_per_token = kv_bytes_per_token(shapes, dtype)
+        self._row_sizes = [size for at in range(2) for shape in shapes for size in shape.row_sizes[at : at + 1]]
+        """Of the tensors in ``layers``, K before V."""
         try:
             self._allocate(shapes)
         except torch.OutOfMemoryError:  # on a GPU: the caller, which shares out its memory, knows what to change
@@ -163,7 +175,7 @@ class _SlotTensors:
         raise NotImplementedError
 
     def _zeros(self, num_kv_heads: int, size: int) -> torch.Tensor:
-        return untouched_zeros((self.num_slots, num_kv_heads, size), self.dtype, self.device)
+        return untouched_zeros((self.num_slots, num_kv_heads, row_items(size, self.dtype)), self.dtype, self.device)
 
     def describe(self) -> str:
         """Tokens x bytes per token = size, for errors."""
@@ -179,8 +191,10 @@ class _SlotTensors:
         for start in range(0, len(slots), piece):
             part = slots[start : start + piece].long()
             bad = torch.zeros(len(part), dtype=torch.bool, device=self.device)
-            for layer in (*self.layers.k, *self.layers.v):
-                bad |= ~layer.index_select(0, part).flatten(1).isfinite().all(dim=1)
+            for layer, size in zip((*self.layers.k, *self.layers.v), self._row_sizes, strict=True):
+                rows = layer.index_select(0, part)
+                numbers = scales_of(rows, size) if is_quantized(self.dtype) else rows
+                bad |= ~numbers.flatten(1).isfinite().all(dim=1)
             if bad.any():
                 return start + int(bad.int().argmax())
         return None
@@ -192,7 +206,11 @@ class MHAKVPool(_SlotTensors):
     def _allocate(self, shapes: Sequence[KVShape]) -> None:
         self.k = [self._zeros(shape.num_kv_heads, shape.key_dim) for shape in shapes]
         self.v = [self._zeros(shape.num_kv_heads, shape.value_dim) for shape in shapes]
-        self.layers = KVLayers.of(self.k, self.v, self.device)
+        self.layers = KVLayers.of(self._bytes(self.k), self._bytes(self.v), self.device)
+
+    def _bytes(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What copies see: torch copies few tensors of 8-bit floats."""
+        return [layer.view(torch.uint8) for layer in layers] if is_quantized(self.dtype) else layers
 
 
 class MLAKVPool(_SlotTensors):
@@ -222,7 +240,8 @@ class WindowedKVPool:
         """window_layers: numbers of the layers with a window, among all."""
         self.full, self.windows, self.window_layers = full, windows, window_layers
         self.num_tokens, self.page_size, self.num_slots = full.num_tokens, full.page_size, full.num_slots
-        self.dtype, self.device, self.bytes_per_token = full.dtype, full.device, full.bytes_per_token
+        self.dtype, self.model_dtype = full.dtype, full.model_dtype
+        self.device, self.bytes_per_token = full.device, full.bytes_per_token
         self.layers = full.layers
         self.k = self._in_order(full.k, windows.k)
         self.v = self._in_order(full.v, windows.v)
@@ -248,13 +267,16 @@ def make_kv_pool(
     shapes: Sequence[KVShape],
     dtype: torch.dtype,
     device: torch.device,
+    model_dtype: torch.dtype | None = None,
     copy_disjoint: CopyKV = copy_kv,
 ) -> KVPool:
     """The pool for layers of these shapes, with the arguments of all pools: see `MHAKVPool`. Raises ValueError if only
-    some layers keep latents, which no model served does."""
+    some layers keep latents, which no model served does, or if latents would be of another type than the model's."""
     kinds = {shape.values_in_keys for shape in shapes}
     if len(kinds) > 1:
         raise ValueError("some layers keep K and V and others latents: there is no pool for that")
+    if kinds == {True} and model_dtype not in (None, dtype):
+        raise ValueError(f"latents of a model of {model_dtype} in {dtype}: use the model's type")
     pool = MLAKVPool if kinds == {True} else MHAKVPool
     return pool(
         num_tokens=num_tokens,
@@ -262,6 +284,7 @@ def make_kv_pool(
         shapes=shapes,
         dtype=dtype,
         device=device,
+        model_dtype=model_dtype,
         copy_disjoint=copy_disjoint,
     )
 
@@ -283,5 +306,5 @@ def are_disjoint(source: np.ndarray, target: np.ndarray) -> bool:
 
 
 def kv_bytes_per_token(shapes: Sequence[KVShape], dtype: torch.dtype) -> int:
-    """Bytes that K and V of one token take over all layers."""
-    return sum(shape.numbers for shape in shapes) * dtype.itemsize
+    """Bytes that K and V of one token take over all layers. dtype: see KVPool.dtype."""
+    return sum(shape.num_kv_heads * row_bytes(size, dtype) for shape in shapes for size in shape.row_sizes)

@@ -38,8 +38,13 @@ class ModelArgs:
     )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = flag(
         "auto",
-        "Type of weights and KV. auto: the checkpoint's type; on a CPU float32, or bfloat16 if both "
-        "checkpoint and processor have it and it is faster.",
+        "Type of weights, and of KV unless --kv-cache-dtype differs. auto: the checkpoint's type; on a CPU float32, or "
+        "bfloat16 if both checkpoint and processor have it and it is faster.",
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = flag(
+        "auto",
+        "Type of the numbers in the KV cache, on all tiers. auto: --dtype. int8, fp8 (e4m3) and fp8_e5m2: one byte "
+        "each, and a scale for each token and head; an approximation. A GPU and latent attention take auto only.",
     )
     quantization: Literal["auto", "int8", "int4"] = flag(
         "auto",

@@ -17,6 +17,7 @@ import torch
 from ..attention.backend import AttentionBackend, AttentionBatch, AttentionSpec
 from ..attention.double_sparse import Sparsity, is_sparse_layer, new_slots
 from ..memory_pool.kv_pool import KVPool
+from ..memory_pool.kv_rows import read_rows, select_rows
 from .checkpoint.model_files import ModelLoadError
 from .config import ModelArgs
 
@@ -125,7 +126,8 @@ class ChannelMeter:
         """See AttentionBackend.run."""
         layer = self._by_spec.get(spec)
         if layer is not None and self._batch is not None:
-            keys = self._pool.k[spec.layer_id].index_select(0, new_slots(self._batch)).double().abs()
+            rows = select_rows(self._pool.k[spec.layer_id], new_slots(self._batch))
+            keys = read_rows(rows, spec.head_dim, torch.float64).abs()
             queries = q.reshape(len(q), spec.num_kv_heads, spec.group, -1).double().abs().sum(dim=2)
             for kind, size in (("q", queries.sum(0)), ("k", keys.sum(0))):
                 self._sums[layer, kind] = self._sums.get((layer, kind), 0) + size

@@ -82,6 +82,10 @@ _WORKER_GAUGES = {
     "num_running_reqs": ("num_running_reqs", "Requests in the running batch."),
     "num_queue_reqs": ("num_queue_reqs", "Requests in the waiting queue."),
     "kv_cache_total_tokens": ("total_tokens", "KV slots in the pool."),
+    "kv_bytes_per_token": (
+        "bytes_per_token",
+        "Bytes of a token in the KV pool and on the tiers below it, without layers that have a pool of their own.",
+    ),
     "kv_cache_free_tokens": ("free_tokens", "KV slots on the free list."),
     "kv_cache_evictable_tokens": ("evictable_tokens", "KV slots of cached prefixes that no request uses."),
     "kv_cache_protected_tokens": ("protected_tokens", "KV slots of cached prefixes that requests use."),

@@ -254,7 +254,10 @@ def open_stores(
     model: `model_fingerprint`. states: the host's; None where the model has none.
     """
     block_tokens = max(host_pool.page_size, LEAST_BLOCK_TOKENS)
-    layout = f"{host_pool.dtype} page {host_pool.page_size} block {block_tokens} layers {host_pool.layout}"
+    kind = f"{host_pool.dtype}"
+    if host_pool.dtype != host_pool.model_dtype:
+        kind += f" of {host_pool.model_dtype}"
+    layout = f"{kind} page {host_pool.page_size} block {block_tokens} layers {host_pool.layout}"
     if states is not None:
         layout += f" states {states.layout}"
     fingerprint, pages = model + layout.encode(), block_pages(host_pool)

@@ -235,6 +235,8 @@ def _describe(
         "eos_token_ids": list(runner.config.eos_token_ids),
         "model_impl": runner.model_impl,
         "dtype": str(runner.dtype).removeprefix("torch."),
+        "kv_cache_dtype": str(runner.kv_pool.dtype).removeprefix("torch."),
+        "kv_bytes_per_token": runner.kv_pool.bytes_per_token,
         "device": str(runner.device),
         "attention_backend": runner.attention_name,
         "cuda_graphs": runner.has_graphs,
@@ -309,13 +311,14 @@ def connect_tiers(worker: Worker, wake: Callable[[], None]) -> TierIO | None:
     if pool is None:
         return None
     transfers = worker.runner.transfers = make_transfers(pool, worker.runner.device, wake, worker.host_states)
-    dtype = worker.info["dtype"] if pool.bytes_per_token else None
-    is_sound = functools.partial(is_finite, dtype=dtype) if dtype is not None else None
+    dtype = str(pool.dtype).removeprefix("torch.") if pool.bytes_per_token else None
+    of_pages = {"scales": pool.scales, "page_nbytes": pool.page_nbytes}
+    is_sound = functools.partial(is_finite, dtype=dtype, **of_pages) if dtype is not None else None
     for name, store in worker.stores.by_name.items() if worker.stores is not None else ():
         queued, snapshots = MAX_QUEUED_BLOCKS * store.block_bytes, None
         if worker.stores is not None and worker.host_states is not None:
             states, of_states = worker.host_states, worker.stores.snapshots[name]
-            sound = functools.partial(is_finite_snapshot, tensors=states.tensors, tail_dtype=dtype)
+            sound = functools.partial(is_finite_snapshot, tensors=states.tensors, tail_dtype=dtype, **of_pages)
             snapshots = Kept(of_states, snapshot_pages(pool, states, worker.stores.block_tokens), sound)
             queued += MAX_QUEUED_BLOCKS * of_states.block_bytes
         pages = block_pages(pool)

@@ -160,7 +160,7 @@ class _Kernels:
     """The kernels of a model, and what brings their queries and results from its type to float32 and back."""
 
     def __init__(self, pool: KVPool, specs: Sequence[AttentionSpec], team: Team) -> None:
-        self._team, self._dtype = team, pool.dtype
+        self._team, self._dtype = team, pool.model_dtype
         kind = str(pool.dtype).removeprefix("torch.")
         self._kernels: dict[Shape, Any] = {}
         self._widen: dict[int, RowCopy] = {}
@@ -170,11 +170,11 @@ class _Kernels:
             self._kernels[shape] = compile_kernel(
                 head_dim, group, kind, value_dim=value_dim, has_cap=has_cap, has_sinks=has_sinks
             )
-        if pool.dtype != torch.float32:
+        if self._dtype != torch.float32:
             for size in {spec.num_heads * spec.head_dim for spec in specs}:
-                self._widen[size] = RowCopy(team, size, pool.dtype, torch.float32)
+                self._widen[size] = RowCopy(team, size, self._dtype, torch.float32)
             for size in {spec.num_heads * spec.value_size for spec in specs}:
-                self._narrow[size] = RowCopy(team, size, torch.float32, pool.dtype)
+                self._narrow[size] = RowCopy(team, size, torch.float32, self._dtype)
 
     def call(self, spec: AttentionSpec, *, lasts: bool = False) -> Call:
         return Call(self._kernels[_shape(spec)], ARGUMENTS, lasts=lasts)

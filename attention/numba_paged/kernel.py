@@ -37,6 +37,7 @@ from .operations import (
     fill,
     finish,
     join,
+    kept_bytes,
     peek,
     peek_float,
     score,
@@ -102,6 +103,8 @@ def _attend_tokens(
     tile,
     tile_rows,
     kind,
+    key_bytes,
+    value_bytes,
     pairs,
     capped,
     a,
@@ -116,8 +119,7 @@ def _attend_tokens(
     sums,
 ):  # type: ignore
     """Tokens first to last − 1 over keys low to high − 1 of the first one's row, as far as each sees them."""
-    item = 4 if kind == 0 else 2
-    keys, values = peek(a + 8 * KEYS) + head * head_dim * item, peek(a + 8 * VALUES) + head * value_dim * item
+    keys, values = peek(a + 8 * KEYS) + head * key_bytes, peek(a + 8 * VALUES) + head * value_bytes
     slots = peek(a + 8 * TABLE) + peek(peek(a + 8 * ROWS) + 8 * first) * peek(a + 8 * TABLE_STEP)
     queries, query_step = peek(a + 8 * QUERIES) + 4 * head * rows * head_dim, peek(a + 8 * QUERY_STEP)
     begins, ends = peek(a + 8 * BEGINS), peek(a + 8 * ENDS)
@@ -172,10 +174,40 @@ def _attend_tokens(
                 q = queries + query_step * token
                 if token == first:
                     score(
-                        head_dim, value_dim, rows, kind, 1, q, keys, values, at, ahead, count, step, value_step, scores
+                        head_dim,
+                        head_dim,
+                        value_dim,
+                        rows,
+                        kind,
+                        1,
+                        q,
+                        keys,
+                        values,
+                        at,
+                        ahead,
+                        count,
+                        step,
+                        value_step,
+                        scores,
                     )
                 else:
-                    score(head_dim, value_dim, rows, kind, 0, q, keys, values, at, at, count, step, value_step, scores)
+                    score(
+                        head_dim,
+                        head_dim,
+                        value_dim,
+                        rows,
+                        kind,
+                        0,
+                        q,
+                        keys,
+                        values,
+                        at,
+                        at,
+                        count,
+                        step,
+                        value_step,
+                        scores,
+                    )
                 soften(rows, capped, scores, count, peek_float(a + 8 * INNER))
                 weigh(rows, pairs, scores, count, scale, top, total, factors)
                 add_values(value_dim, rows, kind, place, factors, scores, values, at, count, value_step)
@@ -191,7 +223,22 @@ def _finish_row(value_dim, rows, sinks, a, head, sums, largest, totals, out):  #
 
 
 @njit(inline="always")
-def _attend_piece(head_dim, value_dim, rows, tile, tile_rows, kind, pairs, capped, sinks, a, piece, scratch):  # type: ignore
+def _attend_piece(
+    head_dim,
+    value_dim,
+    rows,
+    tile,
+    tile_rows,
+    kind,
+    key_bytes,
+    value_bytes,
+    pairs,
+    capped,
+    sinks,
+    a,
+    piece,
+    scratch,
+):  # type: ignore
     """All tokens of a piece; what is found goes to the output, or to the memory for partial sums."""
     first, last, low, high = peek(piece), peek(piece + 8), peek(piece + 16), peek(piece + 24)
     head, own, partial = peek(piece + 32), peek(piece + 40), peek(piece + 48)
@@ -213,6 +260,8 @@ def _attend_piece(head_dim, value_dim, rows, tile, tile_rows, kind, pairs, cappe
             tile,
             tile_rows,
             kind,
+            key_bytes,
+            value_bytes,
             pairs,
             capped,
             a,
@@ -270,6 +319,7 @@ def compile_kernel(
     value_dim = value_dim or head_dim
     tile_rows, pairs = tile * group, int(in_pairs(kind, head_dim, value_dim))
     capped, sinks = int(has_cap), int(has_sinks)
+    key_bytes, value_bytes = kept_bytes(head_dim, kind), kept_bytes(value_dim, kind)
 
     def kernel(a: Any) -> None:
         if not sources:
@@ -280,7 +330,22 @@ def compile_kernel(
             if mine >= peek(a + 8 * COUNT):
                 return
             piece = peek(a + 8 * PIECES) + 8 * PIECE_FIELDS * mine
-            _attend_piece(head_dim, value_dim, group, tile, tile_rows, number, pairs, capped, sinks, a, piece, scratch)
+            _attend_piece(
+                head_dim,
+                value_dim,
+                group,
+                tile,
+                tile_rows,
+                number,
+                key_bytes,
+                value_bytes,
+                pairs,
+                capped,
+                sinks,
+                a,
+                piece,
+                scratch,
+            )
             together = peek(piece + 56)
             if together >= 0 and fetch_add(peek(a + 8 * LEFT) + 8 * together, -1) == 1:
                 _join_pieces(value_dim, group, sinks, a, together, scratch)

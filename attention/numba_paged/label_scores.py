@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from ...memory_pool.kv_rows import is_quantized, quantize, read_rows
 from ..backend import AttentionSpec
 from ..double_sparse import score_labels
 from . import operations, vectors
 from .compiling import checksum, compiled
-from .operations import BLOCK, KINDS, fetch_add, peek, score
+from .operations import BLOCK, KINDS, fetch_add, kept_bytes, peek, score
 from .team import Call, Team
 
 NEXT, BLOCKS, LENGTH, QUERIES, KEYS, KEY_STEP, SLOTS, OUT = range(8)
@@ -29,7 +30,7 @@ AT_ONCE = 4
 def label_kernel(channels: int, head_dim: int, kv_heads: int, group: int, kind_name: str) -> Any:
     """A Numba cfunc; every thread of a team calls it."""
     sources, kind = checksum(operations, vectors), KINDS.index(kind_name)
-    item = 4 if kind_name == "float32" else 2
+    row = kept_bytes(head_dim, kind_name)
     fetched, fetches = 0, 1  # no values; the labels of the next block
 
     def kernel(a: Any) -> None:
@@ -47,8 +48,8 @@ def label_kernel(channels: int, head_dim: int, kv_heads: int, group: int, kind_n
                 ahead = slots + 4 * BLOCK if length >= BLOCK * (block + 2) else slots
                 for head in range(kv_heads):
                     score(
-                        channels, fetched, group, kind, fetches,
-                        queries + 4 * head * group * channels, keys + head * head_dim * item, keys,
+                        channels, head_dim, fetched, group, kind, fetches,
+                        queries + 4 * head * group * channels, keys + head * row, keys,
                         slots, ahead, count, step, step, out + 4 * BLOCK * group * (head * blocks + block),
                     )  # fmt: skip
 
@@ -62,20 +63,24 @@ class LabelScores:
         self._team = team
         self._calls: dict[tuple[Any, ...], Call] = {}
 
-    def probe(self, spec: AttentionSpec, channels: int, dtype: torch.dtype) -> None:
-        """Compile the kernel for layers of this shape and compare it with torch. Raises RuntimeError if they differ,
-        and whatever compiled code may raise."""
+    def probe(
+        self, spec: AttentionSpec, channels: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+    ) -> None:
+        """Compile the kernel for layers of this shape and compare it with torch. kv_dtype: of the pool; None:
+        ``dtype``. Raises RuntimeError if they differ, and whatever compiled code may raise."""
         generator = torch.Generator().manual_seed(0)
-        k = torch.randn(200, spec.num_kv_heads, spec.head_dim, generator=generator).to(dtype)
+        numbers = torch.randn(200, spec.num_kv_heads, spec.head_dim, generator=generator)
+        kv_dtype = kv_dtype or dtype
+        k = quantize(numbers, kv_dtype).view(kv_dtype) if is_quantized(kv_dtype) else numbers.to(kv_dtype)
         queries = torch.randn(spec.num_kv_heads, spec.group, spec.head_dim, generator=generator).to(dtype)
         slots = torch.randperm(len(k), generator=generator)[:150].int()
         found = self(queries, k, slots, channels)
-        expected = score_labels(queries.float(), k.float(), slots, channels)
+        expected = score_labels(queries.float(), read_rows(k, spec.head_dim, torch.float32), slots, channels)
         if not torch.allclose(found, expected, atol=1e-3, rtol=1e-3):
             raise RuntimeError(f"scores differ from torch's by up to {(found - expected).abs().max():.3g}")
 
     def __call__(self, queries: torch.Tensor, k: torch.Tensor, slots: torch.Tensor, channels: int) -> torch.Tensor:
-        """queries: [kv_heads, group, head_dim]; k: [slots, kv_heads, head_dim], contiguous; slots: int32 [n],
+        """queries: [kv_heads, group, head_dim]; k: a layer of the pool's, contiguous; slots: int32 [n],
         contiguous. Returns float32 [kv_heads, group, n]."""
         kv_heads, group, head_dim = queries.shape
         key = channels, head_dim, kv_heads, group, str(k.dtype).removeprefix("torch.")

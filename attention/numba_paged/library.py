@@ -32,15 +32,22 @@ class NumbaUnavailable(RuntimeError):
 
 
 def load_attention(
-    specs: Sequence[AttentionSpec], *, team: Team, page_size: int, dtype: torch.dtype, device: torch.device
+    specs: Sequence[AttentionSpec],
+    *,
+    team: Team,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> MakeAttention:
-    """A backend factory, once its kernels have passed the probe. Raises NumbaUnavailable."""
+    """A backend factory, once its kernels have passed the probe. kv_dtype: see `ProbeScene`. Raises
+    NumbaUnavailable."""
     began = time.monotonic()
     try:
         from .backend import ANY_EXTEND, SHORT_EXTEND, NumbaPagedBackend
     except ImportError as error:  # not installed, or not for this numpy
         raise NumbaUnavailable(f"Numba cannot be imported ({error}); pip install 'baton-serve[cpu]'") from error
-    where = {"page_size": page_size, "dtype": dtype, "device": device}
+    where = {"page_size": page_size, "dtype": dtype, "device": device, "kv_dtype": kv_dtype}
     by_length = {
         longest: partial(NumbaPagedBackend, team=team, longest_extend=longest) for longest in (SHORT_EXTEND, ANY_EXTEND)
     }

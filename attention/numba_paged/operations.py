@@ -14,9 +14,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-from .vectors import LANES, LOG2_E, Vectors, spans
+from ...memory_pool.kv_rows import SCALE_BYTES, scale_offset
+from .vectors import LANES, LOG2_E, QUANTIZED, Vectors, spans
 
-KINDS = ("float32", "bfloat16", "float16")
+KINDS = ("float32", "bfloat16", "float16", *QUANTIZED)
 """Types of the numbers in the pool; everything is computed in float32."""
 
 ROWS_AT_ONCE = 4
@@ -38,6 +39,16 @@ def sized(kind: types.Type) -> int:
     if not isinstance(kind, types.IntegerLiteral):
         raise TypeError(f"{kind} is no constant")
     return int(kind.literal_value)
+
+
+def item_bytes(kind: str) -> int:
+    """Bytes of a number."""
+    return 4 if kind == "float32" else 1 if kind in QUANTIZED else 2
+
+
+def kept_bytes(size: int, kind: str) -> int:
+    """Bytes of a row of the pool."""
+    return scale_offset(size) + SCALE_BYTES if kind in QUANTIZED else size * item_bytes(kind)
 
 
 def without_result(generate: Callable[[Vectors, list[Any]], None]) -> Any:
@@ -98,7 +109,7 @@ def call_with(_context: Any, _address: Any, _argument: Any) -> Any:
 def copy_row(_context: Any, size: Any, source_kind: Any, target_kind: Any, _source: Any, _target: Any) -> Any:
     """target = source, ``size`` numbers, rounded to the kind of the target."""
     length, *names = sized(size), KINDS[sized(source_kind)], KINDS[sized(target_kind)]
-    from_item, to_item = (4 if name == "float32" else 2 for name in names)
+    from_item, to_item = map(item_bytes, names)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         source, target = arguments[3:]
@@ -132,6 +143,7 @@ def fill(_context: Any, _address: Any, _count: Any, _number: Any) -> Any:
 def score(
     _context: Any,
     head_dim: Any,
+    key_dim: Any,
     value_dim: Any,
     rows: Any,
     kind: Any,
@@ -148,12 +160,15 @@ def score(
 ) -> Any:
     """scores[row, j] = queries[row] · keys[slots[j]], for j below count, in rows of BLOCK floats; the last vector is
     padded with −∞. slots, ahead: int32. steps: bytes from slot to slot, of keys and of values. fetches: 1 to prefetch
-    the values of these slots and the keys of those ahead, which hides most of what scattered slots cost."""
-    size, value_size, number, name = sized(head_dim), sized(value_dim), sized(rows), KINDS[sized(kind)]
-    item = 4 if name == "float32" else 2
+    the values of these slots and the keys of those ahead, which hides most of what scattered slots cost. key_dim: all
+    numbers of a key, of which the first head_dim are multiplied. A quantized key's scale is applied to its scores."""
+    size, number, name = sized(head_dim), sized(rows), KINDS[sized(kind)]
+    key_size, item = sized(key_dim), item_bytes(name)
+    value_bytes = kept_bytes(sized(value_dim), name) if sized(value_dim) else 0
+    fetched = kept_bytes(size, name) if size == key_size else size * item
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
-        queries, keys, values, slots, ahead, count, step, value_step, scores = arguments[5:]
+        queries, keys, values, slots, ahead, count, step, value_step, scores = arguments[6:]
         held = [
             [v.load(v.shifted(queries, 4 * (row * size + at)), width) for at, width in spans(size)]
             for row in range(number)
@@ -166,13 +181,16 @@ def score(
             slot = v.load_int(v.element(slots, loop.index, 4))
             key = v.b.add(keys, v.b.mul(slot, step))
             if sized(fetches):
-                v.prefetch(v.b.add(values, v.b.mul(slot, value_step)), value_size * item)
-                v.prefetch(v.b.add(keys, v.b.mul(v.load_int(v.element(ahead, loop.index, 4)), step)), size * item)
+                v.prefetch(v.b.add(values, v.b.mul(slot, value_step)), value_bytes)
+                v.prefetch(v.b.add(keys, v.b.mul(v.load_int(v.element(ahead, loop.index, 4)), step)), fetched)
             parts = [v.load(v.shifted(key, item * at), width, name) for at, width in spans(size)]
+            scale = v.load_scale(key, key_size, name) if name in QUANTIZED else None
             for row in range(number):
-                v.store_float(v.dot(held[row], parts), v.element(v.shifted(scores, 4 * BLOCK * row), loop.index, 4))
+                product = v.dot(held[row], parts)
+                found = product if scale is None else v.b.fmul(product, scale)
+                v.store_float(found, v.element(v.shifted(scores, 4 * BLOCK * row), loop.index, 4))
 
-    signature = VOID(head_dim, value_dim, rows, kind, fetches, INT, INT, INT, INT, INT, INT, INT, INT, INT)
+    signature = VOID(head_dim, key_dim, value_dim, rows, kind, fetches, INT, INT, INT, INT, INT, INT, INT, INT, INT)
     return signature, without_result(generate)
 
 
@@ -252,9 +270,10 @@ def add_rows(
     v: Vectors, size: int, number: int, kind: str, addresses: list[Any], count: Any, value_at: Any, fma: Any
 ) -> None:
     """sums[row] = sums[row] × factors[row] + Σ weights[row, j] × value j. addresses: of sums, factors and weights.
-    value_at: the address of value j. fma: multiplies a vector of it by a weight and adds that."""
+    value_at: the address of value j. fma: multiplies a vector of it by a weight and adds that. A weight is multiplied
+    by the value's scale first, if it has one."""
     sums, factors, weights = addresses
-    item = 4 if kind == "float32" else 2
+    item = item_bytes(kind)
     for begin, column in product(range(0, number, ROWS_AT_ONCE), range(0, size, NUMBERS_AT_ONCE)):
         width_of_part = min(NUMBERS_AT_ONCE, size - column)
         columns = [(column + at, width) for at, width in spans(width_of_part)]
@@ -267,8 +286,11 @@ def add_rows(
         with v.loop(count) as loop:
             value = value_at(loop.index)
             parts = {at: v.load(v.shifted(value, item * at), width, kind) for at, width in columns}
+            scale = v.load_scale(value, size, kind) if kind in QUANTIZED else None
             for (row, at, width), place in held.items():
                 weight = v.load_float(v.element(v.shifted(weights, 4 * BLOCK * row), loop.index, 4))
+                if scale is not None:
+                    weight = v.b.fmul(weight, scale)
                 v.b.store(fma(v.splat(weight, width), parts[at], v.b.load(place)), place)
         for (row, at, _), place in held.items():
             v.store(v.b.load(place), v.shifted(sums, 4 * (row * size + at)))

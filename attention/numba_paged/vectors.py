@@ -13,6 +13,7 @@ from llvmlite import ir
 from llvmlite.binding import llvm_version_info
 from numba.core import cgutils, config
 
+from ...memory_pool.kv_rows import scale_offset
 from .. import processor
 
 LANES = 16
@@ -47,6 +48,12 @@ TANH_COEFFICIENTS = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.3
 """Coefficients of (tanh(x) − x) / x³ in x², up to |x| = SMALL_TANH: those of Cephes' tanhf (Moshier 1989)."""
 
 SMALL_TANH = 0.625
+
+FLOAT8 = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}
+"""Bits of the mantissa and bias of the exponent of 8-bit floats."""
+
+QUANTIZED = ("int8", *FLOAT8)
+"""Types of numbers that have a scale, see kv_rows.py."""
 
 LOG2_E = 1.4426950408889634
 """2^(x · log₂ e) is exp(x)."""
@@ -116,8 +123,10 @@ class Vectors:
         self.b.store(value, self.b.inttoptr(address, self.f32.as_pointer()))
 
     def load(self, address: Any, width: int, kind: str = "float32") -> Any:
-        """kind: float32, bfloat16 or float16 in memory; float32 it becomes."""
+        """kind: float32, bfloat16 or float16 in memory, or one of QUANTIZED, without the scale; float32 it becomes."""
         b = self.b
+        if kind in QUANTIZED:
+            return self._load_bytes(address, width, kind)
         if kind == "float32":
             return b.load(b.inttoptr(address, self.vector(width).as_pointer()), align=4)
         if kind == "float16":
@@ -126,6 +135,57 @@ class Vectors:
         bits, words = ir.VectorType(ir.IntType(16), width), ir.VectorType(self.i32, width)
         loaded = b.zext(b.load(b.inttoptr(address, bits.as_pointer()), align=2), words)
         return b.bitcast(b.shl(loaded, ir.Constant(words, [16] * width)), self.vector(width))
+
+    def _load_bytes(self, address: Any, width: int, kind: str) -> Any:
+        """8-bit floats become halves, which processors widen in one instruction. Those of e4m3 are then 1/256 of what
+        they should be, subnormal ones too: `load_scale` makes up for it."""
+        b, words = self.b, ir.VectorType(ir.IntType(16), width)
+        found = b.load(b.inttoptr(address, ir.VectorType(ir.IntType(8), width).as_pointer()), align=1)
+        if kind == "int8":
+            return b.sitofp(b.sext(found, ir.VectorType(self.i32, width)), self.vector(width))
+
+        def word(number: int) -> Any:
+            return ir.Constant(words, [number] * width)
+
+        bits = b.shl(b.zext(found, words), word(8))
+        if kind == "float8_e4m3fn":
+            bits = b.or_(b.and_(bits, word(0x8000)), b.lshr(b.and_(bits, word(0x7FFF)), word(1)))
+        return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), width)), self.vector(width))
+
+    def load_scale(self, row: Any, size: int, kind: str) -> Any:
+        """What the numbers of a quantized row that `load` gives have to be multiplied by: a float. size: of all of the
+        row."""
+        scale = self.load_float(self.shifted(row, scale_offset(size)))
+        return self.b.fmul(scale, ir.Constant(self.f32, 256.0)) if kind == "float8_e4m3fn" else scale
+
+    def store_bytes(self, value: Any, address: Any, kind: str) -> None:
+        """value: a vector of float32 within the range of ``kind``, one of QUANTIZED, rounded to the nearest number."""
+        b, width = self.b, value.type.count
+        words = ir.VectorType(self.i32, width)
+        if kind == "int8":
+            found = b.fptosi(self._intrinsic("rint", value), words)
+        else:
+            found = self._float8(value, *FLOAT8[kind])
+        small = b.trunc(found, ir.VectorType(ir.IntType(8), width))
+        b.store(small, b.inttoptr(address, small.type.as_pointer()), align=1)
+
+    def _float8(self, x: Any, mantissa: int, bias: int) -> Any:
+        """Words with x as 8-bit floats in their lowest bytes, rounded to even."""
+        b, words = self.b, ir.VectorType(self.i32, x.type.count)
+        shift, size = 23 - mantissa, self.absolute(x)
+
+        def word(number: int) -> Any:
+            return ir.Constant(words, [number] * words.count)
+
+        bits = b.bitcast(size, words)
+        odd = b.and_(b.lshr(bits, word(shift)), word(1))
+        rounded = b.lshr(b.add(bits, b.add(odd, word((1 << (shift - 1)) - 1))), word(shift))
+        normal = b.sub(rounded, word((127 - bias) << mantissa))
+        steps = b.fmul(size, self.constant(2.0 ** (bias - 1 + mantissa), words.count))
+        subnormal = b.fptosi(self._intrinsic("rint", steps), words)
+        is_small = b.fcmp_ordered("<", size, self.constant(2.0 ** (1 - bias), words.count))
+        sign = b.and_(b.lshr(b.bitcast(x, words), word(24)), word(0x80))
+        return b.or_(b.select(is_small, subnormal, normal), sign)
 
     def store(self, value: Any, address: Any, kind: str = "float32") -> None:
         """kind: what the vector of float32 becomes in memory, rounded to the nearest number."""
@@ -181,6 +241,13 @@ class Vectors:
         nothing = ir.Constant(self.vector(width), ir.Undefined)
         one = self.b.insert_element(nothing, number, ir.Constant(self.i32, 0))
         return self.b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(self.i32, width), [0] * width))
+
+    def vector_of(self, numbers: list[Any]) -> Any:
+        """These floats, side by side."""
+        found = ir.Constant(self.vector(len(numbers)), ir.Undefined)
+        for lane, number in enumerate(numbers):
+            found = self.b.insert_element(found, number, ir.Constant(self.i32, lane))
+        return found
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         """x · y + z"""
@@ -247,10 +314,7 @@ class Vectors:
     def together(self, rows: list[Any], join: Any) -> Any:
         """Each of up to four vectors of LANES numbers reduced to one number: a vector of those."""
         if len(rows) < 4:
-            found = ir.Constant(self.vector(len(rows)), ir.Undefined)
-            for row, x in enumerate(rows):
-                found = self.b.insert_element(found, self.reduced(x, join), ir.Constant(self.i32, row))
-            return found
+            return self.vector_of([self.reduced(x, join) for x in rows])
         parts, width = rows, LANES  # of each row so many numbers are left, side by side
         while len(parts) > 1 or width > 1:
             joined, half = [], width // 2

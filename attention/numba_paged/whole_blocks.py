@@ -1,7 +1,7 @@
 """Operations of kernel.py on whole blocks of keys, for many rows that see the same ones: prompts.
 
-Keys and values are brought together first, once for all rows; scores and sums are then products of matrices, at the
-speed of those, and nothing is computed of rows one by one.
+Keys and values are brought together first, once for all rows; quantized ones are multiplied by their scales there.
+Scores and sums are then products of matrices, at the speed of those, and nothing is computed of rows one by one.
 
 Where a processor multiplies pairs of bfloat16, and the pool holds such numbers, all this is done in pairs (``pairs`` is
 1): queries and weights are rounded to bfloat16, as kernels on GPUs do it, and sums are float32.
@@ -11,8 +11,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from .operations import BLOCK, FLOAT, INT, KINDS, ROWS_AT_ONCE, VOID, add_rows, intrinsic, sized, without_result
-from .vectors import HAS_PAIRS, LANES, Vectors, spans
+from .operations import (
+    BLOCK,
+    FLOAT,
+    INT,
+    KINDS,
+    ROWS_AT_ONCE,
+    VOID,
+    add_rows,
+    intrinsic,
+    item_bytes,
+    kept_bytes,
+    sized,
+    without_result,
+)
+from .vectors import HAS_PAIRS, LANES, QUANTIZED, Vectors, spans
 
 
 def in_pairs(kind: str, head_dim: int, value_dim: int) -> bool:
@@ -39,9 +52,10 @@ def turn(_context: Any, head_dim: Any, kind: Any, pairs: Any, _keys: Any, _slots
     """target[d, j] = keys[slots[j]][d], for a whole block of keys: float32 [head_dim, BLOCK]. head_dim is a multiple of
     LANES. In pairs: words of keys[slots[j]][2d] and the next, [head_dim / 2, BLOCK]."""
     size, name = sized(head_dim), KINDS[sized(kind)]
+    whole = size
     if sized(pairs):
         size, name = size // 2, "float32"  # a word is turned as a number is
-    item = 4 if name == "float32" else 2
+    item = item_bytes(name)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         keys, slots, step, target = arguments[3:]
@@ -49,10 +63,12 @@ def turn(_context: Any, head_dim: Any, kind: Any, pairs: Any, _keys: Any, _slots
             first = v.element(slots, loop.index, 4 * LANES)
             column = v.element(target, loop.index, 4 * LANES)
             places = [v.b.add(keys, v.b.mul(v.load_int(v.shifted(first, 4 * key)), step)) for key in range(LANES)]
+            scales = v.vector_of([v.load_scale(place, whole, name) for place in places]) if name in QUANTIZED else None
             for at in range(0, size, LANES):
                 rows = [v.load(v.shifted(place, item * at), LANES, name) for place in places]
                 for row, turned in enumerate(v.transposed(rows)):
-                    v.store(turned, v.shifted(column, 4 * BLOCK * (at + row)))
+                    scaled = turned if scales is None else v.b.fmul(turned, scales)
+                    v.store(scaled, v.shifted(column, 4 * BLOCK * (at + row)))
 
     return VOID(head_dim, kind, pairs, INT, INT, INT, INT), without_result(generate)
 
@@ -75,8 +91,8 @@ def gather(
     """target[j] = values[slots[j]], for a whole block of keys: float32 [BLOCK, value_dim], side by side, so that they
     stay in a core's first cache while many rows pass. In pairs: words of the values of slots 2j and 2j + 1,
     [BLOCK / 2, value_dim]. Prefetches keys and values of the slots ahead."""
-    key_size, size, name, together = sized(head_dim), sized(value_dim), KINDS[sized(kind)], 1 + sized(pairs)
-    item = 4 if name == "float32" else 2
+    size, name, together = sized(value_dim), KINDS[sized(kind)], 1 + sized(pairs)
+    item, of_key, of_value = item_bytes(name), kept_bytes(sized(head_dim), name), kept_bytes(size, name)
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
         keys, values, slots, ahead, step, value_step, target = arguments[4:]
@@ -88,13 +104,16 @@ def gather(
             own, later = (v.element(address, loop.index, 4 * together) for address in (slots, ahead))
             places = [value_at(v.shifted(own, 4 * number)) for number in range(together)]
             row = v.element(target, loop.index, 4 * size)
+            scale = v.load_scale(places[0], size, name) if name in QUANTIZED else None
             for at, width in spans(size):
                 found = [v.load(v.shifted(place, item * at), width, name) for place in places]
+                if scale is not None:
+                    found = [v.b.fmul(found[0], v.splat(scale, width))]
                 v.store(v.paired(*found) if together == 2 else found[0], v.shifted(row, 4 * at))
             for number in range(together):
                 slot = v.shifted(later, 4 * number)
-                v.prefetch(v.b.add(keys, v.b.mul(v.load_int(slot), step)), key_size * item)
-                v.prefetch(value_at(slot), size * item)
+                v.prefetch(v.b.add(keys, v.b.mul(v.load_int(slot), step)), of_key)
+                v.prefetch(value_at(slot), of_value)
 
     return VOID(head_dim, value_dim, kind, pairs, INT, INT, INT, INT, INT, INT, INT), without_result(generate)
 

@@ -14,7 +14,8 @@ import weakref
 import numpy as np
 import torch
 
-from ..kv_pool import KVPool, untouched_zeros
+from ..kv_pool import KVLayers, KVPool, untouched_zeros
+from ..kv_rows import SCALE_BYTES, is_quantized
 from .host_copies import CopyPages, PagedLayers, copies_for, device_planes, host_planes, plane_bytes
 
 
@@ -50,7 +51,9 @@ class HostPool:
         self.num_slots = num_tokens + page_size
         self.num_pages = self.num_slots // page_size
         self.num_layers = len(device_pool.layers.k)
-        self.dtype = device_pool.dtype
+        self.dtype, self.model_dtype = device_pool.dtype, device_pool.model_dtype
+        self.scales = _scales_of_page(device_pool.layers, page_size) if is_quantized(self.dtype) else None
+        """int64 [n]: which float32 of a page are the scales of its rows; None where rows have none."""
         self.bytes_per_token = device_pool.bytes_per_token
         self.pinned = device_pool.device.type == "cuda" if pin is None else pin
         self.copied_by, self._copy_pages = copies_for(device_pool.device)
@@ -144,6 +147,17 @@ class HostPool:
         if not 0 < page < self.num_pages:
             raise IndexError(f"host page {page}: there are pages 1 … {self.num_pages - 1}")
         return self.pages_view[page]
+
+
+def _scales_of_page(layers: KVLayers, page_size: int) -> np.ndarray:
+    """See HostPool.scales: a row ends with its scale."""
+    ends, begin = [], 0
+    for number in range(len(layers.k)):
+        for tensor in (layers.k[number], layers.v[number]):
+            rows, size = page_size * tensor.shape[1], tensor.shape[2]
+            ends.append(begin + size * np.arange(1, rows + 1))
+            begin += size * rows
+    return np.concatenate(ends) // SCALE_BYTES - 1
 
 
 def pin_memory(owner: object, memory: torch.Tensor) -> None:

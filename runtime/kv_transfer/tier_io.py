@@ -129,19 +129,28 @@ def make_transfers(
 
 
 def is_finite_snapshot(
-    snapshot: np.ndarray, tensors: Sequence[tuple[slice, torch.dtype]], tail_dtype: str | None
+    snapshot: np.ndarray,
+    tensors: Sequence[tuple[slice, torch.dtype]],
+    tail_dtype: str | None,
+    scales: np.ndarray | None = None,
+    page_nbytes: int = 0,
 ) -> bool:
-    """Likewise for a snapshot. tensors: see `HostStatePool`. tail_dtype: of the KV behind the state; None if that is
-    none."""
+    """Likewise for a snapshot. tensors: see `HostStatePool`. tail_dtype, scales, page_nbytes: of the KV behind the
+    state; None if that is none."""
     dtypes = [(where, str(dtype).removeprefix("torch.")) for where, dtype in tensors if dtype.is_floating_point]
-    if tail_dtype is not None:
-        dtypes.append((slice(tensors[-1][0].stop, None), tail_dtype))
-    return all(is_finite(snapshot[where], dtype) for where, dtype in dtypes)
+    if not all(is_finite(snapshot[where], dtype) for where, dtype in dtypes):
+        return False
+    tail = snapshot[tensors[-1][0].stop :]
+    return tail_dtype is None or is_finite(tail, tail_dtype, scales, page_nbytes)
 
 
-def is_finite(block: np.ndarray, dtype: np.dtype | str) -> bool:
+def is_finite(block: np.ndarray, dtype: np.dtype | str, scales: np.ndarray | None = None, page_nbytes: int = 0) -> bool:
     """True if a block of KV, uint8 [n], has only finite numbers. dtype: float32, float16 or bfloat16, as torch names
-    them."""
+    them; for any other, the rows of a page of ``page_nbytes`` bytes have the scales at `HostPool.scales`, and these
+    must be finite."""
+    if scales is not None:
+        pages = block.view(np.float32).reshape(-1, page_nbytes // 4)
+        return bool(np.isfinite(pages[:, scales]).all())
     words, mask = (np.uint32, 0x7F800000) if str(dtype) == "float32" else (np.uint16, _HALF_MASKS[str(dtype)])
     return not ((block.view(words) & words(mask)) == mask).any()
 

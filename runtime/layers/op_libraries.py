@@ -21,6 +21,7 @@ import torch
 from ...attention.error_text import describe_error
 from ...attention.numba_paged.team import Team
 from ...memory_pool.kv_pool import KVLayers
+from ...memory_pool.kv_rows import is_quantized, read_rows, row_items, store_rows
 from ..model_config import RopeConfig
 from .ops import TORCH_OPS, Ops, OpShape
 from .rotary import RotaryEmbedding
@@ -35,6 +36,8 @@ POSITIONS = 512
 LAYERS = 3
 BEHIND_QKV = 64
 """Numbers that a projection has behind q, k and v, as a gate is in some models."""
+ROUNDING = {torch.int8: 0.025, torch.float8_e4m3fn: 1 / 15, torch.float8_e5m2: 1 / 7}
+"""Absolute and relative error of numbers around one, up to 6, that are rounded to a quantized row: half a step."""
 SPARE_SLOTS = 7
 """Slots of a trial to which no token is written; they must not change."""
 
@@ -74,13 +77,13 @@ def load_triton(device: torch.device) -> Mapping[str, Callable[..., Any]]:
     return {name: getattr(triton_ops, name) for name in OP_NAMES if hasattr(triton_ops, name)}
 
 
-def numba_library(dtype: torch.dtype, shape: OpShape, team: Team) -> Library:
+def numba_library(dtype: torch.dtype, shape: OpShape, team: Team, kv_dtype: torch.dtype | None = None) -> Library:
     """The library of Numba's kernels, which are compiled for one model."""
 
     def load(device: torch.device) -> Mapping[str, Callable[..., Any]]:
         from .numba_ops import operations  # here: Numba is optional, and only for a CPU
 
-        return operations.load(shape, dtype, team)
+        return operations.load(shape, dtype, team, kv_dtype)
 
     return Library(NUMBA, load)
 
@@ -88,12 +91,26 @@ def numba_library(dtype: torch.dtype, shape: OpShape, team: Team) -> Library:
 LIBRARIES = (Library(SGL, load_sgl), Library(TRITON, load_triton))
 
 
-def select_ops(device: torch.device, dtype: torch.dtype, shape: OpShape, team: Team | None = None) -> Ops:
-    """The fastest implementation of each operation that works on the device. team: None on a GPU."""
-    return probe(LIBRARIES if team is None else (numba_library(dtype, shape, team),), shape, dtype, device)
+def select_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: OpShape,
+    team: Team | None = None,
+    kv_dtype: torch.dtype | None = None,
+) -> Ops:
+    """The fastest implementation of each operation that works on the device. team: None on a GPU. kv_dtype: of the KV
+    pool; None: ``dtype``, as always on a GPU."""
+    libraries = LIBRARIES if team is None else (numba_library(dtype, shape, team, kv_dtype),)
+    return probe(libraries, shape, dtype, device, kv_dtype)
 
 
-def probe(libraries: Sequence[Library], shape: OpShape, dtype: torch.dtype, device: torch.device) -> Ops:
+def probe(
+    libraries: Sequence[Library],
+    shape: OpShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
+) -> Ops:
     """Try the libraries' operations in the order of PREFERENCE. Logs one line with the choice for each operation, and
     one warning if a library or an operation failed."""
     trouble: list[str] = []
@@ -103,7 +120,7 @@ def probe(libraries: Sequence[Library], shape: OpShape, dtype: torch.dtype, devi
             loaded[library.name] = library.load(device)
         except Exception as error:  # importing compiled code may raise anything
             trouble.append(f"{library.name} cannot be used ({describe_error(error)})")
-    trial = Trial(shape, TRIAL_TOKENS, dtype)
+    trial = Trial(shape, TRIAL_TOKENS, dtype, kv_dtype=kv_dtype)
     chosen: dict[str, Callable[..., Any]] = {}
     names: list[str] = []
     for name in OP_NAMES:
@@ -137,8 +154,9 @@ def try_out(name: str, op: Callable[..., Any], trial: Trial, device: torch.devic
         found = trial.found(name, op, device)
     except Exception as error:  # a kernel may raise anything: no such op, no compiler, no image for this card
         return f"failed ({describe_error(error)})"
-    allowed = tolerance(trial.dtype)
-    for part, expected in zip(found, trial.expected(name), strict=True):
+    of_pool = trial.pool_tolerance if name == "rotate_and_store" else 0.0
+    for number, (part, expected) in enumerate(zip(found, trial.expected(name), strict=True)):
+        allowed = max(tolerance(trial.dtype), of_pool if number else 0.0)
         if part.shape != expected.shape or not torch.allclose(part, expected, atol=allowed, rtol=allowed):
             return "gives wrong numbers"
     return None
@@ -159,6 +177,14 @@ class Trial:
     tokens: int
     dtype: torch.dtype
     seed: int = 0
+    kv_dtype: torch.dtype | None = None
+    """Of the pool that ``found`` writes; None: ``dtype``."""
+
+    @property
+    def pool_tolerance(self) -> float:
+        """Absolute and relative error of the numbers in the pool: they are rounded to its type."""
+        kv_dtype = self.kv_dtype or self.dtype
+        return ROUNDING[kv_dtype] if is_quantized(kv_dtype) else tolerance(kv_dtype)
 
     def expected(self, name: str) -> list[torch.Tensor]:
         """Results of the torch twin in float32 on the CPU, without rounding to ``dtype``."""
@@ -166,10 +192,19 @@ class Trial:
 
     def found(self, name: str, op: Callable[..., Any], device: torch.device) -> list[torch.Tensor]:
         """Results of op in the trial's dtype on the device."""
-        return self.run(name, op, dtype=self.dtype, device=device)
+        return self.run(name, op, dtype=self.dtype, device=device, kv_dtype=self.kv_dtype)
 
-    def run(self, name: str, op: Callable[..., Any], *, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-        """Results of one call, and the memory it writes to, as float32 on the CPU."""
+    def run(
+        self,
+        name: str,
+        op: Callable[..., Any],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_dtype: torch.dtype | None = None,
+    ) -> list[torch.Tensor]:
+        """Results of one call, and the memory it writes to, as float32 on the CPU. kv_dtype: of the pool; None:
+        ``dtype``."""
         generator = torch.Generator().manual_seed(self.seed)
         shape, tokens = self.shape, self.tokens
 
@@ -199,14 +234,19 @@ class Trial:
             table = RotaryEmbedding(RopeConfig(theta=1e4), shape.head_dim, POSITIONS, dtype=self.dtype, device=CPU)
             width = (heads + shape.num_kv_heads) * shape.head_dim
             qkv = numbers(tokens, width + BEHIND_QKV)[:, :width]
-            k_pool, v_pool = numbers(*item), numbers(*item)
+            size, pool_dtype = shape.head_dim, kv_dtype or dtype
+            k_pool, v_pool = (
+                torch.zeros(*item[:2], row_items(size, pool_dtype), dtype=pool_dtype, device=device) for _ in range(2)
+            )
+            for pool in (k_pool, v_pool):
+                store_rows(pool, torch.arange(len(pool), device=device), numbers(*item))
             weight = weights(heads, shape.head_dim) if shape.qk_norm else None
             # Up to two padding tokens, as in a CUDA graph. The padding slot may hold anything, so it is not compared.
             written = slots[:tokens].clone()
             written[max(tokens - 2, 1) :] = 0
             table_there = table.table.to(dtype).to(device)
             q = op(qkv, positions, table_there, written.to(device), k_pool, v_pool, weight, shape.eps)
-            return _host(q, k_pool[1:], v_pool[1:])
+            return _host(q, *(read_rows(pool[1:], size, torch.float32) for pool in (k_pool, v_pool)))
         assert name in ("copy_kv", "transfer_kv"), name
         pool = _layers([[numbers(*item) for _ in range(LAYERS)] for _ in range(2)], device)
         other = _layers([[numbers(*item) for _ in range(LAYERS)] for _ in range(2)], device)

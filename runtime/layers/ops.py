@@ -69,7 +69,8 @@ class RotateAndStoreOp(Protocol):
         be overwritten.
         positions, slots: int64 [tokens]; no slot occurs twice, except the padding slot 0, which may hold anything.
         rotary_table: [max_positions, head_dim], see RotaryEmbedding.
-        k_pool, v_pool: one layer of the pool, [slots, kv_heads, head_dim], contiguous; only `slots` are written.
+        k_pool, v_pool: one layer of the pool, [slots, kv_heads, items of a row] (see kv_rows.py), contiguous; only
+        `slots` are written, with k and v rounded to the dtype of the call and then to the pool's.
         norm_weight: [heads + kv_heads, head_dim] for an RMSNorm of each head of q and k; None for no norm.
         Returns q [tokens, heads, head_dim]: heads and coordinates contiguous, rows possibly strided.
         """

@@ -16,6 +16,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from ...memory_pool.kv_rows import store_rows
 from ..model_config import PositionScale, RopeConfig
 
 
@@ -122,12 +123,12 @@ def rotate_and_store(
     eps: float,
 ) -> torch.Tensor:
     """See ops.RotateAndStoreOp."""
-    _, kv_heads, head_dim = k_pool.shape
+    kv_heads, head_dim = k_pool.shape[1], rotary_table.shape[1]
     heads = qkv.unflatten(1, (-1, head_dim))
     qk, v = heads[:, :-kv_heads], heads[:, -kv_heads:]
     if norm_weight is not None:
         qk = F.rms_norm(qk, (head_dim,), None, eps) * norm_weight
     qk = apply_rotary(qk, rotary_table.index_select(0, positions))
-    k_pool.index_copy_(0, slots, qk[:, -kv_heads:])
-    v_pool.index_copy_(0, slots, v)
+    store_rows(k_pool, slots, qk[:, -kv_heads:])
+    store_rows(v_pool, slots, v)
     return qk[:, :-kv_heads]

@@ -92,14 +92,16 @@ def choose_backends(
     dtype: torch.dtype,
     device: torch.device,
     is_packed: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> DeviceBackends:
     """config: of a model that `Ops` compute; None for one that computes all but attention by itself. specs: its
-    attention layers. is_packed: some of its weights are in few bits. Raises ModelLoadError if a backend asked for by
-    name cannot be used."""
+    attention layers. is_packed: some of its weights are in few bits. kv_dtype: of the KV pool; None: ``dtype``, as
+    always on a GPU. Raises ModelLoadError if a backend asked for by name cannot be used."""
     if device.type != "cuda":
         if args.attention_backend == "flashinfer":
             raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use auto")
-        return _on_a_cpu(args, config, specs, page_size=page_size, dtype=dtype, device=device, is_packed=is_packed)
+        where = {"page_size": page_size, "dtype": dtype, "device": device, "kv_dtype": kv_dtype or dtype}
+        return _on_a_cpu(args, config, specs, is_packed=is_packed, **where)
     if args.attention_backend == "numba":
         raise ModelLoadError("--attention-backend numba is for a CPU; use auto")
     if args.linear_backend not in ("auto", "torch"):
@@ -134,6 +136,7 @@ def _on_a_cpu(
     dtype: torch.dtype,
     device: torch.device,
     is_packed: bool,
+    kv_dtype: torch.dtype,
 ) -> DeviceBackends:
     wanted = args.attention_backend
     is_small = max([*map(_width, specs), _state_width(config)]) < SMALL_WIDTH
@@ -153,7 +156,8 @@ def _on_a_cpu(
         team = Team()
         attention = without.attention
         if specs:
-            attention = load_attention(specs, team=team, page_size=page_size, dtype=dtype, device=device)
+            where = {"page_size": page_size, "dtype": dtype, "device": device, "kv_dtype": kv_dtype}
+            attention = load_attention(specs, team=team, **where)
     except (NumbaUnavailable, NoTeamError) as error:
         if wanted == "numba":
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
@@ -162,12 +166,12 @@ def _on_a_cpu(
     if is_packed:
         without = replace(without, packed=_packed_products(team))
     if args.enable_double_sparsity:
-        without = replace(without, score_labels=_label_scores(team, specs, args.ds_heavy_channel_num, dtype))
+        without = replace(without, score_labels=_label_scores(team, specs, args.ds_heavy_channel_num, dtype, kv_dtype))
     is_tried = args.linear_backend == "auto" and processor.multiplies(dtype)
     products = _products(dtype, team) if is_tried or args.linear_backend == NUMBA else None
     if config is None:
         return replace(without, attention=attention, products=products, sized_ops=_sized_ops(team, dtype))
-    ops = select_ops(device, dtype, OpShape.of(config), team)
+    ops = select_ops(device, dtype, OpShape.of(config), team, kv_dtype)
     states, recorder = select_states(config, dtype, team), None
     if specs and args.linear_backend in ("auto", NUMBA) and not args.disable_cuda_graph:
         from ...attention.numba_paged.recording import TeamRecorder
@@ -186,7 +190,13 @@ def _sized_ops(team: Team, dtype: torch.dtype) -> SizedOps | None:
         return None
 
 
-def _label_scores(team: Team, specs: Sequence[AttentionSpec], channels: int, dtype: torch.dtype) -> ScoreLabels | None:
+def _label_scores(
+    team: Team,
+    specs: Sequence[AttentionSpec],
+    channels: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+) -> ScoreLabels | None:
     """The kernel for sparse decodes; None if it cannot be used."""
     from ...attention.numba_paged.label_scores import LabelScores  # here: Numba is optional
 
@@ -194,7 +204,7 @@ def _label_scores(team: Team, specs: Sequence[AttentionSpec], channels: int, dty
     try:
         for spec in specs:
             if is_sparse_layer(spec) and not spec.values_in_keys and channels <= spec.head_dim:
-                scores.probe(spec, channels, dtype)
+                scores.probe(spec, channels, dtype, kv_dtype)
     except Exception as error:  # compiled code may raise anything
         logger.warning("torch scores the labels of sparse decodes: %s", describe_error(error))
         return None

@@ -53,6 +53,7 @@ from ..models.served_model import ServedModel
 from .cuda_graph import GraphCatalog, GraphRunner
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
+from .kv_dtype import describe_kv_dtype, resolve_kv_dtype
 from .largest_step import SMALLEST_CHUNK, choose_chunk, run_largest_step
 from .memory_plan import SET_ASIDE, MemoryPlan, MemorySettings, plan_memory
 from .memory_sizing import available_memory, estimate_graph_bytes, explain_out_of_memory, profiled_bytes
@@ -147,6 +148,7 @@ class ModelRunner:
         with torch.inference_mode():
             specs = opened.specs if isinstance(opened, TransformersModel) else attention_specs(opened)
             self._kv_shapes = kv_shapes(specs)
+            self.kv_dtype = resolve_kv_dtype(args.kv_cache_dtype, specs, self.dtype, self.device)
             self.window, self._window_layers = window_layers(specs)
             has_windows = self.window > 0
             if window_ratio is None or any(spec.values_in_keys for spec in specs):
@@ -160,6 +162,7 @@ class ModelRunner:
                 dtype=self.dtype,
                 device=self.device,
                 is_packed=is_packed,
+                kv_dtype=self.kv_dtype,
             )
             self.sparsity = load_sparsity(args, specs, self.device) if args.enable_double_sparsity else None
             if self.sparsity is not None:
@@ -214,6 +217,8 @@ class ModelRunner:
             self.attention_name,
             plan.describe(),
         )
+        if self.kv_dtype != self.dtype:
+            logger.info("%s", describe_kv_dtype(self._kv_shapes, self.kv_dtype, self.dtype))
 
     @property
     def req_to_token(self) -> torch.Tensor:
@@ -475,7 +480,7 @@ class ModelRunner:
         graphs = shapes.largest_first if shapes is not None else []
         tokens = min(settings.chunked_prefill_size, self.config.context_length)
         pool_tokens = -(-tokens // settings.page_size) * settings.page_size
-        per_token, per_state = kv_bytes_per_token(self._kv_shapes, self.dtype), state_bytes(self._model.state_shapes)
+        per_token, per_state = kv_bytes_per_token(self._kv_shapes, self.kv_dtype), state_bytes(self._model.state_shapes)
 
         def largest_step() -> None:
             pool = self._make_pool(backends, pool_tokens, pool_tokens)
@@ -499,7 +504,7 @@ class ModelRunner:
         activations = max(0, taken - pools)
         if self.device.type == "cuda":
             activations += self._mirror.nbytes * (2 if self.window else 1)
-        per_window_token = kv_bytes_per_token(self._shapes_of(windows=True), self.dtype)
+        per_window_token = kv_bytes_per_token(self._shapes_of(windows=True), self.kv_dtype)
         return plan_memory(
             settings,
             available=available,
@@ -523,7 +528,8 @@ class ModelRunner:
         make = partial(
             make_kv_pool,
             page_size=self._settings.page_size,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
+            model_dtype=self.dtype,
             device=self.device,
             copy_disjoint=backends.ops.copy_kv,
         )

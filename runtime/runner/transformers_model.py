@@ -30,6 +30,7 @@ from ...attention.backend import AttentionBackend, AttentionBatch, AttentionSpec
 from ...attention.error_text import describe_error
 from ...attention.torch_native import TorchNativeBackend
 from ...memory_pool.kv_pool import KVPool, MHAKVPool
+from ...memory_pool.kv_rows import store_rows
 from ...memory_pool.state_pool import StatePool, StateShape
 from ...scheduler.batch import StateRows
 from ..checkpoint.hf_config import label_activation, load_generation_config
@@ -517,8 +518,8 @@ def attend(
         if inputs.arrivals is not None:
             inputs.arrivals.wait_layer(number)
         slots = inputs.slots_for(layer.spec)
-        pool.k[number].index_copy_(0, slots, key[0].transpose(0, 1))
-        pool.v[number].index_copy_(0, slots, value[0].transpose(0, 1))
+        store_rows(pool.k[number], slots, key[0].transpose(0, 1))
+        store_rows(pool.v[number], slots, value[0].transpose(0, 1))
     q = query[0].transpose(0, 1)
     if q.stride()[1:] != (layer.spec.head_dim, 1):
         q = q.contiguous()

@@ -56,7 +56,9 @@ def compare(plain: ModelRunner, graphs: ModelRunner, page_size: int, *, steps: i
                 for sequence, side in zip(pair, sides):
                     side.close(sequence)
         open_sequences = [pair for pair in open_sequences if len(pair[0].ids) <= 250]
-    for pool, twin in zip((*plain.kv_pool.k, *plain.kv_pool.v), (*graphs.kv_pool.k, *graphs.kv_pool.v)):
-        assert torch.isfinite(twin).all(), "padding leaves nothing wild behind"
+    every = torch.arange(graphs.kv_pool.num_slots, device=graphs.device)
+    assert graphs.kv_pool.first_not_finite(every) is None, "padding leaves nothing wild behind"
+    pools = plain.kv_pool.layers, graphs.kv_pool.layers
+    for pool, twin in zip(*((*layers.k, *layers.v) for layers in pools)):
         torch.testing.assert_close(twin[page_size:], pool[page_size:], atol=atol, rtol=0.0)
     return replays

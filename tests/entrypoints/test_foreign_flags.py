@@ -124,7 +124,6 @@ def test_model_may_be_a_positional_argument() -> None:
         ("--tp-size 2", r"--tp-size is 2; only 1 is supported: one server runs one model on one device"),
         ("-tp 4", r"--tp is 4; only 1"),
         ("--quantization bitsandbytes", r"--quantization: invalid choice: 'bitsandbytes'"),
-        ("--kv-cache-dtype fp8_e5m2", r"--kv-cache-dtype is fp8_e5m2; only auto"),
         ("--lora-target-modules all", r"--lora-target-modules is not supported: every linear layer"),
         ("--scheduling-policy priority", r"--scheduling-policy is priority; use fcfs, or --schedule-policy"),
         ("--max-model-len many", r"--max-model-len is many; use a number of tokens"),

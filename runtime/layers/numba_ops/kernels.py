@@ -9,11 +9,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from numba import njit
+
 from ....attention.numba_paged import operations, vectors
 from ....attention.numba_paged.compiling import checksum, compiled
-from ....attention.numba_paged.operations import KINDS, copy_row, fetch_add, peek, peek_float
+from ....attention.numba_paged.operations import KINDS, copy_row, fetch_add, kept_bytes, peek, peek_float
+from ....attention.numba_paged.vectors import QUANTIZED
 from . import rows
-from .rows import gate_row, norm_row, sum_row, turn_head
+from .rows import gate_row, norm_row, quantize_row, sum_row, turn_head
 
 NEXT, COUNT, EPS, X, X_STEP, OUT, RESIDUAL, WEIGHT, POSITIONS, ANGLES, SLOTS, KEYS, VALUES = range(13)
 ARGUMENTS = 13
@@ -70,12 +73,24 @@ def gate_kernel(size: int, kind: str) -> Any:
     return compiled(kernel)
 
 
+@njit(inline="always")
+def _convert_head(size, kind, row_kind, is_quantized, source, target):  # type: ignore
+    """One head to its row in the pool."""
+    if is_quantized:
+        quantize_row(size, kind, row_kind, source, target)
+    else:
+        copy_row(size, kind, row_kind, source, target)
+
+
 @cache
-def rotate_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, *, norms: bool) -> Any:
+def rotate_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, *, norms: bool, kv_kind: str = "") -> Any:
     """Norm and turn the heads of q and k in X, q where it lies, k on its way to KEYS; v goes to VALUES. X_STEP: bytes
-    from one row of X to the next."""
+    from one row of X to the next. kv_kind: of the pool; empty if it is ``kind``. Where it differs, k is turned where it
+    lies, and then converted."""
     sources, number, normed = _sources(), KINDS.index(kind), int(norms)
     head, values = head_dim * _bytes(kind), head_dim * kv_heads
+    if kv_kind not in ("", kind):
+        return _rotate_and_convert_kernel(head_dim, heads, kv_heads, kind, kv_kind, normed)
 
     def kernel(a: Any) -> None:
         if not sources:
@@ -97,6 +112,34 @@ def rotate_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, *, norms:
                     k = target + (i - heads) * head
                     turn_head(head_dim, number, normed, at + i * head, angles, weight + i * head, eps, k)
                 copy_row(values, number, number, at + (heads + kv_heads) * head, peek(a + 8 * VALUES) + slot)
+
+    return compiled(kernel)
+
+
+def _rotate_and_convert_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, kv_kind: str, normed: int) -> Any:
+    sources, number, kv_number = _sources(), KINDS.index(kind), KINDS.index(kv_kind)
+    head, kept, is_quantized = head_dim * _bytes(kind), kept_bytes(head_dim, kv_kind), kv_kind in QUANTIZED
+
+    def kernel(a: Any) -> None:
+        if not sources:
+            return
+        weight = peek(a + 8 * WEIGHT)
+        while True:
+            first = fetch_add(a + 8 * NEXT, AT_ONCE)
+            if first >= peek(a + 8 * COUNT):
+                return
+            for row in range(first, min(first + AT_ONCE, peek(a + 8 * COUNT))):
+                angles = peek(a + 8 * ANGLES) + peek(peek(a + 8 * POSITIONS) + 8 * row) * head
+                slot = peek(peek(a + 8 * SLOTS) + 8 * row) * kv_heads * kept
+                at, eps = peek(a + 8 * X) + row * peek(a + 8 * X_STEP), peek_float(a + 8 * EPS)
+                for i in range(heads + kv_heads):
+                    x = at + i * head
+                    turn_head(head_dim, number, normed, x, angles, weight + i * head, eps, x)
+                for i in range(kv_heads):
+                    k, v = at + (heads + i) * head, at + (heads + kv_heads + i) * head
+                    to_k, to_v = peek(a + 8 * KEYS) + slot + i * kept, peek(a + 8 * VALUES) + slot + i * kept
+                    _convert_head(head_dim, number, kv_number, is_quantized, k, to_k)
+                    _convert_head(head_dim, number, kv_number, is_quantized, v, to_v)
 
     return compiled(kernel)
 

@@ -39,10 +39,10 @@ ONE_THREAD = 1 << 16
 """Numbers that one thread works through before another is awake."""
 
 
-def load(shape: OpShape, dtype: torch.dtype, team: Team) -> dict[str, Any]:
-    """Name in ops.Ops -> operation, for a model of this shape and dtype. All calls come from one thread
-    at a time. Raises whatever compiling raises."""
-    kind = str(dtype).removeprefix("torch.")
+def load(shape: OpShape, dtype: torch.dtype, team: Team, kv_dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Name in ops.Ops -> operation, for a model of this shape and dtype. kv_dtype: of the KV pool; None: the same. All
+    calls come from one thread at a time. Raises whatever compiling raises."""
+    kind, kv_kind = (str(each).removeprefix("torch.") for each in (dtype, kv_dtype or dtype))
     if kind not in KINDS:
         raise TypeError(f"there are no kernels for {kind}")
     return {
@@ -51,7 +51,7 @@ def load(shape: OpShape, dtype: torch.dtype, team: Team) -> dict[str, Any]:
         "rms_norm": RMSNorm(team, shape.hidden_size, kind),
         "add_rms_norm": AddRMSNorm(team, shape.hidden_size, kind),
         "silu_and_mul": SiluAndMul(team, shape.intermediate_size, kind),
-        "rotate_and_store": RotateAndStore(team, shape, kind),
+        "rotate_and_store": RotateAndStore(team, shape, kind, kv_kind),
     }
 
 
@@ -167,8 +167,8 @@ class SiluAndMul:
 class RotateAndStore:
     """See ops.RotateAndStoreOp. q stays where it was in qkv."""
 
-    def __init__(self, team: Team, shape: OpShape, kind: str) -> None:
-        self._team = team
+    def __init__(self, team: Team, shape: OpShape, kind: str, kv_kind: str) -> None:
+        self._team, self._kv_kind = team, kv_kind
         self._heads, self._head_dim = shape.num_heads, shape.head_dim
         self._sizes = shape.head_dim, shape.num_heads, shape.num_kv_heads, kind
         self._kernels: dict[bool, _Kernel] = {}
@@ -177,7 +177,8 @@ class RotateAndStore:
     def _kernel(self, *, norms: bool) -> _Kernel:
         """Layers may differ in this (Llama 4): what they need is compiled when the first of them is computed."""
         if norms not in self._kernels:
-            self._kernels[norms] = _Kernel(self._team, rotate_kernel(*self._sizes, norms=norms))
+            kernel = rotate_kernel(*self._sizes, norms=norms, kv_kind=self._kv_kind)
+            self._kernels[norms] = _Kernel(self._team, kernel)
         return self._kernels[norms]
 
     def __call__(

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
 from ....attention.numba_paged.operations import KINDS, sized, without_result
 from ....attention.numba_paged.vectors import LANES, LOWEST_EXP, Vectors, spans
+from ....memory_pool.kv_rows import LARGEST, LEAST_MAGNITUDE, scale_offset
 
 intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
 
@@ -156,3 +159,36 @@ def sum_row(_context: Any, size: Any, kind: Any, _x: Any, _y: Any, _target: Any)
         parts(v, length, _item(name), added)
 
     return VOID(size, kind, INT, INT, INT), without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def quantize_row(_context: Any, size: Any, kind: Any, row_kind: Any, _source: Any, _target: Any) -> Any:
+    """target = a quantized row with these numbers, bit by bit as `kv_rows.quantize` makes it. kind: of the numbers;
+    row_kind: of the row."""
+    length, name, row_name = sized(size), KINDS[sized(kind)], KINDS[sized(row_kind)]
+    item, largest = _item(name), LARGEST[getattr(torch, row_name)]
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        source, target = arguments[3:]
+        b, zero = v.b, ir.Constant(v.f32, 0.0)
+        places = spans(length)
+        numbers = [v.load(v.shifted(source, item * at), width, name) for at, width in places]
+        poison = top = zero
+        for x in numbers:
+            poison = b.fadd(poison, v.sum_of(b.fmul(x, v.constant(0.0, x.type.count))))  # NaN if one is not finite
+            part = v.max_of(v.absolute(x))
+            top = b.select(b.fcmp_ordered(">", part, top), part, top)
+        least = ir.Constant(v.f32, LEAST_MAGNITUDE)
+        top = b.select(b.fcmp_ordered(">", top, least), top, least)
+        is_finite = b.fcmp_ordered("==", poison, zero)
+        factor = b.fdiv(ir.Constant(v.f32, largest), top)
+        for x, (at, width) in zip(numbers, places):
+            scaled = b.select(is_finite, b.fmul(x, v.splat(factor, width)), v.constant(0.0, width))
+            v.store_bytes(scaled, v.shifted(target, at), row_name)
+        for at in range(length, scale_offset(length)):
+            place = b.inttoptr(v.shifted(target, at), ir.IntType(8).as_pointer())
+            b.store(ir.Constant(ir.IntType(8), 0), place)
+        scale = b.select(is_finite, b.fmul(top, ir.Constant(v.f32, 1.0 / largest)), ir.Constant(v.f32, float("nan")))
+        v.store_float(scale, v.shifted(target, scale_offset(length)))
+
+    return VOID(size, kind, row_kind, INT, INT), without_result(generate)

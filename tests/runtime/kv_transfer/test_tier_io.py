@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from baton.memory_pool.kv_pool import KVShape, make_kv_pool
+from baton.memory_pool.kv_rows import store_rows
 from baton.memory_pool.stores.disk_pool import DiskPool
+from baton.memory_pool.stores.host_pool import HostPool
 from baton.radix.tiers.block_orders import BlockFind, BlockRead, BlockTouch, BlockWrite
 from baton.radix.tiers.host_tier import TierCopy
 from baton.runtime.kv_transfer.block_io import BlockIO
-from baton.runtime.kv_transfer.tier_io import BlocksEnded, TierIO, is_finite
+from baton.runtime.kv_transfer.tier_io import BlocksEnded, TierIO, is_finite, is_finite_snapshot
 from baton.runtime.kv_transfer.transfer import Ended
 from tests.doubles.disk_blocks import fill, key_of, open_pool
 
@@ -162,3 +165,40 @@ def test_blocks_with_nan_or_infinity_are_not_finite(dtype: str) -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         spoilt = torch.cat([numbers, torch.tensor([bad], dtype=kind), numbers])
         assert not is_finite(spoilt.view(torch.uint8).numpy(), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_quantized_blocks_are_finite_if_their_scales_are(dtype: torch.dtype) -> None:
+    """Wherever the bad row is, and whatever the bytes of the others would be as numbers."""
+    shapes = [KVShape(2, 12, 6), KVShape(1, 8, 20)]
+    pool = make_kv_pool(num_tokens=32, page_size=4, shapes=shapes, dtype=dtype, device=torch.device("cpu"))
+    host, slots = HostPool(pool, 32), np.arange(4, 36)
+    generator = torch.Generator().manual_seed(0)
+    tensors = [
+        (tensor[layer], size)
+        for layer, shape in enumerate(shapes)
+        for tensor, size in zip((pool.k, pool.v), shape.row_sizes)
+    ]
+    for tensor, size in tensors:
+        numbers = torch.randn(36, tensor.shape[1], size, generator=generator)
+        store_rows(tensor, torch.arange(36), 1e30 * numbers)
+    of_pages: dict[str, Any] = {"scales": host.scales, "page_nbytes": host.page_nbytes}
+    is_sound = partial(is_finite, dtype=str(dtype), **of_pages)
+    state = np.zeros(64, dtype=np.uint8)
+    is_sound_snapshot = partial(
+        is_finite_snapshot, tensors=[(slice(64), torch.float32)], tail_dtype=str(dtype), **of_pages
+    )
+    blocks = host.pages_view[1:].reshape(4, -1)  # of two pages
+    host.store(slots, slots)
+    assert all(is_sound(block) and is_sound_snapshot(np.concatenate([state, block])) for block in blocks)
+    for tensor, size in tensors:
+        for token, spoilt in ((12, 1), (21, 2)):
+            kept = tensor.view(torch.uint8)[token].clone()
+            bad = torch.ones(1, tensor.shape[1], size)
+            bad[0, -1, size - 1] = torch.nan
+            store_rows(tensor, torch.tensor([token]), bad)
+            host.store(slots, slots)
+            expected = [number != spoilt for number in range(4)]
+            assert [is_sound(block) for block in blocks] == expected
+            assert [is_sound_snapshot(np.concatenate([state, block])) for block in blocks] == expected
+            tensor.view(torch.uint8)[token] = kept

@@ -102,6 +102,12 @@ def test_random_steps(folder: Path, page_size: int, dtype: str) -> None:
     assert len(replays) > 10 and max(shape.tokens for shape in replays) <= model_runner.MAX_RECORDED
 
 
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_random_steps_over_a_quantized_pool(folder: Path, kv: str) -> None:
+    replays = compare(*both(folder, 16, kv_cache_dtype=kv), 16, steps=25, atol=0.0)
+    assert len(replays) > 5
+
+
 @pytest.mark.parametrize(
     ("late", "is_recorded"),
     [(ProductChoice.of(NUMBA), True), (ProductChoice((NUMBA, ONEDNN, NUMBA, ONEDNN)), True), (PLAIN, False)],
