@@ -12,11 +12,13 @@ once, at a library's first use: so this is done when the module is imported, whi
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -105,6 +107,42 @@ def features() -> frozenset[str]:
     lowered = level()
     lacks = lowered.lacks if lowered is not None else ()
     return frozenset(name for name in _of_the_processor() if not name.startswith(lacks))
+
+
+@cache
+def fingerprint() -> str:
+    """A checksum of what decides which kernel is the fastest here: features, generation, sizes of caches, number of
+    cores, and what lowers them. Equal on equal machines."""
+    parts = [platform.machine(), *sorted(features()), *_generation(), *_cache_sizes(), f"cores {_num_cores()}"]
+    names = sorted({name for lowered in LEVELS.values() for name in lowered.environment})
+    parts += [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _generation(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Numbers by which makers tell generations apart, of the first core."""
+    names = ("cpu family", "model", "stepping", "CPU implementer", "CPU architecture", "CPU variant", "CPU part")
+    try:
+        lines = cpuinfo.read_text().split("\n\n")[0].splitlines()
+    except (OSError, ValueError):
+        return []
+    fields = (line.partition(":") for line in lines)
+    return [f"{name.strip()} {value.strip()}" for name, _, value in fields if name.strip() in names]
+
+
+def _cache_sizes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> list[str]:
+    found = []
+    for index in sorted(folder.glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except (OSError, ValueError):
+            continue
+        found.append(f"{level} {kind} {size}")
+    return found
 
 
 def packs(dtype: torch.dtype) -> bool:

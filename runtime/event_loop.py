@@ -109,15 +109,16 @@ class EventLoop:
         overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
         watch_threads: Callable[[float], None] = lambda now: None,
-        idle_work: Callable[[], bool] | None = None,
+        idle_work: Callable[[], float | None] | None = None,
         tier_io: TierIO | None = None,
         job_records: JobRecords | None = None,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
-        that time, see `runner/cpu_threads.py`. idle_work: does a piece of work for which no request may be open; called
-        until it returns False. tier_io: executes the transfers that the scheduler's tiers order; None without tiers.
-        job_records: records the events of jobs. kv_events: publishes the contents of the cache."""
+        that time, see `runner/cpu_threads.py`. idle_work: does a piece of work for which no request may be open, and
+        returns the seconds until the next one, or None when all is done. tier_io: executes the transfers that the
+        scheduler's tiers order; None without tiers. job_records: records the events of jobs. kv_events: publishes the
+        contents of the cache."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -136,6 +137,7 @@ class EventLoop:
         self._watch_threads = watch_threads
         self._idle_work = idle_work
         self._idle_since = clock()
+        self._next_idle_work = 0.0
         self._tier_io = tier_io
         self._job_records = job_records
         self._kv_events = kv_events
@@ -192,8 +194,16 @@ class EventLoop:
         """Do a piece of the work that waits for an idle loop, if no request has been open for a while."""
         if has_steps or self._in_flight or not self._scheduler.is_idle or self._control.paused:
             self._idle_since = now
-        elif now >= self._idle_since + IDLE_WORK_S and self._idle_work is not None and not self._idle_work():
-            self._idle_work = None
+        elif now >= self._idle_work_due and self._idle_work is not None:
+            wait = self._idle_work()
+            if wait is None:
+                self._idle_work = None
+            elif wait > 0:
+                self._next_idle_work = self._clock() + wait
+
+    @property
+    def _idle_work_due(self) -> float:
+        return max(self._idle_since + IDLE_WORK_S, self._next_idle_work)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -344,7 +354,7 @@ class EventLoop:
         """Seconds until the next timed work, if no message comes."""
         due = [self._next_heartbeat]
         if self._idle_work is not None and not self._control.paused:
-            due.append(self._idle_since + IDLE_WORK_S)
+            due.append(self._idle_work_due)
         self.run_observer(lambda: due.append(self._live_reports.due))
         self.run_observer(lambda: due.append(_or_never(self._scheduler.next_lease_deadline)))
         return max(0.0, min(due) - self._clock())

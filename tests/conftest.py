@@ -5,8 +5,10 @@ lowers the processor before a test uses it."""
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from baton.attention import processor  # lowers torch, oneDNN, MKL and Numba, which it does not import
+from baton.attention import cache_folder, processor  # lowers torch, oneDNN, MKL and Numba, which it does not import
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +42,11 @@ Parity = Callable[..., None]
 # Triton reads this once, when something first imports it. Looked at without torch, which most tests need not import.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What one test finds out must not change another, nor be found in the user's home.
+CACHES = tempfile.TemporaryDirectory(prefix="baton-cache-")
+CACHE_NUMBERS = itertools.count()
+os.environ[cache_folder.VARIABLE] = f"{CACHES.name}/shared"
 
 # A shell starts what it runs in the background with SIGINT ignored, and so would be the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -79,6 +86,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     places = [item.config.stash[SEEN].setdefault((test, place), {}) for place in range(len(callspec._idlist))]
     if sum(seen.setdefault(name, len(seen)) for seen, name in zip(places, callspec._idlist)) % mark.args[0]:
         item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache folder that is made when something is kept."""
+    monkeypatch.setenv(cache_folder.VARIABLE, f"{CACHES.name}/{next(CACHE_NUMBERS)}")
 
 
 @pytest.fixture

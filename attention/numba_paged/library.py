@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from ..backend import AttentionBackend, AttentionSpec
 from ..error_text import describe_error
 from ..probe import BEAMS, DECODE, EXTEND, LONG, ProbeScene, ProbeStep, probe_backend
 from ..torch_native import TorchNativeBackend
+from ..trial_results import TrialResults
 from .team import Team
 
 logger = logging.getLogger(__name__)
@@ -58,19 +59,43 @@ def load_attention(
         probe_backend(by_length[ANY_EXTEND], specs, (LONG,), **where)
     except Exception as error:
         raise NumbaUnavailable(describe_error(error)) from error
-    scene = ProbeScene(PREFILL, specs[0], **where)
-    tiles = _seconds(TorchNativeBackend(scene.pool), scene)
-    kernel = _seconds(by_length[ANY_EXTEND](scene.pool, specs[:1]), scene)
-    longest = ANY_EXTEND if kernel < tiles else SHORT_EXTEND
-    logger.info(
-        "attention kernels are ready after %.1f s; prompts by %s (%d tokens of a layer: kernel %.1f ms, torch %.1f ms)",
-        time.monotonic() - began,
-        "the kernel" if longest == ANY_EXTEND else "torch",
-        len(scene.q),
-        1e3 * kernel,
-        1e3 * tiles,
-    )
+    longest, found = _longest_extend(by_length, specs[0], **where)
+    logger.info("attention kernels are ready after %.1f s; prompts by %s", time.monotonic() - began, found)
     return by_length[longest]
+
+
+TRIAL = "prompt attention"
+"""Kind of trial, see TrialResults."""
+CLEARLY = 1.2
+"""A result is kept for later starts if the slower way takes at least this multiple of the faster one's time: beside
+busy processes the others are chance."""
+
+
+def _longest_extend(
+    by_length: Mapping[int, MakeAttention],
+    spec: AttentionSpec,
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[int, str]:
+    """The longest extend that the kernel computes, of those of ``by_length``, and a few words about it for the log."""
+    short, long = sorted(by_length)
+    results = TrialResults()
+    layer = str(dataclasses.replace(spec, layer_id=0))
+    key = {"layer": layer, "page_size": page_size, "dtype": str(dtype).removeprefix("torch.")}
+    names = {long: "the kernel", short: "torch"}
+    found = results.find(TRIAL, key, lambda value: value in names.values())
+    if found is not None:
+        return (long if found == names[long] else short), f"{found}, as a trial at an earlier start found"
+    scene = ProbeScene(PREFILL, spec, page_size=page_size, dtype=dtype, device=device)
+    tiles = _seconds(TorchNativeBackend(scene.pool), scene)
+    kernel = _seconds(by_length[long](scene.pool, [spec]), scene)
+    longest = long if kernel < tiles else short
+    if max(tiles, kernel) >= CLEARLY * min(tiles, kernel):
+        results.keep(TRIAL, key, names[longest])
+    times = f"{len(scene.q)} tokens of a layer: kernel {1e3 * kernel:.1f} ms, torch {1e3 * tiles:.1f} ms"
+    return longest, f"{names[longest]} ({times})"
 
 
 FEW_HEADS = {1: 7, 2: 10, 3: 9, 4: 8}

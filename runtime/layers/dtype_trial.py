@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ...attention import processor
+from ...attention.trial_results import TrialResults
 from ..model_config import ModelConfig
 from .linear import Linear
 from .product_trials import SMALL_MODEL_BYTES, Timer, time_forms, usable_forms
 
 logger = logging.getLogger(__name__)
 
+TRIAL = "dtype"
+"""Kind of trial, see TrialResults."""
 ROWS = (1, 32, 512)
 WORTH_IT = 0.8
 """bfloat16 must take less than this share of float32's time, on average over ROWS: it rounds more."""
@@ -32,25 +35,39 @@ CPU = torch.device("cpu")
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 
-def cpu_dtype(config: ModelConfig, timer: Timer | None = None) -> torch.dtype:
-    """The dtype for a checkpoint on this processor: its own if that is bfloat16 and worth it, else float32."""
+QUIET_SHARE = 0.8
+"""The trial must have had a core for this share of its time, or its result is not kept for later starts."""
+
+
+def cpu_dtype(config: ModelConfig, timer: Timer | None = None, results: TrialResults | None = None) -> torch.dtype:
+    """The dtype for a checkpoint on this processor: its own if that is bfloat16 and worth it, else float32. results: of
+    earlier trials."""
     if config.dtype != "bfloat16" or _product_bytes(config) < SMALL_MODEL_BYTES:
         return FLOAT
     if not processor.multiplies(BRAIN):
         logger.info("dtype float32: this processor has no arithmetic for the checkpoint's bfloat16")
         return FLOAT
-    began, threads = time.perf_counter(), torch.get_num_threads()
+    results = results or TrialResults(threads=1)
+    key = {"hidden": config.hidden_size, "intermediate": config.intermediate_size}
+    found = results.find(TRIAL, key, lambda value: value in ("float32", "bfloat16"))
+    if found is not None:
+        logger.info("dtype %s, as a trial at an earlier start found", found)
+        return getattr(torch, found)
+    began, cpu_began, threads = time.perf_counter(), time.thread_time(), torch.get_num_threads()
     torch.set_num_threads(1)  # beside busy processes several threads would mostly measure how they wait for each other
     try:
         times = {dtype: _seconds(config, dtype, timer) for dtype in (FLOAT, BRAIN)}
     finally:
         torch.set_num_threads(threads)
     found = BRAIN if is_worth_it(times[BRAIN], times[FLOAT]) else FLOAT
+    name, seconds = str(found).removeprefix("torch."), time.perf_counter() - began
+    if time.thread_time() - cpu_began >= QUIET_SHARE * seconds:
+        results.keep(TRIAL, key, name)
     shares = ", ".join(f"{rows}: {times[BRAIN][rows] / times[FLOAT][rows]:.2f}" for rows in ROWS)
     logger.info(
         "dtype %s, tried in %.1f s: share of float32's time that bfloat16 takes, by rows: %s",
-        str(found).removeprefix("torch."),
-        time.perf_counter() - began,
+        name,
+        seconds,
         shares,
     )
     return found

@@ -42,6 +42,7 @@ class Linear:
         """shared: [out, in], a weight that another layer owns and fills; shared_bias: [out], likewise. multiple: the
         number of outputs is rounded up to one of it, with outputs behind the others that are 0."""
         self.in_features = in_features
+        self.dtype = dtype
         self.parts = parts
         size = sum(parts.values())
         self.out_features = out_features = -(-size // multiple) * multiple
@@ -119,16 +120,27 @@ class Linear:
         """Add the updates of adapters to what the product gives, from now on."""
         self._updates = updates
 
-    def use_product(self, choice: ProductChoice, kernel: BlockKernel | None = None, *, for_now: bool = False) -> None:
-        """Compute with this product from now on. The weights must have been loaded. To be called once, as the weight
-        may be dropped, unless for_now: then another product may follow."""
-        assert self.weight is not None
+    def use_product(self, choice: ProductChoice, kernel: BlockKernel | None = None) -> None:
+        """Compute with this product from now on. The weights must have been loaded."""
         if choice != self._choice:
-            source = Source(self.weight, self.bias, kernel)
+            source = self.source(kernel, reads_weight=choice.keeps_weight)
             self._choice, self._product = choice, choice.prepare(source)
-            self.blocks = None if choice.keeps_weight else source.blocks
-        if not choice.keeps_weight and not for_now:
-            self.weight = None
+            if choice.keeps_weight:
+                self.weight, self.blocks = source.weight, None
+            else:
+                self.weight, self.blocks = None, source.blocks
+
+    def source(self, kernel: BlockKernel | None = None, *, reads_weight: bool = True) -> Source:
+        """The operands of a product. Where the weight was dropped it is unpacked again, bit for bit, or, if no product
+        of these operands reads it, replaced by a tensor without contents."""
+        if self.blocks is None:
+            assert self.weight is not None
+            return Source(self.weight, self.bias, kernel)
+        shape, dtype = (self.out_features, self.in_features), self.blocks.dtype
+        weight = self.blocks.to_dense() if reads_weight else torch.empty(shape, dtype=dtype, device="meta")
+        source = Source(weight, self.bias, kernel)
+        source.blocks = self.blocks
+        return source
 
     def reorder_outputs(self, order: torch.Tensor) -> None:
         """Output i becomes the checkpoint's output order[i]. Call it once, between loading and `use_product`."""

@@ -1,11 +1,12 @@
-"""Finds, when a model is loaded, the fastest form of each of its matrix products on this processor.
+"""Finds the fastest form of each of a model's matrix products on this processor.
 
 Every shape is tried with the model's own weights, as many of them one after the other as it takes to read them from
 memory as a real step does. On AMD, oneDNN's packed weights are two to four times as fast as MKL; on Intel less, and not
 for every shape.
 
-Other processes may hold the processor while a model is loaded. Then only the largest shapes are tried at once, the rest
-compute in the form that won for the largest, and `LateTrials` tries them while the server is idle.
+No start waits for trials, which take seconds, and minutes where other processes hold the processor. A shape begins with
+the form that won at an earlier start, or else with the form that usually wins; `LateTrials` tries the latter while the
+server is idle, and keeps the result for the next start.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from tqdm import tqdm
 
 from ...attention import processor
 from ...attention.error_text import describe_error
-from .linear import Linear
+from ...attention.trial_results import TrialResults
+from .linear import USUAL_MULTIPLE, Linear
 from .products import (
     FORMS,
     NUMBA,
@@ -46,6 +49,9 @@ logger = logging.getLogger(__name__)
 Shape = tuple[int, int]
 """Shape of a weight: (out, in)."""
 
+TRIAL = "matrix product"
+"""Kind of trial, see TrialResults."""
+
 SMALL_MODEL_BYTES = 16 << 20
 """Products of smaller models take microseconds, whatever their form: they are not tried."""
 TRIED_BYTES = 96 << 20
@@ -56,8 +62,11 @@ ROUNDS = range(2, 10)
 """Timings of each form, least and most: only while TRIAL_S has not passed more than the least. The best counts."""
 TRIAL_S = 0.3
 """Seconds of products, for all forms at one row count."""
-LIMIT_S = 20.0
-"""Seconds after which no other shape is tried at start, because other processes hold the processor."""
+BUSY_OTHERS = 0.3
+"""Cores that other processes keep busy beside which timings are worth nothing."""
+FIRST_WAIT_S = 30.0
+LONGEST_WAIT_S = 3600.0
+"""Seconds until the next attempt beside busy processes. It doubles each time."""
 WORTH_IT = 0.95
 """A form must take less than this share of the time of F.linear to replace it."""
 NO_LOSS = 1.05
@@ -72,13 +81,18 @@ Timer = Callable[[Callable[[], object]], float]
 
 
 def choose_products(
-    layers: Sequence[Linear], form: str, kept: Collection[Linear] = (), kernel: BlockKernel | None = None
+    layers: Sequence[Linear],
+    form: str,
+    kept: Collection[Linear] = (),
+    kernel: BlockKernel | None = None,
+    results: TrialResults | None = None,
 ) -> LateTrials | None:
     """Give every layer its product. form: one for all, or "auto" for the fastest, found by trial on a CPU. Weights of a
     dtype for which the processor has no arithmetic are not tried: they are multiplied as float32.
 
     kept: layers that share their weight with others, so that it cannot be repacked. Where NUMBA is asked for and has no
-    kernel for a shape, that is ONEDNN's. Returns what is still to be tried, if anything. Raises UnusableFormError.
+    kernel for a shape, that is ONEDNN's. results: of earlier trials. Returns what is still to be tried, if anything.
+    Raises UnusableFormError.
     """
     late: LateTrials | None = None
     if form != "auto":
@@ -96,11 +110,10 @@ def choose_products(
     else:
         size = sum(_weight(layer).nbytes for layer in layers)
         tries = _weight(layers[0]).device.type == "cpu" and size >= SMALL_MODEL_BYTES
-        choices, late = try_products(layers, kept, kernel) if tries else ({}, None)
+        choices, late = first_choices(layers, kept, kernel, results=results) if tries else ({}, None)
     for layer in layers:
         choice = choices.get(_shape(layer), PLAIN)
-        choice = choice if choice.keeps_weight or layer not in kept else PLAIN
-        layer.use_product(choice, kernel, for_now=late is not None and late.includes_layer(layer))
+        layer.use_product(choice if choice.keeps_weight or layer not in kept else PLAIN, kernel)
     return late
 
 
@@ -114,42 +127,87 @@ def _forced(layer: Linear, form: str, kernel: BlockKernel | None) -> ProductChoi
     return ProductChoice.of(ONEDNN if is_missing else form)
 
 
-def try_products(
+def first_choices(
     layers: Sequence[Linear],
     kept: Collection[Linear] = (),
     kernel: BlockKernel | None = None,
     timer: Timer | None = None,
+    results: TrialResults | None = None,
 ) -> tuple[dict[Shape, ProductChoice], LateTrials | None]:
-    """The fastest choice for each shape of weight, and the trials that are left for later. A shape of these has the
-    choice of the largest one. Logs one line, and one warning if something could not be tried."""
+    """For each shape of weight the choice that an earlier trial found, or the usual one, and the trials of the latter.
+    Logs one line, and one warning if some form does not work."""
+    results = results or TrialResults()
     usable, trouble = usable_forms(_weight(layers[0]), kernel=kernel)
-    began = time.perf_counter()
     choices: dict[Shape, ProductChoice] = {}
-    left_out: list[list[Linear]] = []
+    untried: list[Group] = []
     in_order = sorted(layers, key=_shape)
     groups = [list(group) for _, group in groupby(in_order, key=_shape)]
     groups.sort(key=lambda group: -sum(_weight(layer).nbytes for layer in group))
-    for group in tqdm(groups, desc="Trying matrix products", unit="shape", disable=None):
-        forms = _forms_for(group, usable, kept, kernel)
-        if choices and time.perf_counter() - began > LIMIT_S:
-            guess = next(iter(choices.values()))
-            choices[_shape(group[0])] = guess if set(guess.forms) <= set(forms) else PLAIN
-            left_out.append(group)
-        else:
-            choices[_shape(group[0])] = _finished(_trial(group, forms, timer, kernel))
+    for of_shape in groups:
+        group = Group(of_shape, _forms_for(of_shape, usable, kept, kernel), kept)
+        choice = group.earlier_choice(results)
+        if choice is None:
+            choice = usual_choice(group.forms)
+            untried.append(group)
+        choices[_shape(of_shape[0])] = choice
     described = ", ".join(f"{out}×{into} {choice}" for (out, into), choice in choices.items())
-    logger.info("matrix products, tried in %.1f s: %s", time.perf_counter() - began, described)
-    if left_out:
-        trouble.append(
-            f"{len(left_out)} of {len(groups)} shapes are tried when the server is idle, because the processor is busy"
-        )
+    left = f"; {len(untried)} of {len(groups)} shapes are tried while the server is idle" if untried else ""
+    logger.info("matrix products: %s%s", described, left or "; all tried at an earlier start")
     if trouble:
         logger.warning("matrix products may be slower than they could be: %s", "; ".join(trouble))
-    return choices, LateTrials(left_out, usable, kept, kernel, timer) if left_out else None
+    return choices, LateTrials(untried, kernel, timer, results) if untried else None
+
+
+def usual_choice(forms: Collection[str]) -> ProductChoice:
+    """Of these usable forms, those that win most trials. Few rows are NUMBA's, so that steps can be recorded."""
+    if NUMBA in forms and ONEDNN in forms:
+        return ProductChoice((*(NUMBA,) * (len(ROW_COUNTS) - 1), ONEDNN))
+    return ProductChoice.of(ONEDNN if ONEDNN in forms else TORCH)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers with weights of one shape. forms: the usable ones for it."""
+
+    layers: list[Linear]
+    forms: list[str]
+    kept: Collection[Linear] = ()
+    """Layers, of these and others, with weights that cannot be repacked."""
+
+    @cached_property
+    def key(self) -> dict[str, Any]:
+        """What the fastest form depends on."""
+        first = self.layers[0]
+        return {
+            "shape": list(_shape(first)),
+            "layers": len(self.layers),
+            "dtype": str(first.dtype).removeprefix("torch."),
+            "bias": first.bias is not None,
+            "forms": self.forms,
+        }
+
+    def earlier_choice(self, results: TrialResults) -> ProductChoice | None:
+        """The one that a trial at an earlier start found; None if there was none."""
+        found = results.find(TRIAL, self.key, self._is_choice)
+        return None if found is None else ProductChoice(tuple(found))
+
+    def _is_choice(self, value: Any) -> bool:
+        if (
+            not isinstance(value, list)
+            or len(value) != len(ROW_COUNTS)
+            or not all(form in self.forms for form in value)
+        ):
+            return False
+        return len({form in PACKED for form in value}) == 1
+
+    def use(self, choice: ProductChoice, kernel: BlockKernel | None) -> Generator[float, None, None]:
+        for layer in self.layers:
+            layer.use_product(choice if choice.keeps_weight or layer not in self.kept else PLAIN, kernel)
+            yield 0.0
 
 
 class LateTrials:
-    """Trials of the shapes for which there was no time at start, in pieces of one product each.
+    """Trials of shapes, in pieces of one product each, while nothing else is to be computed.
 
     A form that wins takes over between two pieces. Forms differ in how they round, so the owner continues only while
     nothing is being computed: no request sees its numbers change while it runs. (Between two requests they may, as they
@@ -158,41 +216,45 @@ class LateTrials:
 
     def __init__(
         self,
-        groups: Sequence[list[Linear]],
-        usable: Sequence[str],
-        kept: Collection[Linear] = (),
+        groups: Sequence[Group],
         kernel: BlockKernel | None = None,
         timer: Timer | None = None,
+        results: TrialResults | None = None,
+        others: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """groups: layers with weights of one shape. usable, kept, kernel: see `try_products`."""
-        self._layers = [layer for group in groups for layer in group]
+        """results: keeps what is found. others: the cores that other processes have kept busy since it was asked
+        last."""
+        self._results = results or TrialResults()
+        self.others = others
         self.has_switched = False
         """True if any layer computes in another form than before."""
-        self._run = self._trials(list(groups), list(usable), kept, kernel, timer)
+        self._run = self._trials(list(groups), kernel, timer)
 
-    def includes_layer(self, layer: Linear) -> bool:
-        return any(layer is each for each in self._layers)
-
-    def try_next_product(self) -> bool:
-        """Do the next piece. False once none is left."""
-        return next(self._run, None) is not None
+    def try_next_product(self) -> float | None:
+        """Do the next piece. Returns the seconds until the one after it, 0 unless other processes are busy. None once
+        none is left."""
+        return next(self._run, None)
 
     def _trials(
-        self,
-        groups: list[list[Linear]],
-        usable: list[str],
-        kept: Collection[Linear],
-        kernel: BlockKernel | None,
-        timer: Timer | None,
-    ) -> Generator[bool, None, None]:
+        self, groups: list[Group], kernel: BlockKernel | None, timer: Timer | None
+    ) -> Generator[float, None, None]:
         found: list[str] = []
-        for group in groups:
-            choice = yield from _trial(group, _forms_for(group, usable, kept, kernel), timer, kernel)
-            (out, into), before = _shape(group[0]), group[0].choice
-            for layer in group:
-                layer.use_product(choice if choice.keeps_weight or layer not in kept else PLAIN, kernel)
-                yield True
+        wait = FIRST_WAIT_S
+        while groups:
+            group = groups[0]
+            self.others()
+            choice = yield from _trial(group, timer, kernel, lambda: self.others() > BUSY_OTHERS)
+            if choice is None:
+                logger.info("other processes are busy: matrix products are tried again after %.0f s", wait)
+                yield wait
+                wait = min(2 * wait, LONGEST_WAIT_S)
+                continue
+            groups.pop(0)
+            before = group.layers[0].choice
+            yield from group.use(choice, kernel)
+            self._results.keep(TRIAL, group.key, list(choice.forms))
             self.has_switched |= choice != before
+            out, into = _shape(group.layers[0])
             found.append(f"{out}×{into} {choice}" + (f", not {before}" if choice != before else ""))
         logger.info("matrix products, tried while the server was idle: %s", "; ".join(found))
 
@@ -208,19 +270,21 @@ def _forms_for(
 
 
 def _trial(
-    group: Sequence[Linear], forms: Sequence[str], timer: Timer | None, kernel: BlockKernel | None
-) -> Generator[bool, None, ProductChoice]:
-    """Yields after each product, and returns the best choice for layers of one shape."""
+    group: Group, timer: Timer | None, kernel: BlockKernel | None, is_busy: Callable[[], bool]
+) -> Generator[float, None, ProductChoice | None]:
+    """Yields after each product, and returns the best choice for layers of one shape; None if it was cut short."""
     times = {}
     for rows in ROW_COUNTS:
-        times[rows] = yield from _timings(group, rows, forms, timer, kernel)
+        times[rows] = yield from _timings(group.layers, rows, group.forms, timer, kernel)
+        if is_busy():
+            return None
     return best_choice(times)
 
 
 T = TypeVar("T")
 
 
-def _finished(run: Generator[bool, None, T]) -> T:
+def _finished(run: Generator[float, None, T]) -> T:
     """Run a generator to its end and return its result."""
     while True:
         try:
@@ -317,23 +381,26 @@ def time_forms(
 
 def _timings(
     layers: Sequence[Linear], rows: int, forms: Sequence[str], timer: Timer | None, kernel: BlockKernel | None
-) -> Generator[bool, None, dict[str, float]]:
+) -> Generator[float, None, dict[str, float]]:
     """`time_forms`; yields after each product."""
     timer = timer or _seconds
-    first = _weight(layers[0])
-    out, into = first.shape
+    out, into = _shape(layers[0])
+    nbytes, dtype = out * into * layers[0].dtype.itemsize, layers[0].dtype
     forms = [form for form in forms if form != TRANSPOSED or rows in TRANSPOSED_ROWS]
     rows = max(1, min(rows, int(MAX_FLOPS / (2 * out * into))))
-    count = 1 if rows > max(ROW_COUNTS[:-1]) else min(len(layers), -(-TRIED_BYTES // first.nbytes))
-    x = torch.randn(rows, into, generator=torch.Generator().manual_seed(rows)).to(first.dtype)
-    sources = [Source(_weight(layer), layer.bias, kernel) for layer in layers[:count]]
+    count = 1 if rows > max(ROW_COUNTS[:-1]) else min(len(layers), -(-TRIED_BYTES // nbytes))
+    x = torch.randn(rows, into, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    sources: list[Source] = []
+    for layer in layers[:count]:
+        sources.append(_trial_source(layer, kernel))
+        yield 0.0
     products: dict[str, list[Product]] = {form: [] for form in forms}
     for form in forms:
         for source in sources:
             products[form].append(FORMS[form](source))
-            yield True
+            yield 0.0
         _run(products[form], x)  # the first call makes room, and chooses a kernel
-        yield True
+        yield 0.0
     times, spent = dict.fromkeys(forms, float("inf")), 0.0
     for done in range(ROUNDS.stop):
         if done >= ROUNDS.start and spent > TRIAL_S:
@@ -341,8 +408,17 @@ def _timings(
         for form in forms:  # in turns: the machine may be slow for a while
             seconds = timer(lambda form=form: _run(products[form], x))
             times[form], spent = min(times[form], seconds), spent + seconds
-            yield True
+            yield 0.0
     return times
+
+
+def _trial_source(layer: Linear, kernel: BlockKernel | None) -> Source:
+    """The layer's operands. If a packed weight is too large to be unpacked beside it, made-up ones of fewer outputs."""
+    outs = TRIED_BYTES // (layer.in_features * layer.dtype.itemsize) // USUAL_MULTIPLE * USUAL_MULTIPLE
+    if layer.weight is not None or layer.out_features <= max(outs, USUAL_MULTIPLE):
+        return layer.source(kernel)
+    weight = torch.full((max(outs, USUAL_MULTIPLE), layer.in_features), 0.01, dtype=layer.dtype)
+    return Source(weight, None if layer.bias is None else layer.bias[: len(weight)], kernel)
 
 
 def _run(products: list[Product], x: torch.Tensor) -> None:
@@ -362,5 +438,4 @@ def _weight(layer: Linear) -> torch.Tensor:
 
 
 def _shape(layer: Linear) -> Shape:
-    out, into = _weight(layer).shape
-    return out, into
+    return layer.out_features, layer.in_features

@@ -87,6 +87,30 @@ def _busy_ticks(stat: str, cpus: set[int]) -> int:
     return total
 
 
+class OtherProcesses:
+    """Measures the cores that other processes keep busy."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, read: Callable[[], Usage | None] = read_usage):
+        self._clock, self._read = clock, read
+        self._last: tuple[float, Usage] | None = None
+        self._cores = 0.0
+
+    def busy_cores(self) -> float:
+        """How many since the last call; within `WINDOW_S` of it, as many as it returned. 0 where the kernel does not
+        report it."""
+        now, last = self._clock(), self._last
+        if last is not None and now < last[0] + WINDOW_S:
+            return self._cores
+        usage = self._read()
+        if usage is None:
+            return 0.0
+        if last is not None:
+            then, before = last
+            self._cores = max(0.0, (usage.busy - before.busy - (usage.run - before.run)) / (now - then))
+        self._last = now, usage
+        return self._cores
+
+
 class Crew(Protocol):
     """The threads of matrix products, as `CpuThreads` controls and times them."""
 

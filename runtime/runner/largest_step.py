@@ -1,15 +1,17 @@
 """Runs a model's largest step: on a GPU to see how much memory it takes besides weights and KV, on a CPU to time it.
 
-On a CPU the times decide how many prompt tokens a step computes: the fewest that reach nearly the full speed. Large
-steps pay on a GPU, where more rows fill the matrix products. A CPU is as fast with some hundred rows as with thousands,
-and larger steps only make all other requests wait longer: when 32 short prompts arrive together, half of them have
-their first token in a third of the time with 256 tokens per step instead of 2,048, and the last one as early.
+On a CPU the times decide how many prompt tokens a step computes: the fewest that reach nearly the full speed. They are
+taken while a server is idle, and the result holds from its next start on.
+
+Large steps pay on a GPU, where more rows fill the matrix products. A CPU is as fast with some hundred rows as with
+thousands, and larger steps only make all other requests wait longer: when 32 short prompts arrive together, half of
+them have their first token in a third of the time with 256 tokens per step instead of 2,048, and the last one as early.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 import torch
@@ -34,6 +36,9 @@ LONGEST_STEP_S = 0.5
 """Longest step, in seconds, whatever a longer one would gain."""
 ROUNDS = 3
 """Runs of each size; the fastest one counts."""
+FEW, MOST_GAIN = 8, 0.25
+"""A step of an eighth of the smallest size comes first. One of the whole size takes at least a quarter of its time for
+each token."""
 
 
 ID_STEP = 7919
@@ -86,26 +91,33 @@ def run_largest_step(
             graph.plan(padding_only(req_to_token, shape))
 
 
-def choose_chunk(
+def chunk_trial(
     compute: Callable[[int], None], largest: int, clock: Callable[[], float] = time.perf_counter
-) -> tuple[int, dict[int, float]]:
-    """Returns the prompt tokens that a step should compute, and the seconds of every size that was tried.
+) -> Generator[None, None, tuple[int, dict[int, float]]]:
+    """Finds the prompt tokens that a step should compute. Yields after each step, and returns the number, and the
+    seconds of every size that was tried. A few tokens are computed first: where they show that a step of the smallest
+    size takes too long for a larger one to be taken, none is computed.
 
     compute: runs a step of so many prompt tokens. largest: the largest size to try.
     """
 
-    def seconds(tokens: int) -> float:
+    def seconds(tokens: int) -> Generator[None, None, float]:
         times = []
         for _ in range(ROUNDS):
             began = clock()
             compute(tokens)
             times.append(clock() - began)
+            yield
         return min(times)
 
     size = min(SMALLEST_CHUNK, largest)
-    tried = {size: seconds(size)}
+    few = -(-size // FEW)
+    of_few = yield from seconds(few)
+    if 2 * MOST_GAIN * of_few * (size / few) > LONGEST_STEP_S:
+        return size, {few: of_few}
+    tried = {size: (yield from seconds(size))}
     while 2 * size <= largest and 2 * tried[size] <= LONGEST_STEP_S:
-        tried[2 * size] = seconds(2 * size)
+        tried[2 * size] = yield from seconds(2 * size)
         if tried[2 * size] >= WORTH_IT * 2 * tried[size]:
             break
         size *= 2

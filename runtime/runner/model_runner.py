@@ -9,10 +9,11 @@ Knows nothing of requests, sampling or text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from ...attention import processor
 from ...attention.backend import AttentionBackend, AttentionBatch, GraphBackend, kv_shapes
 from ...attention.double_sparse import DoubleSparseBackend
 from ...attention.latent import LatentBackend
+from ...attention.trial_results import TrialResults
 from ...attention.windowed import WindowedBackend, window_layers
 from ...memory_pool.kv_pool import (
     KVPool,
@@ -42,7 +44,14 @@ from ..double_sparsity import ChannelMeter, load_sparsity
 from ..kv_transfer.transfer import Transfers
 from ..layers.dtype_trial import cpu_dtype
 from ..layers.low_rank import Target
-from ..layers.product_trials import SMALL_MODEL_BYTES, LateTrials, UnusableFormError
+from ..layers.product_trials import (
+    BUSY_OTHERS,
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    SMALL_MODEL_BYTES,
+    LateTrials,
+    UnusableFormError,
+)
 from ..layers.quantized_weights import INT4, INT8
 from ..layers.states.state_batch import StatePlanner, plan_states
 from ..layers.step_inputs import StepInputs
@@ -50,17 +59,21 @@ from ..lora.adapter_weights import AdapterWeights
 from ..model_config import ModelConfig, ServedConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
 from ..models.served_model import ServedModel
+from .cpu_threads import OtherProcesses
 from .cuda_graph import GraphCatalog, GraphRunner
 from .device_backends import DeviceBackends, choose_backends
 from .forward_batch import attention_batch, build_forward_batch
 from .kv_dtype import describe_kv_dtype, resolve_kv_dtype
-from .largest_step import SMALLEST_CHUNK, choose_chunk, run_largest_step
+from .largest_step import SMALLEST_CHUNK, chunk_trial, run_largest_step
 from .memory_plan import SET_ASIDE, MemoryPlan, MemorySettings, plan_memory
 from .memory_sizing import available_memory, estimate_graph_bytes, explain_out_of_memory, profiled_bytes
 from .step_profile import StepProfiler
 from .transformers_model import TransformersModel, load_transformers_model
 
 logger = logging.getLogger(__name__)
+
+CHUNK_TRIAL = "prompt step"
+"""Kind of trial, see TrialResults."""
 
 MAX_RECORDED = 48
 """Tokens of the largest step that is recorded on a CPU: in larger ones the products take nearly all the time."""
@@ -113,8 +126,8 @@ class ModelRunner:
     ) -> None:
         """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens, max_states: 0 sizes
         the pool from memory. max_running_requests: sequences of the largest step; 0: num_rows. chunked_prefill_size:
-        its new tokens; 0: `DEFAULT_CHUNK`, or the number that a trial finds best. max_sampled_tokens: those that it
-        samples, if they are more than sequences. window_ratio: tokens of a pool for layers with a sliding window, by
+        its new tokens; 0: `DEFAULT_CHUNK`, or on a CPU what an earlier trial found best. max_sampled_tokens: those that
+        it samples, if they are more than sequences. window_ratio: tokens of a pool for layers with a sliding window, by
         those of the KV pool; 0: as many as are needed; None: they have none of their own. backends: None chooses those
         that fit the device.
 
@@ -168,7 +181,10 @@ class ModelRunner:
             if self.sparsity is not None:
                 logger.info("double sparsity: %s", self.sparsity.describe())
                 backends = replace(backends, sparsity=self.sparsity, recorder=None)
+            self._results = TrialResults()
+            self._others = OtherProcesses()
             self._late_trials: LateTrials | None = None
+            self._tries_chunk = False
             if isinstance(opened, TransformersModel):
                 self._model: ServedModel = opened
                 self._weight_bytes = opened.weight_bytes
@@ -208,6 +224,7 @@ class ModelRunner:
             self.attention: AttentionBackend = backends.open_attention(self.kv_pool, specs)
             self._graphs = self._capture(backends, shapes) if shapes is not None else None
         self._capture_again = partial(self._capture_anew, args, max_running, backends)
+        self._late_work = self._all_late_work(backends) if self._late_trials is not None or self._tries_chunk else None
         logger.info(
             "%s (%s) on %s, %s, attention %s; %s",
             self.config.architecture,
@@ -315,25 +332,44 @@ class ModelRunner:
 
     @property
     def has_late_trials(self) -> bool:
-        """True if some matrix products could not be tried at start."""
-        return self._late_trials is not None
+        """True if some trials wait until nothing is to be computed."""
+        return self._late_work is not None
 
     @torch.inference_mode()
-    def run_late_trial(self) -> bool:
+    def run_late_trial(self) -> float | None:
         """Do a small piece of these trials. Call it only while no request is open, as results may be rounded
-        differently afterwards. False once all are done."""
-        late = self._late_trials
-        if late is None:
-            return False
+        differently afterwards. Returns the seconds until the next piece, 0 unless other processes are busy; None once
+        all are done."""
+        if self._late_work is None:
+            return None
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._results.threads)  # fewer may be left from when the processor was crowded
         try:
-            if late.try_next_product():
-                return True
-        except Exception as error:  # packing may lack memory; layers keep the forms that they have
-            logger.warning("matrix products are not tried any further: %s: %s", type(error).__name__, error)
-        self._late_trials = None
-        if self._model.drop_tied_matrix() or late.has_switched:
-            self._capture_again()
-        return False
+            wait = next(self._late_work, None)
+        finally:
+            torch.set_num_threads(threads)
+        if wait is None:
+            self._late_work = None
+        return wait
+
+    def _all_late_work(self, backends: DeviceBackends) -> Generator[float, None, None]:
+        """Yields seconds until the next piece."""
+        late = self._late_trials
+        if late is not None:
+            late.others = self._others.busy_cores
+            try:
+                while (wait := late.try_next_product()) is not None:
+                    yield wait
+            except Exception as error:  # packing may lack memory; layers keep the forms that they have
+                logger.warning("matrix products are not tried any further: %s: %s", type(error).__name__, error)
+            self._late_trials = None
+            if self._model.drop_tied_matrix() or late.has_switched:
+                self._capture_again()
+        if self._tries_chunk:
+            try:
+                yield from self._try_chunk(backends)
+            except Exception as error:  # its pool may lack memory
+                logger.warning("sizes of prompt steps are not tried: %s: %s", type(error).__name__, error)
 
     def sound_tokens(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, int]:
         """For these rows of a step that has been computed: how many first tokens come before the first with K or V that
@@ -457,22 +493,67 @@ class ModelRunner:
         return model, targets
 
     def _choose_chunk(self, backends: DeviceBackends) -> int:
-        """Default prompt tokens per step."""
-        largest = min(DEFAULT_CHUNK, self.config.context_length)
+        """Default prompt tokens per step: those that a trial at an earlier start found, else few."""
+        largest = self._largest_chunk
         if self.device.type != "cpu" or self._weight_bytes < SMALL_MODEL_BYTES or largest < SMALLEST_CHUNK:
             return DEFAULT_CHUNK
+        found = self._results.find(CHUNK_TRIAL, self._chunk_key(), lambda size: _is_chunk(size, largest))
+        self._tries_chunk = found is None
+        return found or SMALLEST_CHUNK
+
+    @property
+    def _largest_chunk(self) -> int:
+        return min(DEFAULT_CHUNK, self.config.context_length)
+
+    def _chunk_key(self) -> dict[str, Any]:
+        """What the best number of prompt tokens depends on."""
+        return {
+            "architecture": self.config.architecture,
+            "code": self.model_impl,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "weight_bytes": self._weight_bytes,
+            "kv": sorted({str(shape) for shape in self._kv_shapes}),
+            "layers": len(self._kv_shapes),
+            "page_size": self._settings.page_size,
+            "largest": self._largest_chunk,
+        }
+
+    def _try_chunk(self, backends: DeviceBackends) -> Generator[float, None, None]:
+        """Find the best number of prompt tokens for later starts: this one's scheduler has been built for another."""
+        wait = FIRST_WAIT_S
+        while True:
+            self._others.busy_cores()
+            size, tried = yield from self._time_steps(backends)
+            if self._others.busy_cores() <= BUSY_OTHERS:
+                break
+            yield wait
+            wait = min(2 * wait, LONGEST_WAIT_S)
+        rates = ", ".join(f"{tokens}: {tokens / seconds:.0f}" for tokens, seconds in tried.items())
+        logger.info(
+            "from the next start on, steps compute %d prompt tokens at most, now %d; tokens/s by size: %s",
+            size,
+            self.chunked_prefill_size,
+            rates,
+        )
+        self._results.keep(CHUNK_TRIAL, self._chunk_key(), size)
+
+    def _time_steps(self, backends: DeviceBackends) -> Generator[float, None, tuple[int, dict[int, float]]]:
+        """`chunk_trial`, over a pool of its own; yields after each step."""
         page = self._settings.page_size
-        tokens = -(-largest // page) * page
+        tokens = -(-self._largest_chunk // page) * page
         pool = self._make_pool(backends, tokens, tokens)
         run = partial(run_largest_step, self._model, backends, pool, states=self._make_state_pool(1))
 
         def compute(tokens: int) -> None:
             run(vocab_size=self.config.vocab_size, tokens=tokens, rows=1, shapes=())
 
-        size, tried = choose_chunk(compute, largest)
-        rates = ", ".join(f"{tokens}: {tokens / seconds:.0f}" for tokens, seconds in tried.items())
-        logger.info("steps compute %d prompt tokens at most; tokens/s by size: %s", size, rates)
-        return size
+        trial = chunk_trial(compute, self._largest_chunk)
+        while True:
+            try:
+                next(trial)
+            except StopIteration as end:
+                return end.value
+            yield 0.0
 
     def _plan_memory(self, backends: DeviceBackends, shapes: GraphCatalog | None, available: int) -> MemoryPlan:
         """shapes: the graphs that will be captured; None for none."""
@@ -586,6 +667,10 @@ class ModelRunner:
         taken = max(0, before - available_memory(self.device)) / 2**30  # other processes may have freed some meanwhile
         logger.info("captured %d %s in %.2f GiB", len(shapes.largest_first), recorder.name, taken)
         return graphs
+
+
+def _is_chunk(size: Any, largest: int) -> bool:
+    return type(size) is int and SMALLEST_CHUNK <= size <= largest
 
 
 def _only_row(source: int, tokens: int) -> tuple[StateRows, np.ndarray]:

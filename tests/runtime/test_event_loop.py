@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -368,11 +369,11 @@ def test_one_turn_uses_one_timestamp(overlap: bool, monkeypatch: pytest.MonkeyPa
 def test_idle_work_runs_without_open_requests_until_done() -> None:
     rig, left, done_at = Rig(overlap=True), [3], []
 
-    def work() -> bool:
+    def work() -> float | None:
         assert rig.scheduler.is_idle
         done_at.append(rig.now)
         left[0] -= 1
-        return left[0] > 0
+        return 0.0 if left[0] > 0 else None
 
     rig.loop._idle_work = work
 
@@ -398,6 +399,25 @@ def test_idle_work_runs_without_open_requests_until_done() -> None:
         turn(last + 9 + 2 * later)
     assert len(done_at) == 3, "it has ended"
     assert rig.finishes("a") == rig.finishes("b") == ["length"]
+
+
+def test_idle_work_may_ask_for_a_wait() -> None:
+    rig, done_at = Rig(overlap=False), []
+
+    def work() -> float | None:
+        done_at.append(rig.now)
+        return 30.0 if len(done_at) == 1 else None
+
+    rig.loop._idle_work = work
+    start = rig.loop._idle_since
+    for later in range(1, 40):
+        rig.now = start + later
+        rig.loop.turn()
+        if later == 5:
+            rig.loop._next_heartbeat = math.inf
+            assert rig.loop.seconds_to_sleep() == start + IDLE_WORK_S + 30.0 - rig.now, "it does not spin"
+            rig.loop._next_heartbeat = 0.0
+    assert done_at == [start + IDLE_WORK_S, start + IDLE_WORK_S + 30.0]
 
 
 def test_idle_work_waits_while_the_worker_is_paused() -> None:

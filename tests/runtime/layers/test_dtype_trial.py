@@ -62,6 +62,24 @@ def test_the_faster_type_is_chosen_and_logged_once(
     assert line.startswith(f"dtype {str(found).removeprefix('torch.')}, tried") and f"512: {brain_s:.2f}" in line
 
 
+@pytest.mark.parametrize("found", [BRAIN, FLOAT])
+def test_a_quiet_trial_is_kept_for_the_next_start(found: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[int] = []
+
+    def time_forms(layers: list[Any], rows: int, forms: list[str], timer: Any) -> dict[str, float]:
+        trials.append(rows)
+        return {"torch": 1.0 if layers[0].weight.dtype == found else 2.0}
+
+    monkeypatch.setattr(dtype_trial, "time_forms", time_forms)
+    monkeypatch.setattr(processor, "multiplies", lambda dtype: True)
+    for share in (0.5, 1.0, 0.0):  # beside a busy process, alone, not needed
+        clock, own = iter([0.0, 1.0]), iter([0.0, share])
+        monkeypatch.setattr(dtype_trial, "time", SimpleNamespace(perf_counter=clock.__next__, thread_time=own.__next__))
+        assert cpu_dtype(config()) == found
+    assert len(trials) == 2 * 2 * len(ROWS)
+    assert next(clock) == 0.0, "the third start asks no clock"
+
+
 @pytest.mark.parametrize("changes", [{"dtype": "float32"}, {"dtype": "float16"}, {"num_layers": 1, "hidden_size": 64}])
 def test_other_dtypes_and_small_models_skip_dtype_trial(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -1,21 +1,27 @@
-"""What is tried when a model is loaded, and which form is taken. Time is the test's own."""
+"""What is tried, when, and which form is taken. Time is the test's own."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from baton.attention.cache_folder import cache_folder
+from baton.attention.trial_results import TrialResults
 from baton.runtime.layers import product_trials
 from baton.runtime.layers.linear import Linear
 from baton.runtime.layers.product_trials import (
+    FIRST_WAIT_S,
+    Group,
     LateTrials,
     UnusableFormError,
     best_choice,
     choose_products,
-    try_products,
+    first_choices,
 )
 from baton.runtime.layers.products import (
     FORMS,
@@ -36,11 +42,19 @@ CPU = torch.device("cpu")
 TRIED = [form for form in FORMS if form != WIDENED]
 
 
-def linear(out: int, into: int) -> Linear:
-    layer = Linear(into, {"proj": out}, bias=False, dtype=torch.float32, device=CPU)
+def linear(out: int, into: int, *, bias: bool = False) -> Linear:
+    layer = Linear(into, {"proj": out}, bias=bias, dtype=torch.float32, device=CPU)
     assert layer.weight is not None
-    layer.weight.normal_(generator=torch.Generator().manual_seed(out))
+    for tensor in (layer.weight, layer.bias):
+        if tensor is not None:
+            tensor.normal_(generator=torch.Generator().manual_seed(out))
     return layer
+
+
+def run_trials(late: LateTrials | None) -> None:
+    assert late is not None
+    while late.try_next_product() is not None:
+        pass
 
 
 def times(torch_s: float, transposed: float, onednn: float | None) -> dict[str, float]:
@@ -106,34 +120,65 @@ class TestTrials:
         return clock
 
     @pytest.mark.parametrize("winner", TRIED)
-    def test_fastest_form_is_chosen_for_each_shape(self, fast: Callable, winner: str, caplog) -> None:
+    def test_fastest_form_of_each_shape_is_kept_for_the_next_start(self, fast: Callable, winner: str, caplog) -> None:
         layers = [linear(64, 32), linear(128, 32), linear(64, 32)]
-        with caplog.at_level(logging.INFO):
-            choices, late = try_products(layers, kernel=kernel(torch.float32), timer=fast(winner))
-        assert late is None
+        choices, late = first_choices(layers, kernel=kernel(torch.float32), timer=fast(winner))
+        assert set(choices.values()) == {ProductChoice((NUMBA, NUMBA, NUMBA, ONEDNN))}, "before there is a trial"
+        run_trials(late)
         choice = ProductChoice.of(winner)
         if winner == TRANSPOSED:
             choice = ProductChoice((TORCH, TRANSPOSED, TRANSPOSED, TORCH))
-        assert choices == dict.fromkeys([(64, 32), (128, 32)], choice)
+        assert {layer.choice for layer in layers} == {choice}
+        with caplog.at_level(logging.INFO):
+            again = [linear(64, 32), linear(128, 32), linear(64, 32)]
+            choices, late = first_choices(again, kernel=kernel(torch.float32))
+        assert late is None and choices == dict.fromkeys([(64, 32), (128, 32)], choice)
         (line,) = [record.message for record in caplog.records if "matrix products" in record.message]
-        assert f"128×32 {choice}" in line and f"64×32 {choice}" in line
+        assert f"64×32 {choice}, 128×32 {choice}; all tried at an earlier start" in line
 
-    def test_busy_cpu_defers_product_trials(self, monkeypatch, caplog) -> None:
-        """The largest shape is tried all the same; the others have its form until the server is idle."""
-        monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
-        layers, counted = [linear(48, 32), linear(64, 32), linear(64, 32)], []
+    def test_results_depend_on_what_is_multiplied(self, fast: Callable) -> None:
+        run_trials(first_choices([linear(64, 32)], timer=fast(TORCH))[1])
+        assert first_choices([linear(64, 32)])[1] is None
+        for others in ([linear(64, 32), linear(64, 32)], [linear(32, 64)], [linear(64, 32, bias=True)]):
+            assert first_choices(others)[1] is not None
+        assert first_choices([linear(64, 32)], kernel=kernel(torch.float32))[1] is not None, "there is a form more"
+        assert first_choices([linear(64, 32)], results=TrialResults(threads=7))[1] is not None
 
-        def timer(call: Callable[[], object]) -> float:
-            counted.append(call)
-            return 1.0
+    @pytest.mark.parametrize(
+        "damage", [["torch"] * 3, ["torch"] * 3 + ["onednn"], ["numba"] * 4, ["mkl"] * 4, {}, None, 1, [[], [], [], []]]
+    )
+    def test_results_that_cannot_be_used_are_tried_again(self, fast: Callable, damage: Any, caplog) -> None:
+        """There is no kernel for "numba" here, and packed forms are taken for all rows or none."""
+        run_trials(first_choices([linear(64, 32)], timer=fast(TORCH))[1])
+        (file,) = (cache_folder() / "trials").iterdir()
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"value": damage}))
+        choices, late = first_choices([linear(64, 32)], timer=fast(TORCH))
+        assert choices == {(64, 32): ProductChoice.of(ONEDNN)} and late is not None
+        run_trials(late)
+        assert first_choices([linear(64, 32)])[0] == {(64, 32): PLAIN}
 
-        choices, late = try_products(layers, timer=timer)
-        assert late is not None and [late.includes_layer(layer) for layer in layers] == [True, False, False]
-        assert choices == {(64, 32): PLAIN, (48, 32): PLAIN}
-        (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-        assert "1 of 2 shapes are tried when the server is idle, because the processor is busy" in warning
-        before = len(counted)
-        assert late.try_next_product() and len(counted) <= before + 1, "one product at a time"
+    def test_trials_beside_busy_processes_are_cut_short_and_repeated(self, fast: Callable, caplog) -> None:
+        layer, busy = linear(64, 32), [0.0, 0.9, 0.0, 0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.0]
+        group = Group([layer], [TORCH, TRANSPOSED, ONEDNN])
+        timer = fast(ONEDNN)
+        late = LateTrials([group], timer=timer, others=lambda: busy.pop(0))
+        waits = []
+        while (wait := late.try_next_product()) is not None:
+            waits += [wait] if wait else []
+            assert busy or not late.has_switched
+        assert waits == [FIRST_WAIT_S, 2 * FIRST_WAIT_S] and not busy
+        assert layer.choice == ProductChoice.of(ONEDNN)
+        assert first_choices([linear(64, 32)])[1] is None
+
+    def test_late_trial_computes_one_product_at_a_time(self) -> None:
+        counted: list[Callable] = []
+        layers = [linear(48, 32), linear(64, 32), linear(64, 32)]
+        _, late = first_choices(layers, timer=lambda call: (counted.append(call), 1.0)[1])
+        assert late is not None
+        while not counted:
+            assert late.try_next_product() == 0.0
+        late.try_next_product()
+        assert len(counted) == 2
 
     @pytest.mark.parametrize("winner", [TORCH, TRANSPOSED, ONEDNN, NUMBA])
     @pytest.mark.parametrize("guess", [TORCH, ONEDNN, NUMBA])
@@ -143,12 +188,10 @@ class TestTrials:
         layers, x, made = [linear(64, 32), linear(64, 32)], torch.randn(3, 32), kernel(torch.float32)
         expected = [layer(x) for layer in layers]
         for layer in layers:
-            layer.use_product(ProductChoice.of(guess), made, for_now=True)
-            assert layer.weight is not None, "it may have to be repacked"
-        late = LateTrials([layers], [TORCH, TRANSPOSED, ONEDNN, NUMBA], kernel=made, timer=fast(winner))
+            layer.use_product(ProductChoice.of(guess), made)
+        late = LateTrials([Group(layers, [TORCH, TRANSPOSED, ONEDNN, NUMBA])], kernel=made, timer=fast(winner))
         with caplog.at_level(logging.INFO):
-            while late.try_next_product():
-                pass
+            run_trials(late)
         choice = ProductChoice((TORCH, TRANSPOSED, TRANSPOSED, TORCH)) if winner == TRANSPOSED else None
         choice = choice or ProductChoice.of(winner)
         assert {layer.choice for layer in layers} == {choice} and late.has_switched is (winner != guess)
@@ -156,32 +199,35 @@ class TestTrials:
         for layer, of_layer in zip(layers, expected):
             torch.testing.assert_close(layer(x), of_layer, atol=1e-5, rtol=1e-5)
         assert f"tried while the server was idle: 64×32 {choice}" in caplog.text
-        assert not late.try_next_product(), "and nothing is left"
+        assert late.try_next_product() is None, "and nothing is left"
 
     def test_late_trial_does_not_repack_shared_weight(self, fast: Callable) -> None:
         layer = linear(64, 32)
-        late = LateTrials([[layer]], [TORCH, ONEDNN], kept=[layer], timer=fast(ONEDNN))
-        while late.try_next_product():
-            pass
+        run_trials(LateTrials([Group([layer], [TORCH, ONEDNN], kept=[layer])], timer=fast(ONEDNN)))
         assert layer.choice == PLAIN and layer.weight is not None
 
-    def test_untried_shapes_use_form_of_largest_shape(self, fast: Callable, monkeypatch) -> None:
-        monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
-        layers = [linear(48, 32), linear(64, 32), linear(80, 32)]
-        choices, late = try_products(layers, kept=layers[:1], timer=fast(ONEDNN))
-        packed = ProductChoice.of(ONEDNN)
-        assert late is not None and choices == {(80, 32): packed, (64, 32): packed, (48, 32): PLAIN}
+    def test_large_packed_weights_are_tried_in_part(self, fast: Callable, monkeypatch) -> None:
+        """There may be no room for a second copy."""
+        monkeypatch.setattr(product_trials, "TRIED_BYTES", 4 * 32 * 100)
+        layer, x = linear(256, 32), torch.randn(3, 32)
+        expected = layer(x)
+        layer.use_product(ProductChoice.of(ONEDNN))
+        monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("unpacked"))
+        run_trials(LateTrials([Group([layer], [TORCH, ONEDNN])], timer=fast(ONEDNN)))
+        torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
 
     def test_slow_forms_are_timed_less_often(self, monkeypatch) -> None:
         calls: list[int] = []
         monkeypatch.setattr(product_trials, "TRIAL_S", -1.0)
-        try_products([linear(64, 32)], timer=lambda call: (calls.append(1), 1.0)[1])
+        run_trials(first_choices([linear(64, 32)], timer=lambda call: (calls.append(1), 1.0)[1])[1])
         assert len(calls) == product_trials.ROUNDS.start * (2 * len(ROW_COUNTS) + 2), "transposed for two row counts"
 
     def test_shared_weight_is_not_repacked(self, fast: Callable) -> None:
         layers = [linear(64, 32), linear(48, 32)]
-        choices, _ = try_products(layers, kept=layers[:1], timer=fast(ONEDNN))
+        choices, late = first_choices(layers, kept=layers[:1], timer=fast(ONEDNN))
         assert choices == {(48, 32): ProductChoice.of(ONEDNN), (64, 32): PLAIN}
+        run_trials(late)
+        assert [layer.choice for layer in layers] == [PLAIN, ProductChoice.of(ONEDNN)]
 
     def test_failing_or_wrong_forms_are_skipped_with_warning(self, monkeypatch, caplog) -> None:
         def fail(source):
@@ -189,7 +235,7 @@ class TestTrials:
 
         monkeypatch.setitem(FORMS, ONEDNN, fail)
         monkeypatch.setitem(FORMS, TRANSPOSED, lambda source: lambda x: x @ source.weight.t())  # no bias
-        choices, _ = try_products([linear(64, 32)], timer=lambda call: 1.0)
+        choices, _ = first_choices([linear(64, 32)])
         assert choices == {(64, 32): PLAIN}
         (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         assert "onednn failed (RuntimeError: not built with oneDNN)" in warning
@@ -227,7 +273,7 @@ class TestChoose:
 
         layer, x = linear(64, 32), torch.randn(3, 32)
         expected = layer(x)
-        assert NUMBA not in try_products([layer], kernel=Wrong(), timer=lambda call: 1.0)[0][64, 32].forms
+        assert NUMBA not in first_choices([layer], kernel=Wrong())[0][64, 32].forms
         choose_products([layer], NUMBA, kernel=Wrong())
         torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
 
@@ -293,14 +339,15 @@ class TestChoose:
             choose_products([linear(64, 32)], ONEDNN)
 
     def test_small_models_skip_product_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(product_trials, "try_products", lambda *args: pytest.fail("tried"))
+        monkeypatch.setattr(product_trials, "first_choices", lambda *args, **_: pytest.fail("tried"))
         layer = linear(64, 32)
         choose_products([layer], "auto")
         assert layer.weight is not None
 
     def test_large_models_run_product_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 1000)
-        monkeypatch.setattr(product_trials, "try_products", lambda *args: ({(64, 32): ProductChoice.of(ONEDNN)}, None))
+        found = {(64, 32): ProductChoice.of(ONEDNN)}
+        monkeypatch.setattr(product_trials, "first_choices", lambda *args, **_: (found, None))
         layer, x = linear(64, 32), torch.randn(3, 32)
         expected = layer(x)
         choose_products([layer], "auto")

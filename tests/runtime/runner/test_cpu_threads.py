@@ -21,6 +21,7 @@ from baton.runtime.runner.cpu_threads import (
     WINDOW_S,
     CpuThreads,
     OpenMPCrew,
+    OtherProcesses,
     SpinLimit,
     Usage,
     read_usage,
@@ -171,6 +172,19 @@ class TestFewer:
         processor.others = 3.0
         processor.pass_windows(2 * (REST_WINDOWS + PROBES))
         assert processor.governor.threads == 5, "back to all first, and from there to five"
+
+
+def test_cores_that_other_processes_keep_busy() -> None:
+    now, usage = 0.0, Usage(0.0, 0.0, 0.0)
+    others = OtherProcesses(clock=lambda: now, read=lambda: usage)
+    assert others.busy_cores() == 0.0, "nothing to compare with"
+    now, usage = 2.0, Usage(run=3.0, delay=0.0, busy=3.8)
+    assert others.busy_cores() == pytest.approx(0.4)
+    now, usage = 2.0 + WINDOW_S / 2, Usage(9.0, 0.0, 99.0)
+    assert others.busy_cores() == pytest.approx(0.4), "the kernel's ticks are too coarse for less"
+    now, usage = 4.0, Usage(run=6.0, delay=0.0, busy=6.7)  # ticks are rounded
+    assert others.busy_cores() == 0.0
+    assert OtherProcesses(read=lambda: None).busy_cores() == 0.0
 
 
 class TestReading:

@@ -4,7 +4,7 @@ the number of prompt tokens in a step on a CPU."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from baton.runtime.models.decoder import Decoder
 from baton.runtime.runner import model_runner
 from baton.runtime.runner.cuda_graph import GraphCatalog
 from baton.runtime.runner.device_backends import TORCH_BACKENDS, DeviceBackends
-from baton.runtime.runner.largest_step import LONGEST_STEP_S, ROUNDS, SMALLEST_CHUNK, choose_chunk, run_largest_step
+from baton.runtime.runner.largest_step import FEW, LONGEST_STEP_S, ROUNDS, SMALLEST_CHUNK, chunk_trial, run_largest_step
 from baton.runtime.runner.model_runner import ModelRunner
 from tests.doubles.cpu_graphs import graph_backends
 from tests.doubles.fake_flashinfer import FakeFlashInfer
@@ -120,8 +120,18 @@ def test_profiled_memory_is_subtracted_from_the_pool(folder, monkeypatch):
     assert plan_of["graph_bytes"] > 0
 
 
+def finished(run: Generator[None, None, tuple[int, dict[int, float]]]) -> tuple[int, dict[int, float]]:
+    """The result of a trial."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            return end.value
+
+
 def chosen_chunk(seconds: Callable[[int], float], largest: int = 2048) -> tuple[int, list[int]]:
-    """Returns the size, and the sizes of the steps that were computed. Time is the test's own."""
+    """Returns the size, and the sizes of the steps that were computed after those of a few tokens. Time is the test's
+    own."""
     now, computed = 0.0, []
 
     def compute(tokens: int) -> None:
@@ -129,8 +139,10 @@ def chosen_chunk(seconds: Callable[[int], float], largest: int = 2048) -> tuple[
         now += seconds(tokens)
         computed.append(tokens)
 
-    size, tried = choose_chunk(compute, largest, lambda: now)
-    assert sorted(computed) == sorted([*tried] * ROUNDS)
+    size, tried = finished(chunk_trial(compute, largest, lambda: now))
+    assert computed[:ROUNDS] == [-(-min(SMALLEST_CHUNK, largest) // FEW)] * ROUNDS
+    assert sorted(computed[ROUNDS:]) == sorted([*tried] * ROUNDS)
+    computed = computed[ROUNDS:]
     assert all(found == pytest.approx(seconds(tokens)) for tokens, found in tried.items())
     return size, sorted(set(computed))
 
@@ -142,7 +154,7 @@ def test_the_chunk_stays_small_where_more_tokens_are_no_faster() -> None:
 def test_the_chunk_grows_while_that_is_faster() -> None:
     """The speed grows by a tenth, a tenth, and 4 %."""
     rates = {256: 5000, 512: 5500, 1024: 6050, 2048: 6290}
-    assert chosen_chunk(lambda tokens: tokens / rates[tokens]) == (1024, [256, 512, 1024, 2048])
+    assert chosen_chunk(lambda tokens: tokens / rates.get(tokens, 5000)) == (1024, [256, 512, 1024, 2048])
 
 
 def test_the_chunk_never_exceeds_the_largest_size() -> None:
@@ -152,17 +164,24 @@ def test_the_chunk_never_exceeds_the_largest_size() -> None:
 
 def test_no_step_takes_too_long() -> None:
     """However much faster larger steps would be. A slow machine does not even try them."""
-    assert chosen_chunk(lambda tokens: LONGEST_STEP_S * 0.6) == (SMALLEST_CHUNK, [SMALLEST_CHUNK])
+    assert chosen_chunk(lambda tokens: LONGEST_STEP_S * tokens / 400) == (SMALLEST_CHUNK, [SMALLEST_CHUNK])
+
+
+def test_a_slow_machine_computes_a_few_tokens_at_most() -> None:
+    """A request may arrive meanwhile."""
+    computed: list[int] = []
+    size, tried = finished(chunk_trial(computed.append, 2048, iter([0.0, 1.0, 1.0, 1.5, 1.5, 2.5]).__next__))
+    assert size == SMALLEST_CHUNK and tried == {32: 0.5} and computed == [32] * ROUNDS
 
 
 def test_the_fastest_run_of_each_size_counts() -> None:
     """Another process had the cores for a moment."""
-    times = iter([0.05, 9.0, 0.05, 9.0, 0.08, 0.1, 0.2, 0.2, 9.0])
+    times = iter([0.01] * 3 + [0.05, 9.0, 0.05, 9.0, 0.08, 0.1, 0.2, 0.2, 9.0])
     now = 0.0
 
     def compute(tokens: int) -> None:
         nonlocal now
         now += next(times)
 
-    size, tried = choose_chunk(compute, 1024, lambda: now)
+    size, tried = finished(chunk_trial(compute, 1024, lambda: now))
     assert size == 512 and tried == pytest.approx({256: 0.05, 512: 0.08, 1024: 0.2})

@@ -86,16 +86,46 @@ def test_half_precision_logits_are_summed_in_float32(tmp_path, attention, tied):
     torch.testing.assert_close(runner.compute_logits(hidden), expected.float(), atol=1e-5, rtol=1e-5)
 
 
-def test_chunked_prefill_size_is_chosen_by_trial(folder, monkeypatch, caplog):
+def test_chunked_prefill_size_is_found_while_idle_for_the_next_start(folder, monkeypatch, caplog):
     assert make_runner(folder, chunked_prefill_size=0).chunked_prefill_size == 2048, "small models are not tried"
     monkeypatch.setattr(model_runner, "SMALL_MODEL_BYTES", 0)
-    assert make_runner(folder, chunked_prefill_size=33).chunked_prefill_size == 33, "who asks for a number gets it"
+    monkeypatch.setattr(model_runner, "chunk_trial", chunk_trial)
+    asked = make_runner(folder, chunked_prefill_size=33)
+    assert asked.chunked_prefill_size == 33 and not asked.has_late_trials, "who asks for a number gets it"
     short = make_runner(folder, chunked_prefill_size=0)
     assert short.chunked_prefill_size == 2048, "a step has room for many prompts where all are short"
-    monkeypatch.setattr(model_runner, "SMALLEST_CHUNK", 1)
+    monkeypatch.setattr(model_runner, "SMALLEST_CHUNK", 32)
+    first = make_runner(folder, chunked_prefill_size=0, page_size=16)
+    assert first.chunked_prefill_size == 32 and first.has_late_trials
+    busy, waits = [0.0, 0.9, 0.0, 0.1], []
+    monkeypatch.setattr(first._others, "busy_cores", lambda: busy.pop(0))
     with caplog.at_level(logging.INFO):
-        assert make_runner(folder, chunked_prefill_size=0, page_size=16).chunked_prefill_size == 128, "the context"
-    assert "steps compute 128 prompt tokens at most; tokens/s by size: 128: " in caplog.text
+        while (wait := first.run_late_trial()) is not None:
+            waits += [wait] if wait else []
+    assert waits == [model_runner.FIRST_WAIT_S] and not busy, "beside a busy process it is tried again"
+    assert first.chunked_prefill_size == 32 and not first.has_late_trials, "the scheduler was built for it"
+    assert "from the next start on, steps compute 128 prompt tokens at most, now 32; tokens/s by size" in caplog.text
+    second = make_runner(folder, chunked_prefill_size=0, page_size=16)
+    assert second.chunked_prefill_size == 128 and not second.has_late_trials
+    assert make_runner(folder, chunked_prefill_size=0, page_size=1).has_late_trials, "other pages, other results"
+
+
+def chunk_trial(compute, largest):
+    """Finds the context's length best."""
+    for tokens in (32, largest):
+        compute(tokens)
+        yield
+    return largest, {largest: 1.0}
+
+
+def test_failing_trial_of_prompt_steps_leaves_the_server_running(folder, monkeypatch, caplog):
+    monkeypatch.setattr(model_runner, "SMALL_MODEL_BYTES", 0)
+    monkeypatch.setattr(model_runner, "SMALLEST_CHUNK", 32)
+    monkeypatch.setattr(model_runner, "chunk_trial", lambda compute, largest: 1 // 0)
+    runner = make_runner(folder, chunked_prefill_size=0)
+    while runner.run_late_trial() is not None:
+        pass
+    assert not runner.has_late_trials and "sizes of prompt steps are not tried: ZeroDivisionError" in caplog.text
 
 
 def test_the_pool_size_is_logged(folder, caplog):

@@ -116,18 +116,18 @@ def test_random_steps_over_a_quantized_pool(folder: Path, kv: str) -> None:
 def test_late_product_trials_update_recorded_steps(
     folder: Path, late: ProductChoice, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but the largest shape are left for later, and computed in its form, Numba's, until then."""
+    """The usual forms, Numba's for few rows, are used until then."""
     monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 0)
-    monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
     monkeypatch.setattr(product_trials, "_seconds", lambda call: (call(), 1.0)[1])
-    monkeypatch.setattr(product_trials, "best_choice", lambda times: ProductChoice.of(NUMBA))
+    monkeypatch.setattr(product_trials, "usual_choice", lambda forms: ProductChoice.of(forms[-1]))
     runner, plain = make_runner(folder, linear_backend="auto"), make_runner(folder, linear_backend="torch")
-    assert runner.has_late_trials and not plain.has_late_trials and not plain.run_late_trial()
+    assert runner.has_late_trials and not plain.has_late_trials and plain.run_late_trial() is None
     before = runner._graphs
     assert before is not None
     compare(plain, runner, 1, steps=8, atol=2e-4)
     monkeypatch.setattr(product_trials, "best_choice", lambda times: late)
-    while runner.run_late_trial():
+    monkeypatch.setattr(runner._others, "busy_cores", lambda: 0.0)
+    while runner.run_late_trial() is not None:
         assert runner._graphs is before, "old graphs have the forms that the layers have together"
     assert not runner.has_late_trials and runner.has_graphs is is_recorded
     assert (runner._graphs is before) is (late == ProductChoice.of(NUMBA)), "captured again if a form has changed"
@@ -139,14 +139,13 @@ def test_failed_late_trial_leaves_layers_unchanged(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(product_trials, "SMALL_MODEL_BYTES", 0)
-    monkeypatch.setattr(product_trials, "LIMIT_S", -1.0)
-    monkeypatch.setattr(product_trials, "best_choice", lambda times: ProductChoice.of(NUMBA))
     runner, plain = make_runner(folder, linear_backend="auto"), make_runner(folder, linear_backend="torch")
     monkeypatch.setattr(product_trials, "best_choice", lambda times: 1 // 0)
-    while runner.run_late_trial():
+    monkeypatch.setattr(runner._others, "busy_cores", lambda: 0.0)
+    while runner.run_late_trial() is not None:
         pass
     assert "matrix products are not tried any further: ZeroDivisionError" in caplog.text
-    assert not runner.run_late_trial() and runner.has_graphs
+    assert runner.run_late_trial() is None and runner.has_graphs
     compare(plain, runner, 1, steps=8, atol=2e-4)
 
 
