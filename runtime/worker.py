@@ -405,7 +405,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
             profiler=profiler,
             overlap=info["overlap"],
             watch_threads=watch_cpu_threads(info["device"]),
-            idle_work=worker.runner.run_late_trial if worker.runner.has_late_trials else None,
+            idle_work=worker.runner.run_late_work if worker.runner.has_late_work else None,
             tier_io=tier_io,
             job_records=job_records,
             kv_events=kv_events,

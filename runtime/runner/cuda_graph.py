@@ -37,6 +37,10 @@ FREE_SEQUENCES = 129
 """A short extend gets up to this many sequences, one of them for padding, even if fewer can run: that keeps its tile
 small. Planning them takes the library a quarter of a millisecond."""
 
+WANTED = 32
+"""Steps of one shape after which it is captured while requests run, if it has not been captured before. It takes as
+long as a few steps."""
+
 MIN_SHARED_ROWS = 64
 """With fewer beams than two searches of 32, reading shared prefixes apart gains nothing."""
 
@@ -163,28 +167,68 @@ class GraphRunner:
         states: StatePool | None = None,
         *,
         windows: bool = False,
+        late: bool = False,
     ) -> None:
         """Captures all shapes. req_to_token: the device mirror, its last row all zeros. states: of a model that keeps
         some; only recorded kernels can find those of another step. windows: layers with a window have a pool of their
-        own."""
+        own. late: captures the largest and the smallest, which shows that it works; the others when `capture_next` is
+        called, or steps want them."""
         self._attention = attention
         self._states = states
         self._shapes = shapes
         self._windows = windows
+        self._forward, self._recorder, self._req_to_token = forward, recorder, req_to_token
         self._graphs: dict[GraphShape, _Graph] = {}
-        progress = tqdm(shapes.largest_first, desc=f"Capturing {recorder.name}", unit="graph", disable=None)
+        all_shapes = shapes.largest_first
+        at_start = list(dict.fromkeys((all_shapes[0], all_shapes[-1]))) if late else all_shapes
+        self._wanted = {shape: 0 for shape in all_shapes if shape not in at_start}
+        """How many steps have wanted each shape that has not been captured."""
+        progress = tqdm(at_start, desc=f"Capturing {recorder.name}", unit="graph", disable=None)
         # No garbage collection during a capture: it might free another graph.
         gc.collect()
         gc.disable()
         try:
             for shape in progress:
                 progress.set_postfix_str(str(shape))
-                self._graphs[shape] = self._capture(forward, shape, recorder, req_to_token)
+                self._graphs[shape] = self._capture(shape)
         finally:
             gc.enable()
 
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    def capture_next(self) -> bool:
+        """Capture one more shape, the one that most steps have wanted. Not while a step is computed. False if none is
+        left."""
+        if not self._wanted:
+            return False
+        self._capture_late(max(self._wanted, key=lambda shape: self._wanted[shape]))
+        return True
+
     def find_shape(self, batch: AttentionBatch) -> GraphShape | None:
-        """The shape that this step (not padded) runs in, if any."""
+        """The captured shape that this step (not padded) runs in, if any."""
+        shape = self._fitting_shape(batch)
+        if shape in self._wanted:
+            self._wanted[shape] += 1
+            if self._wanted[shape] >= WANTED:
+                self._capture_late(shape)
+        return shape if shape in self._graphs else None
+
+    def _capture_late(self, shape: GraphShape) -> None:
+        del self._wanted[shape]
+        try:
+            self._graphs[shape] = self._capture(shape)
+        except Exception as error:
+            logger.warning(
+                "no %s of %d tokens; each kernel is launched separately: %s",
+                self._recorder.name,
+                shape.tokens,
+                error,
+                exc_info=error,
+            )
+
+    def _fitting_shape(self, batch: AttentionBatch) -> GraphShape | None:
         kind = self._attention.graph_kind(batch)
         # Beams may also run as a plain decode, in which each reads its prefix by itself.
         for possible in (kind, GraphKind.DECODE) if kind is GraphKind.SHARED else (kind,):
@@ -220,12 +264,12 @@ class GraphRunner:
                     f"a recorded step of {shape.tokens} tokens gives other numbers than the same step unrecorded"
                 )
 
-    def _capture(self, forward: Forward, shape: GraphShape, recorder: Recorder, req_to_token: torch.Tensor) -> _Graph:
-        attention = self._attention.open_graph(shape)
-        attention.plan(padding_only(req_to_token, shape))
-        inputs = StepInputs.zeros(shape.tokens, req_to_token.device, windows=self._windows)
+    def _capture(self, shape: GraphShape) -> _Graph:
+        attention, forward = self._attention.open_graph(shape), self._forward
+        attention.plan(padding_only(self._req_to_token, shape))
+        inputs = StepInputs.zeros(shape.tokens, self._req_to_token.device, windows=self._windows)
         if self._states is not None:
             inputs.states = start_states(self._states, [1] * shape.tokens)
-        hidden, replay = recorder.record(lambda: forward(inputs, attention))
+        hidden, replay = self._recorder.record(lambda: forward(inputs, attention))
         attention.freeze()
         return _Graph(attention, inputs, hidden, replay)

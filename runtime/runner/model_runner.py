@@ -224,7 +224,9 @@ class ModelRunner:
             self.attention: AttentionBackend = backends.open_attention(self.kv_pool, specs)
             self._graphs = self._capture(backends, shapes) if shapes is not None else None
         self._capture_again = partial(self._capture_anew, args, max_running, backends)
-        self._late_work = self._all_late_work(backends) if self._late_trials is not None or self._tries_chunk else None
+        has_late_graphs = self._graphs is not None and backends.any_tokens
+        is_complete = self._late_trials is None and not self._tries_chunk and not has_late_graphs
+        self._late_work = None if is_complete else self._all_late_work(backends)
         logger.info(
             "%s (%s) on %s, %s, attention %s; %s",
             self.config.architecture,
@@ -331,13 +333,13 @@ class ModelRunner:
         return meter.channels()
 
     @property
-    def has_late_trials(self) -> bool:
-        """True if some trials wait until nothing is to be computed."""
+    def has_late_work(self) -> bool:
+        """True if some trials, or recordings of steps, wait until nothing is to be computed."""
         return self._late_work is not None
 
     @torch.inference_mode()
-    def run_late_trial(self) -> float | None:
-        """Do a small piece of these trials. Call it only while no request is open, as results may be rounded
+    def run_late_work(self) -> float | None:
+        """Do a small piece of that work. Call it only while no request is open, as results may be rounded
         differently afterwards. Returns the seconds until the next piece, 0 unless other processes are busy; None once
         all are done."""
         if self._late_work is None:
@@ -365,6 +367,8 @@ class ModelRunner:
             self._late_trials = None
             if self._model.drop_tied_matrix() or late.has_switched:
                 self._capture_again()
+        while self._graphs is not None and self._graphs.capture_next():
+            yield 0.0
         if self._tries_chunk:
             try:
                 yield from self._try_chunk(backends)
@@ -656,6 +660,7 @@ class ModelRunner:
                 self._mirror,
                 self.state_pool,
                 windows=self.window > 0,
+                late=backends.any_tokens,
             )
             if backends.any_tokens:
                 graphs.check_graphs(self._layers, self.attention, self._mirror)
@@ -665,7 +670,9 @@ class ModelRunner:
             logger.warning("no %s; each kernel is launched separately: %s", recorder.name, error, exc_info=error)
             return None
         taken = max(0, before - available_memory(self.device)) / 2**30  # other processes may have freed some meanwhile
-        logger.info("captured %d %s in %.2f GiB", len(shapes.largest_first), recorder.name, taken)
+        left = len(shapes.largest_first) - graphs.num_captured
+        later = f"; {left} more follow while the server is idle, or when they are wanted" if left else ""
+        logger.info("captured %d %s in %.2f GiB%s", graphs.num_captured, recorder.name, taken, later)
         return graphs
 
 

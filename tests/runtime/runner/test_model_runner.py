@@ -91,23 +91,23 @@ def test_chunked_prefill_size_is_found_while_idle_for_the_next_start(folder, mon
     monkeypatch.setattr(model_runner, "SMALL_MODEL_BYTES", 0)
     monkeypatch.setattr(model_runner, "chunk_trial", chunk_trial)
     asked = make_runner(folder, chunked_prefill_size=33)
-    assert asked.chunked_prefill_size == 33 and not asked.has_late_trials, "who asks for a number gets it"
+    assert asked.chunked_prefill_size == 33 and not asked.has_late_work, "who asks for a number gets it"
     short = make_runner(folder, chunked_prefill_size=0)
     assert short.chunked_prefill_size == 2048, "a step has room for many prompts where all are short"
     monkeypatch.setattr(model_runner, "SMALLEST_CHUNK", 32)
     first = make_runner(folder, chunked_prefill_size=0, page_size=16)
-    assert first.chunked_prefill_size == 32 and first.has_late_trials
+    assert first.chunked_prefill_size == 32 and first.has_late_work
     busy, waits = [0.0, 0.9, 0.0, 0.1], []
     monkeypatch.setattr(first._others, "busy_cores", lambda: busy.pop(0))
     with caplog.at_level(logging.INFO):
-        while (wait := first.run_late_trial()) is not None:
+        while (wait := first.run_late_work()) is not None:
             waits += [wait] if wait else []
     assert waits == [model_runner.FIRST_WAIT_S] and not busy, "beside a busy process it is tried again"
-    assert first.chunked_prefill_size == 32 and not first.has_late_trials, "the scheduler was built for it"
+    assert first.chunked_prefill_size == 32 and not first.has_late_work, "the scheduler was built for it"
     assert "from the next start on, steps compute 128 prompt tokens at most, now 32; tokens/s by size" in caplog.text
     second = make_runner(folder, chunked_prefill_size=0, page_size=16)
-    assert second.chunked_prefill_size == 128 and not second.has_late_trials
-    assert make_runner(folder, chunked_prefill_size=0, page_size=1).has_late_trials, "other pages, other results"
+    assert second.chunked_prefill_size == 128 and not second.has_late_work
+    assert make_runner(folder, chunked_prefill_size=0, page_size=1).has_late_work, "other pages, other results"
 
 
 def chunk_trial(compute, largest):
@@ -123,9 +123,9 @@ def test_failing_trial_of_prompt_steps_leaves_the_server_running(folder, monkeyp
     monkeypatch.setattr(model_runner, "SMALLEST_CHUNK", 32)
     monkeypatch.setattr(model_runner, "chunk_trial", lambda compute, largest: 1 // 0)
     runner = make_runner(folder, chunked_prefill_size=0)
-    while runner.run_late_trial() is not None:
+    while runner.run_late_work() is not None:
         pass
-    assert not runner.has_late_trials and "sizes of prompt steps are not tried: ZeroDivisionError" in caplog.text
+    assert not runner.has_late_work and "sizes of prompt steps are not tried: ZeroDivisionError" in caplog.text
 
 
 def test_the_pool_size_is_logged(folder, caplog):

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ from baton.attention.torch_native import TorchNativeBackend
 from baton.runtime.config import ModelArgs
 from baton.runtime.layers import product_trials
 from baton.runtime.layers.products import NUMBA, ONEDNN, PLAIN, ProductChoice
-from baton.runtime.runner import model_runner
+from baton.runtime.runner import cuda_graph, model_runner
 from baton.runtime.runner.model_runner import ModelRunner
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 4, "num_key_value_heads": 4}
@@ -58,10 +59,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_runner(folder: Path, page_size: int = 1, **changes: Any) -> ModelRunner:
+def make_runner(folder: Path, page_size: int = 1, *, captures: bool = True, **changes: Any) -> ModelRunner:
+    """captures: all steps at once, as a server does while it is idle."""
     args: dict[str, Any] = {"model_path": str(folder), "load_format": "dummy", "device": "cpu", "dtype": "float32"}
     args |= {"linear_backend": "numba"} | changes
-    return ModelRunner(
+    runner = ModelRunner(
         ModelArgs(**args),
         context_length=0,
         num_rows=24,
@@ -69,6 +71,9 @@ def make_runner(folder: Path, page_size: int = 1, **changes: Any) -> ModelRunner
         max_total_tokens=24 * 512,
         max_running_requests=16,
     )
+    while captures and runner._graphs is not None and runner._graphs.capture_next():
+        pass
+    return runner
 
 
 @pytest.fixture(autouse=True)
@@ -121,15 +126,18 @@ def test_late_product_trials_update_recorded_steps(
     monkeypatch.setattr(product_trials, "_seconds", lambda call: (call(), 1.0)[1])
     monkeypatch.setattr(product_trials, "usual_choice", lambda forms: ProductChoice.of(forms[-1]))
     runner, plain = make_runner(folder, linear_backend="auto"), make_runner(folder, linear_backend="torch")
-    assert runner.has_late_trials and not plain.has_late_trials and plain.run_late_trial() is None
+    assert runner.has_late_work and not plain.has_late_work and plain.run_late_work() is None
     before = runner._graphs
     assert before is not None
     compare(plain, runner, 1, steps=8, atol=2e-4)
     monkeypatch.setattr(product_trials, "best_choice", lambda times: late)
     monkeypatch.setattr(runner._others, "busy_cores", lambda: 0.0)
-    while runner.run_late_trial() is not None:
+    while runner._late_trials is not None:
         assert runner._graphs is before, "old graphs have the forms that the layers have together"
-    assert not runner.has_late_trials and runner.has_graphs is is_recorded
+        runner.run_late_work()
+    while runner.run_late_work() is not None:
+        pass
+    assert not runner.has_late_work and runner.has_graphs is is_recorded
     assert (runner._graphs is before) is (late == ProductChoice.of(NUMBA)), "captured again if a form has changed"
     if is_recorded:  # or there is nothing to replay
         compare(plain, runner, 1, steps=8, atol=2e-4)
@@ -142,10 +150,46 @@ def test_failed_late_trial_leaves_layers_unchanged(
     runner, plain = make_runner(folder, linear_backend="auto"), make_runner(folder, linear_backend="torch")
     monkeypatch.setattr(product_trials, "best_choice", lambda times: 1 // 0)
     monkeypatch.setattr(runner._others, "busy_cores", lambda: 0.0)
-    while runner.run_late_trial() is not None:
+    while runner.run_late_work() is not None:
         pass
     assert "matrix products are not tried any further: ZeroDivisionError" in caplog.text
-    assert runner.run_late_trial() is None and runner.has_graphs
+    assert runner.run_late_work() is None and runner.has_graphs
+    compare(plain, runner, 1, steps=8, atol=2e-4)
+
+
+def test_steps_are_recorded_when_idle_or_wanted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "WANTED", 3)
+    runner, plain = make_runner(folder, captures=False), make_runner(folder, linear_backend="torch")
+    graphs = runner._graphs
+    assert graphs is not None and graphs.num_captured == 2 and runner.has_late_work
+    drivers = [ModelDriver(each, seed=1) for each in (runner, plain)]
+    rows = [[driver.open(np.arange(9) + i) for i in range(5)] for driver in drivers]
+    captured = []
+    for _ in range(4):
+        found, expected = (driver.step([(row, 1) for row in of]).logits for driver, of in zip(drivers, rows))
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+        captured.append(graphs.num_captured)
+    assert captured == [2, 2, 3, 3], "the third step of five tokens is worth a recording"
+    before = dict(graphs._graphs)
+    monkeypatch.setattr(runner._others, "busy_cores", lambda: 0.0)
+    count = 0
+    while runner.run_late_work() is not None:
+        count += 1
+        assert graphs.num_captured == 3 + count
+    assert graphs.num_captured == model_runner.MAX_RECORDED and not runner.has_late_work
+    assert all(graphs._graphs[shape] is graph for shape, graph in before.items())
+
+
+def test_steps_that_cannot_be_recorded_run_unrecorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner, plain = make_runner(folder, captures=False), make_runner(folder, linear_backend="torch")
+    graphs = runner._graphs
+    assert graphs is not None
+    monkeypatch.setattr(graphs, "_capture", lambda shape: 1 // 0)
+    while runner.run_late_work() is not None:
+        pass
+    assert graphs.num_captured == 2 and "no recorded steps of 47 tokens; each kernel is launched" in caplog.text
     compare(plain, runner, 1, steps=8, atol=2e-4)
 
 

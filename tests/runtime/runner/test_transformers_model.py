@@ -385,9 +385,9 @@ def test_tied_head_that_is_repacked_late_leaves_no_second_matrix(tmp_path, monke
     matrix = weakref.ref(base_of(runner).embed_tokens.weight)
     driver = ModelDriver(runner, page_size=1, seed=1)
     before = driver.step([(driver.open(np.arange(20)), 20)]).logits
-    assert runner.has_late_trials
+    assert runner.has_late_work
     monkeypatch.setattr(runner._others, "busy_cores", lambda: 0.0)
-    while runner.run_late_trial() is not None:
+    while runner.run_late_work() is not None:
         pass
     gc.collect()
     assert matrix() is None, "the matrix is kept beside the packed one"

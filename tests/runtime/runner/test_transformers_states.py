@@ -230,7 +230,7 @@ def test_trial_of_step_sizes_starts_from_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(model_runner, "SMALL_MODEL_BYTES", 0)
     runner = make_runner(tmp_path, chunked_prefill_size=0)
     monkeypatch.setattr(runner._others, "busy_cores", lambda: 0.0)
-    while runner.run_late_trial() is not None:
+    while runner.run_late_work() is not None:
         pass
     assert make_runner(tmp_path, chunked_prefill_size=0).chunked_prefill_size in (256, 512)
 
