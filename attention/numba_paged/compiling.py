@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import zlib
 from collections.abc import Callable
 from functools import cache, partial
@@ -12,11 +13,33 @@ from types import ModuleType
 from typing import Any
 
 from numba import cfunc
+from numba.core import config
 from numba.core.caching import FunctionCache
+
+from ..cache_folder import cache_folder
 
 logger = logging.getLogger(__name__)
 
 SIGNATURE = "void(int64)"
+
+
+_PACKAGE = Path(__file__).parent.parent.parent
+
+
+def choose_folder() -> None:
+    """Where the package's folder cannot be written, and NUMBA_CACHE_DIR names none, keep kernels in the cache folder.
+    (Numba's own choice would be one below the home folder, which a service may lack.) In any of them, code for one
+    processor is never found by another: its name and features belong to Numba's key."""
+    if config.CACHE_DIR or os.access(_PACKAGE, os.W_OK):
+        return
+    with contextlib.suppress(OSError):  # then Numba looks for a folder by itself
+        folder = cache_folder() / "kernels"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            config.CACHE_DIR = str(folder)
+
+
+choose_folder()
 
 
 def compiled(function: Callable[..., None], decorate: Callable[..., Any] | None = None) -> Any:
