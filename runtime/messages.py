@@ -305,8 +305,15 @@ class TreeRows(Message, frozen=True):
     end: WalkEnd | None = None
 
 
+class StartPhase(Message, frozen=True):
+    """What a worker does that cannot serve yet, in words that follow "the server is starting: "."""
+
+    phase: str
+
+
 class WorkerReady(Message, frozen=True):
-    """A worker's first message: it is warm and serves this. info: JSON bytes (pool size, context, limits)."""
+    """A worker's first message after its `StartPhase`s: it is warm and serves this. info: JSON bytes (pool size,
+    context, limits)."""
 
     info: bytes
 
@@ -329,5 +336,5 @@ ToWorker = (
     | UnloadAdapter
 )
 Watched = WatchReport | TreeRows
-FromWorker = TokenOutputs | RequestError | ControlReply | SchedulerStats | WorkerReady | Watched
-ToManager = TextOutputs | RequestError | ControlReply | SchedulerStats | WorkerReady | Watched
+FromWorker = TokenOutputs | RequestError | ControlReply | SchedulerStats | StartPhase | WorkerReady | Watched
+ToManager = TextOutputs | RequestError | ControlReply | SchedulerStats | StartPhase | WorkerReady | Watched

@@ -32,6 +32,7 @@ from .messages import (
     ControlReply,
     PrepareTurn,
     RequestError,
+    StartPhase,
     TextOutput,
     TextOutputs,
     ToManager,
@@ -102,6 +103,7 @@ class TokenizerManager:
         self._request_log = request_log
         self._open: dict[str, _OpenRequest] = {}
         """By qualified rid, as in all messages from the worker."""
+        self._start_phase = "loading libraries"
         self._heard_at = self._output_at = time.monotonic()
         self._emptied = asyncio.Event()
         self._emptied.set()
@@ -126,6 +128,11 @@ class TokenizerManager:
     def is_ready(self) -> bool:
         """The worker has said that it can serve, and new calls are not being refused."""
         return self._availability.is_ready
+
+    @property
+    def start_phase(self) -> str:
+        """What the worker does while it cannot serve yet; "" once it can."""
+        return self._start_phase
 
     @property
     def limits(self) -> ModelLimits:
@@ -197,6 +204,7 @@ class TokenizerManager:
 
     def refuse_new(self, error: RequestRefused) -> None:
         """Refuse every new call with ``error`` from now on; the open ones continue."""
+        self._start_phase = ""
         self._availability.close(error)
 
     async def wait_empty(self) -> None:
@@ -310,7 +318,10 @@ class TokenizerManager:
                 self.control.take_reply(message)
             case WatchReport() | TreeRows():
                 self.live_reports.take_message(message)
+            case StartPhase():
+                self._start_phase = message.phase
             case WorkerReady():
+                self._start_phase = ""
                 self.live_reports.worker_started()
                 self.worker_info = msgspec.json.decode(message.info)
                 self.control.adapters.set_adapters(self.worker_info.get("adapters", []))

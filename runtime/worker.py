@@ -47,7 +47,7 @@ from .kv_transfer.block_io import BlockIO, Kept
 from .kv_transfer.tier_io import TierIO, is_finite, is_finite_snapshot, make_transfers
 from .launcher.child_process import WorkerProcess, run_child
 from .lora.adapters import Adapters, load_adapters
-from .messages import ToWorker, WorkerReady
+from .messages import StartPhase, ToWorker, WorkerReady
 from .model_config import ServedConfig
 from .pool_sizes import PoolSizes
 from .runner.cpu_threads import watch_cpu_threads
@@ -355,6 +355,11 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
     outbox = Sender(endpoints.to_detokenizer)
     waker = Waker(endpoints.to_worker)
     stop.on_set(waker.wake)
+
+    def report_phase(phase: str) -> None:
+        logger.info("starting: %s", phase)
+        outbox.send(StartPhase(phase=phase))
+
     worker: Worker | None = None
     tier_io: TierIO | None = None
     grammars: Grammars | None = None
@@ -365,6 +370,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
             name: load_item_trie(path) for name, path in config.item_tries.items()
         }  # fails before a model is loaded
         trace = JobTraceFile(config.jobs.scheduler_trace, time.monotonic()) if config.jobs.scheduler_trace else None
+        report_phase("loading the model")
         kv_events = open_kv_events(config.kv_events, config.scheduler.page_size)
         worker = build_worker(config, kv_events=kv_events)
         scheduler, step_runner, profiler, info = worker[:4]
@@ -377,6 +383,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         load_adapters(adapters, config.adapters)
         info["adapters"] = adapters.describe()
         tier_io = connect_tiers(worker, waker.wake)
+        report_phase("warming up")
         warm_up(scheduler, step_runner, generates=info["pooling"]["head"] == "language")
         if trace is not None:
             trace.write_pools(pool_sizes(worker), time.monotonic())

@@ -100,8 +100,10 @@ class HealthRoutes:
         return JSONAnswer({"status": "ok"})
 
     def _refuse_unhealthy(self) -> None:
+        if self._manager.start_phase:
+            raise RequestRefused(f"the server is starting: {self._manager.start_phase}", code="not_ready")
         if not self._manager.is_ready:
-            raise RequestRefused("the server is loading the model or shutting down", code="not_ready")
+            raise RequestRefused("the server is shutting down", code="not_ready")
         silent = self._manager.seconds_since_heartbeat
         if silent > min(_SILENCE_S, self._args.server.watchdog_timeout):
             message = f"the worker, or the detokenizer, has been silent for {silent:.0f} s"

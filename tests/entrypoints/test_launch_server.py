@@ -214,6 +214,7 @@ def test_loading_server_answers_not_ready(start: Any) -> None:
     seen = first_answer(server)
     assert seen.status_code == 503
     assert seen.headers["retry-after"] == "1"
+    assert seen.json()["error"]["message"] == "the server is starting: loading libraries"
     refused = server.generate(text="a")
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_ready"
     assert server.process.wait(60) == 1

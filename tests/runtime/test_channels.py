@@ -250,6 +250,7 @@ def example(kind: type) -> msgspec.Struct:
         "TextOutputs": {"items": [messages.TextOutput(output=output, text="é")]},
         "RequestError": {"rid": "r", "message": "m", "param": "p"},
         "ControlReply": {"call_id": 1, "ok": False, "payload": b"1"},
+        "StartPhase": {"phase": "loading"},
         "WorkerReady": {"info": b"{}"},
         "SchedulerStats": {"steps": 5},
     }  # fmt: skip

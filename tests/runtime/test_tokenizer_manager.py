@@ -18,6 +18,8 @@ from baton.runtime.messages import (
     LogprobChunk,
     ReleaseRequest,
     RequestError,
+    StartPhase,
+    WorkerReady,
 )
 from baton.runtime.text.tokenizer import Tokenizer
 from baton.scheduler.outcome import FinishReason, FoundTokens, RequestRefused
@@ -169,6 +171,27 @@ def test_unencodable_call_leaves_nothing_open(tokenizer: Tokenizer) -> None:
             await backend.output("a", "x", LENGTH)
 
     check(tokenizer, body)
+
+
+def test_phases_of_the_start_are_known_until_the_worker_is_ready(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        manager = backend.manager
+        assert manager.start_phase == "loading libraries"
+        await backend.send(StartPhase(phase="loading the model"))
+        assert manager.start_phase == "loading the model" and not manager.is_ready
+        info = {"context_length": 500, "vocab_size": 257}
+        await backend.send(WorkerReady(info=msgspec.json.encode(info)))
+        assert manager.start_phase == "" and manager.is_ready
+
+    check(tokenizer, body, ready=False)
+
+
+def test_shutting_down_ends_the_phases_of_the_start(tokenizer: Tokenizer) -> None:
+    async def body(backend: Backend) -> None:
+        backend.manager.refuse_new(RequestRefused("the server is shutting down", code="shutting_down"))
+        assert backend.manager.start_phase == ""
+
+    check(tokenizer, body, ready=False)
 
 
 def test_calls_before_model_is_loaded_are_503(tokenizer: Tokenizer) -> None:

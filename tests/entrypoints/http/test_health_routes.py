@@ -21,6 +21,7 @@ from tests.doubles.scheduler_harness import Harness, Outcome
 class Manager:
     seconds_since_heartbeat: float
     is_ready: bool = True
+    start_phase: str = ""
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,19 @@ def test_health_fails_when_a_process_is_silent(silent: float, watchdog: int, is_
             with pytest.raises(RequestRefused, match="silent") as caught:
                 asyncio.run(probe())
             assert (status_of(caught.value), caught.value.code) == (503, "unhealthy")
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [("recording steps", "the server is starting: recording steps"), ("", "the server is shutting down")],
+)
+def test_a_server_that_is_not_ready_says_what_it_does(phase: str, message: str) -> None:
+    manager = Manager(0.0, is_ready=False, start_phase=phase)
+    routes = HealthRoutes(cast(Any, manager), compose({"model_path": "m"}), Readiness())
+    for probe in (routes.health, routes.ready):
+        with pytest.raises(RequestRefused) as caught:
+            asyncio.run(probe())
+        assert (status_of(caught.value), caught.value.code, caught.value.message) == (503, "not_ready", message)
 
 
 def test_probe_leaves_nothing_beside_prompts_that_begin_alike() -> None:
