@@ -150,11 +150,15 @@ class Worker(NamedTuple):
 
 
 def build_worker(
-    config: WorkerConfig, backends: DeviceBackends | None = None, kv_events: KVEventPublisher | None = None
+    config: WorkerConfig,
+    backends: DeviceBackends | None = None,
+    kv_events: KVEventPublisher | None = None,
+    report_phase: Callable[[str], None] = lambda phase: None,
 ) -> Worker:
     """Load the model, and build the scheduler and the step runner on it.
 
     backends: None chooses those that fit the device. kv_events: publishes changes of the cache; None for nothing.
+    report_phase: see ModelRunner.
     """
     asked, window_ratio = config.scheduler, _window_ratio(config)
     runner = ModelRunner(
@@ -169,6 +173,7 @@ def build_worker(
         max_sampled_tokens=asked.max_sampled_tokens,
         window_ratio=window_ratio,
         backends=backends,
+        report_phase=report_phase,
     )
     if window_ratio is None and runner.shares_windows:
         logger.info("layers with a sliding window share the KV pool, because of the host tier or sparse attention")
@@ -372,7 +377,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         trace = JobTraceFile(config.jobs.scheduler_trace, time.monotonic()) if config.jobs.scheduler_trace else None
         report_phase("loading the model")
         kv_events = open_kv_events(config.kv_events, config.scheduler.page_size)
-        worker = build_worker(config, kv_events=kv_events)
+        worker = build_worker(config, kv_events=kv_events, report_phase=report_phase)
         scheduler, step_runner, profiler, info = worker[:4]
         item_tries = ItemTries(
             info["vocab_size"], max_tries=config.max_item_tries, max_bytes=config.max_item_trie_bytes

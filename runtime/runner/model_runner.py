@@ -123,13 +123,14 @@ class ModelRunner:
         max_sampled_tokens: int = 0,
         window_ratio: float | None = None,
         backends: DeviceBackends | None = None,
+        report_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         """context_length: 0 takes the model's. num_rows: rows of req_to_token. max_total_tokens, max_states: 0 sizes
         the pool from memory. max_running_requests: sequences of the largest step; 0: num_rows. chunked_prefill_size:
         its new tokens; 0: `DEFAULT_CHUNK`, or on a CPU what an earlier trial found best. max_sampled_tokens: those that
         it samples, if they are more than sequences. window_ratio: tokens of a pool for layers with a sliding window, by
         those of the KV pool; 0: as many as are needed; None: they have none of their own. backends: None chooses those
-        that fit the device.
+        that fit the device. report_phase: called when a phase that takes time begins.
 
         Raises ModelLoadError (a ValueError) with what to change."""
         self.device = _device(args.device)
@@ -167,6 +168,7 @@ class ModelRunner:
             if window_ratio is None or any(spec.values_in_keys for spec in specs):
                 self.window, self._window_layers = 0, frozenset()
             self._group = max((spec.group for spec in specs), default=1)
+            report_phase("compiling or loading kernels")
             backends = backends or choose_backends(
                 args,
                 None if isinstance(opened, TransformersModel) else opened,
@@ -197,6 +199,7 @@ class ModelRunner:
                 except UnusableFormError as error:
                     raise ModelLoadError(str(error)) from error
             else:
+                report_phase("loading weights")
                 self._model, targets = self._load(args, opened, folder, backends, is_packed=is_packed)
             if self._model.state_shapes:
                 self.window, self._window_layers = 0, frozenset()
@@ -222,6 +225,8 @@ class ModelRunner:
             except torch.OutOfMemoryError as error:
                 raise explain_out_of_memory(error, "pool", self._settings) from error
             self.attention: AttentionBackend = backends.open_attention(self.kv_pool, specs)
+            if shapes is not None:
+                report_phase("recording steps" if backends.any_tokens else "capturing CUDA graphs")
             self._graphs = self._capture(backends, shapes) if shapes is not None else None
         self._capture_again = partial(self._capture_anew, args, max_running, backends)
         has_late_graphs = self._graphs is not None and backends.any_tokens

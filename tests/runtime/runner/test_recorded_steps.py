@@ -180,6 +180,13 @@ def test_steps_are_recorded_when_idle_or_wanted(folder: Path, monkeypatch: pytes
     assert all(graphs._graphs[shape] is graph for shape, graph in before.items())
 
 
+def test_phases_of_a_start_are_reported(folder: Path) -> None:
+    phases: list[str] = []
+    args = ModelArgs(model_path=str(folder), load_format="dummy", device="cpu", linear_backend="numba")
+    ModelRunner(args, context_length=0, num_rows=2, page_size=1, max_total_tokens=512, report_phase=phases.append)
+    assert phases == ["compiling or loading kernels", "loading weights", "recording steps"]
+
+
 def test_steps_that_cannot_be_recorded_run_unrecorded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
