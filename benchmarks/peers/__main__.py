@@ -15,7 +15,8 @@ converts them to its format there, and they are written as GGUF files for llama.
 loads llama.cpp's files. KV is of the type that each engine has by default there. With them, and with llama.cpp, which
 has no beam search, only the units that concern weights are measured: decode, prefill-512, memory, server-memory.
 
---level lowers the processor to one with fewer features, for all engines. llama.cpp's package is built for AVX2 alone.
+--level lowers the processor to one with fewer features. OpenVINO obeys in its oneDNN kernels alone, so its figures are
+an upper bound there. llama.cpp's package is built for AVX2, on any processor.
 
 All engines of a model are loaded together, each in its own process, on the same cores, with the same number of threads,
 and take turns unit by unit, the order swapped every round. Their own loops run on token ids, in-process (http: their
@@ -108,7 +109,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", nargs="+", choices=["A", "B", SMOLLM2], default=["A", "B"])
     parser.add_argument("--real-model", type=Path, default=REAL_MODEL, help=f"folder of {SMOLLM2}")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
-    parser.add_argument("--level", choices=list(LEVELS), help="lower the processor to this, for all engines")
+    parser.add_argument("--level", choices=list(LEVELS), help="lower the processor to this; OpenVINO obeys in part")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--units", nargs="+", choices=list(dict.fromkeys([*every, *quick])), metavar="UNIT")
     parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="of every engine")

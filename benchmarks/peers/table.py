@@ -143,6 +143,8 @@ def notes(found: Sequence[Line], results: Results) -> Iterator[str]:
     yield f"goals met: {sum(met)} of {len(met)}{too_few}"
     for engine, why in report["skipped"].items():
         yield f"{engine}: skipped, {why}"
+    if report["runs"][-1].get("level") and any(family(name) == "openvino" for name in report["engines"]):
+        yield "openvino: lowered in its oneDNN kernels alone, so its figures are an upper bound"
     for engine, known in report["engines"].items():
         if "build" in known:
             yield f"{engine}: its package is built for {known['build']}, on any processor"
