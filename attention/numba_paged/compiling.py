@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 SIGNATURE = "void(int64)"
 
+numba_config: Any = config
+"""It gets its attributes when Numba is imported."""
 
 _PACKAGE = Path(__file__).parent.parent.parent
 
@@ -30,13 +32,13 @@ def choose_folder() -> None:
     """Where the package's folder cannot be written, and NUMBA_CACHE_DIR names none, keep kernels in the cache folder.
     (Numba's own choice would be one below the home folder, which a service may lack.) In any of them, code for one
     processor is never found by another: its name and features belong to Numba's key."""
-    if config.CACHE_DIR or os.access(_PACKAGE, os.W_OK):
+    if numba_config.CACHE_DIR or os.access(_PACKAGE, os.W_OK):
         return
     with contextlib.suppress(OSError):  # then Numba looks for a folder by itself
         folder = cache_folder() / "kernels"
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
-            config.CACHE_DIR = str(folder)
+            numba_config.CACHE_DIR = str(folder)
 
 
 choose_folder()

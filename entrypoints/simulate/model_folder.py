@@ -3,6 +3,7 @@ memory for its weights. Imports torch, so it is itself imported only where a fol
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ def read_model_sizes(path: Path) -> ModelSizes:
         raise CostError(f"--model {path}: {error}") from None
     dtype = getattr(torch, config.dtype)
     decoder = Decoder(config, TORCH_OPS, dtype=dtype, device=torch.device("meta"))
-    numbers = {name: view.numel() for name, view in decoder.checkpoint_views().items()}
+    numbers = {name: prod(view.shape) for name, view in decoder.checkpoint_views().items()}
     experts = sum(count for name, count in numbers.items() if ".experts." in name)
     head = config.vocab_size * config.hidden_size if decoder.lm_head is not None else 0
     body = sum(count for name, count in numbers.items() if ".layers." in name) - experts

@@ -40,27 +40,27 @@ def test_kernels_compile_without_writable_cache_folder(monkeypatch: pytest.Monke
 
 
 def test_read_only_package_keeps_kernels_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling.config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiling.numba_config, "CACHE_DIR", "")
     compiling.choose_folder()
-    assert not compiling.config.CACHE_DIR, "the package's folder can be written here"
+    assert not compiling.numba_config.CACHE_DIR, "the package's folder can be written here"
     access = os.access
     monkeypatch.setattr(compiling.os, "access", lambda path, mode: path != compiling._PACKAGE and access(path, mode))
     compiling.choose_folder()
-    assert str(cache_folder() / "kernels") == compiling.config.CACHE_DIR
+    assert str(cache_folder() / "kernels") == compiling.numba_config.CACHE_DIR
     assert compile_kernel.__wrapped__(16, 2, "float32").address > 0
     assert list((cache_folder() / "kernels").glob("*/kernel.*.nbi"))
-    monkeypatch.setattr(compiling.config, "CACHE_DIR", "/named/by/the/user")
+    monkeypatch.setattr(compiling.numba_config, "CACHE_DIR", "/named/by/the/user")
     compiling.choose_folder()
-    assert compiling.config.CACHE_DIR == "/named/by/the/user"
+    assert compiling.numba_config.CACHE_DIR == "/named/by/the/user"
 
 
 def test_without_any_folder_numba_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(compiling.config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiling.numba_config, "CACHE_DIR", "")
     monkeypatch.setattr(compiling.os, "access", lambda path, mode: False)
     compiling.choose_folder()
-    assert not compiling.config.CACHE_DIR
+    assert not compiling.numba_config.CACHE_DIR
 
 
 CALL = """

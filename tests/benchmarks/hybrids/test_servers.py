@@ -14,6 +14,7 @@ from benchmarks.common.models import write_tokenizer
 from benchmarks.hybrids.chat import Completions
 from benchmarks.hybrids.engines import Contender
 from benchmarks.hybrids.servers import start_servers
+from benchmarks.peers.engines import LARGE, Room
 
 SMALL_SERVER = """
 import http.server, json, pathlib, signal, sys
@@ -43,7 +44,7 @@ class SmallEngine(Contender):
     ready_path = "/health"
     calls: list[Any] = field(default_factory=list)
 
-    def server(self, model: Path, dtype: str, port: int) -> list[str]:
+    def server(self, model: Path, dtype: str, port: int, room: Room = LARGE) -> list[str]:
         return [sys.executable, "-c", SMALL_SERVER, str(self.files / "ended"), str(port)]
 
     def before_stop(self, completions: Completions) -> None:
@@ -56,7 +57,7 @@ class SmallEngine(Contender):
 class BrokenEngine(SmallEngine):
     name = "broken"
 
-    def server(self, model: Path, dtype: str, port: int) -> list[str]:
+    def server(self, model: Path, dtype: str, port: int, room: Room = LARGE) -> list[str]:
         return [sys.executable, "-c", "import sys; sys.exit('no such model')"]
 
 

@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 def test_fused_parts_are_adjacent_and_filled_by_name():
     layer = Linear(8, {"q_proj": 6, "k_proj": 2}, bias=True, dtype=torch.float32, device=CPU)
-    views = layer.checkpoint_views("attn")
+    views = {name: view for name, view in layer.checkpoint_views("attn").items() if isinstance(view, torch.Tensor)}
     assert {name: tuple(view.shape) for name, view in views.items()} == {
         "attn.q_proj.weight": (6, 8),
         "attn.q_proj.bias": (6,),
