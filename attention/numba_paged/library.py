@@ -78,17 +78,19 @@ def _longest_extend(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    kv_dtype: torch.dtype | None,
 ) -> tuple[int, str]:
     """The longest extend that the kernel computes, of those of ``by_length``, and a few words about it for the log."""
     short, long = sorted(by_length)
     results = TrialResults()
     layer = str(dataclasses.replace(spec, layer_id=0))
-    key = {"layer": layer, "page_size": page_size, "dtype": str(dtype).removeprefix("torch.")}
+    types = [str(each).removeprefix("torch.") for each in (dtype, kv_dtype or dtype)]
+    key = {"layer": layer, "page_size": page_size, "dtype": types[0], "kv_dtype": types[1]}
     names = {long: "the kernel", short: "torch"}
     found = results.find(TRIAL, key, lambda value: value in names.values())
     if found is not None:
         return (long if found == names[long] else short), f"{found}, as a trial at an earlier start found"
-    scene = ProbeScene(PREFILL, spec, page_size=page_size, dtype=dtype, device=device)
+    scene = ProbeScene(PREFILL, spec, page_size=page_size, dtype=dtype, device=device, kv_dtype=kv_dtype)
     tiles = _seconds(TorchNativeBackend(scene.pool), scene)
     kernel = _seconds(by_length[long](scene.pool, [spec]), scene)
     longest = long if kernel < tiles else short

@@ -38,6 +38,7 @@ def test_every_flag_sets_exactly_its_field() -> None:
         "bool": None,
     }
     special = {"model_impl": "baton", "load_format": "dummy", "dtype": "float16", "device": "cpu",
+               "kv_cache_dtype": "int8", "quantization": "int8",
                "attention_backend": "torch_native",
                "linear_backend": "onednn", "schedule_policy": "lpm", "radix_eviction_policy": "lfu",
                "log_level": "debug", "page_size": "16", "item_trie": "t=x.npy", "overlap_schedule": "on",
