@@ -329,13 +329,19 @@ def _open_remote(config: TierConfig, block_bytes: int, fingerprint: bytes) -> Re
 
 
 def model_fingerprint(
-    folder: Path, config: ServedConfig, *, dummy_device: str = "", sparsity: Sparsity | None = None
+    folder: Path,
+    config: ServedConfig,
+    *,
+    dummy_device: str = "",
+    sparsity: Sparsity | None = None,
+    few_bits: str = "",
 ) -> bytes:
     """Hash of everything that determines the KV except its layout: every byte of the weights, and how they are used.
     Reads all weight files, at the speed of memory where they have just been loaded.
 
     dummy_device: the device that drew random weights; then the files do not count. sparsity: it decides the order of
-    the numbers in keys, and what later layers see.
+    the numbers in keys, and what later layers see. few_bits: `ModelRunner.few_bits`, as KV of rounded weights or inputs
+    is not that of the others.
     """
     # The lengths bound the positions; they do not change the KV.
     digest = xxhash.xxh3_128(repr(dataclasses.replace(config, context_length=0)).encode())
@@ -343,6 +349,8 @@ def model_fingerprint(
         digest.update(f"{sparsity.channels} {sparsity.tokens} {sparsity.threshold}".encode())
         for layer, order in sparsity.orders.items():
             digest.update(f"order of layer {layer}: {order.tolist()}".encode())
+    if few_bits:
+        digest.update(f"weights in few bits: {few_bits}".encode())
     if dummy_device:
         digest.update(f"dummy weights of {dummy_device}".encode())
         return digest.digest()

@@ -194,7 +194,9 @@ def build_worker(
     if host_pool is not None and (config.tiers.disk_cache_path or config.tiers.remote_cache_url):
         dummy = runner.device.type if config.model.load_format == "dummy" else ""
         folder = resolve_model_folder(config.model.model_path)
-        model = model_fingerprint(folder, runner.config, dummy_device=dummy, sparsity=runner.sparsity)
+        model = model_fingerprint(
+            folder, runner.config, dummy_device=dummy, sparsity=runner.sparsity, few_bits=runner.few_bits
+        )
         stores = open_stores(config.tiers, host_pool, model, host_states)
     policy = HOST_POLICIES[config.tiers.host_write_policy]
     scheduler = build_scheduler(

@@ -153,8 +153,8 @@ class Vectors:
         return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), width)), self.vector(width))
 
     def load_scale(self, row: Any, size: int, kind: str) -> Any:
-        """What the numbers of a quantized row that `load` gives have to be multiplied by: a float. size: of all of the
-        row."""
+        """The scale of a quantized row, a float: the factor of the numbers that `load` gives. row: the address of its
+        first number; size: the count of its numbers."""
         scale = self.load_float(self.shifted(row, scale_offset(size)))
         return self.b.fmul(scale, ir.Constant(self.f32, 256.0)) if kind == "float8_e4m3fn" else scale
 

@@ -32,26 +32,28 @@ class Predictor(Protocol):
 class Baton:
     """A model runner with one row, which each text fills anew."""
 
-    def __init__(self, args: ModelArgs, length: int) -> None:
-        """length: of the longest text. Raises ModelLoadError."""
-        self._runner = ModelRunner(
-            args, context_length=length, num_rows=1, page_size=1, max_total_tokens=length, chunked_prefill_size=CHUNK
+    def __init__(self, args: ModelArgs, length: int, chunk: int = CHUNK) -> None:
+        """length: of the longest text, in tokens; chunk: tokens of a step. Raises ModelLoadError."""
+        self._chunk = chunk
+        self.runner = ModelRunner(
+            args, context_length=length, num_rows=1, page_size=1, max_total_tokens=length, chunked_prefill_size=chunk
         )
-        self._pool = ReqToTokenPool(*self._runner.req_to_token.shape)
+        self._pool = ReqToTokenPool(*self.runner.req_to_token.shape)
         row = self._pool.alloc()
         assert row is not None, "the only one"
         self._row = row
         self._pool.write(row, 0, 1 + np.arange(length, dtype=np.int32))
-        self.vocab_size = self._runner.config.vocab_size
+        self.vocab_size = self.runner.config.vocab_size
 
     def logprobs(self, ids: np.ndarray) -> torch.Tensor:
-        parts = [self._step(ids, start, min(start + CHUNK, len(ids))) for start in range(0, len(ids), CHUNK)]
+        starts = range(0, len(ids), self._chunk)
+        parts = [self._step(ids, start, min(start + self._chunk, len(ids))) for start in starts]
         return torch.cat(parts)
 
     def _step(self, ids: np.ndarray, start: int, end: int) -> torch.Tensor:
         """Logprobs after the tokens ``start`` to ``end`` - 1."""
         one = np.ones(1, dtype=np.int32)
-        output = self._runner.forward(
+        output = self.runner.forward(
             ScheduleBatch(
                 step_id=0,
                 mode=ForwardMode.EXTEND,
@@ -72,15 +74,15 @@ class Baton:
             )
         )
         assert output.logprob_hidden is not None, "every token asks for its logprobs"
-        return self._runner.compute_logits(output.logprob_hidden).log_softmax(-1)
+        return self.runner.compute_logits(output.logprob_hidden).log_softmax(-1)
 
     def close(self) -> None:
-        del self._runner
+        del self.runner
 
 
 class Opaque(ctypes.Structure):
-    """Parameters whose fields differ from version to version. Only the first few of a context's are used, and their
-    defaults are checked. The library writes and reads no more of it than it has."""
+    """A struct of parameters. Its fields differ between versions of llama.cpp, so it is reserved as plain memory,
+    larger than any of them. Only the first fields of a context's parameters are set here; their defaults are checked."""
 
     _fields_ = [("numbers", ctypes.c_uint32 * 256)]
 
@@ -100,12 +102,12 @@ class TokenBatch(ctypes.Structure):
 
 
 class LlamaCpp:
-    """The C interface of the library in the package xllamacpp, whose server returns no logprobs of prompts. Settings
-    are llama.cpp's defaults; K and V have 16 bits."""
+    """llama.cpp through its C interface, with its default settings and a KV cache of 16 bits. (The server in the
+    package xllamacpp returns no logprobs of prompts.)"""
 
     N_CTX, N_BATCH = 0, 1
     DEFAULTS = (512, 2048, 512, 1)
-    """Of n_ctx, n_batch, n_ubatch and n_seq_max, the first numbers of a context's parameters."""
+    """The default values of n_ctx, n_batch, n_ubatch and n_seq_max, which come first in a context's parameters."""
 
     def __init__(self, library: Path, file: Path, length: int, vocab_size: int) -> None:
         """Raises ValueError for a library that has changed, or cannot load the file."""

@@ -16,57 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from baton.memory_pool.req_to_token import ReqToTokenPool
 from baton.runtime.config import ModelArgs
 from baton.runtime.runner.kv_dtype import KV_DTYPES
-from baton.runtime.runner.model_runner import ModelRunner
 from baton.runtime.text.tokenizer import Tokenizer
-from baton.scheduler.batch import ForwardMode, KVCopies, ScheduleBatch
+from benchmarks.accuracy.engines import Baton
 from benchmarks.common.measured import RESULTS, about_this_run
-
-
-class ReadText:
-    """A model runner with one sequence, which one piece of text after another takes."""
-
-    def __init__(self, args: ModelArgs, piece: int, chunk: int) -> None:
-        self._chunk = chunk
-        self.runner = ModelRunner(
-            args, context_length=0, num_rows=1, page_size=1, max_total_tokens=piece, chunked_prefill_size=chunk
-        )
-        self._pool = ReqToTokenPool(*self.runner.req_to_token.shape)
-        row = self._pool.alloc()
-        assert row is not None, "the only one"
-        self._row = row
-        self._pool.write(self._row, 0, 1 + np.arange(piece, dtype=np.int32))
-
-    def read(self, ids: np.ndarray) -> torch.Tensor:
-        """int32 [tokens] -> logprobs after each, float32 [tokens, vocab_size]."""
-        parts = [self._compute(ids, at, min(at + self._chunk, len(ids))) for at in range(0, len(ids), self._chunk)]
-        return torch.cat(parts)
-
-    def _compute(self, ids: np.ndarray, start: int, end: int) -> torch.Tensor:
-        output = self.runner.forward(
-            ScheduleBatch(
-                step_id=0,
-                mode=ForwardMode.EXTEND,
-                opened=[],
-                closed=[],
-                serials=np.zeros(1, dtype=np.int64),
-                input_ids=ids[start:end],
-                out_cache_loc=1 + np.arange(start, end, dtype=np.int32),
-                req_pool_indices=np.full(1, self._row, dtype=np.int32),
-                prefix_lens=np.full(1, start, dtype=np.int32),
-                extend_lens=np.full(1, end - start, dtype=np.int32),
-                samples=np.ones(1, dtype=bool),
-                output_positions=np.zeros(1, dtype=np.int32),
-                logprob_starts=np.zeros(1, dtype=np.int32),
-                logprob_targets=[],
-                row_updates=self._pool.take_updates(),
-                copies=KVCopies.join([]),
-            )
-        )
-        assert output.logprob_hidden is not None
-        return self.runner.compute_logits(output.logprob_hidden).log_softmax(-1)
 
 
 def main() -> None:
@@ -83,16 +37,16 @@ def main() -> None:
     pieces = [ids[at : at + args.piece] for at in range(0, len(ids) - args.piece + 1, args.piece)][: args.pieces]
     if not pieces:
         raise SystemExit(f"{args.text} has only {len(ids)} tokens; lower --piece")
-    plain = ReadText(ModelArgs(model_path=args.model_path, dtype=args.dtype), args.piece, args.chunk)
-    expected = [plain.read(piece) for piece in pieces]
+    plain = Baton(ModelArgs(model_path=args.model_path, dtype=args.dtype), args.piece, args.chunk)
+    expected = [plain.logprobs(piece) for piece in pieces]
     results = []
     print(f"{'type':<10}{'bytes a token':>14}{'perplexity':>12}{'KL':>12}{'same':>8}")
     for name in ("auto", *args.types):
         options = ModelArgs(model_path=args.model_path, dtype=args.dtype, kv_cache_dtype=name)
-        reader = plain if name == "auto" else ReadText(options, args.piece, args.chunk)
+        reader = plain if name == "auto" else Baton(options, args.piece, args.chunk)
         loss = divergence = same = 0.0
         for piece, theirs in zip(pieces, expected, strict=True):
-            ours = theirs if name == "auto" else reader.read(piece)
+            ours = theirs if name == "auto" else reader.logprobs(piece)
             targets = torch.from_numpy(piece[1:]).long()[:, None]
             loss -= float(ours[:-1].gather(1, targets).double().sum())
             divergence += float((theirs.exp() * (theirs - ours)).sum(-1).double().sum())

@@ -101,7 +101,7 @@ class Baton(Engine):
     ready_path = "/ready"
 
     def arguments(self, dtype: str) -> dict[str, str]:
-        """Of the engine and the server: what the weights are computed in, and kept in."""
+        """The settings, of both engine and server, for the dtype of the computation and the format of the weights."""
         if dtype in QUANTIZED:
             return {"dtype": "float32", "quantization": dtype}
         return {"dtype": dtype}

@@ -38,7 +38,7 @@ class Stream:
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """rate, times: the names of the metrics, the latter by what they are; rate is empty if the load is not the figure.
-    Every client goes on with the next prompt as soon as its answer is whole."""
+    Every client sends its next prompt as soon as it has the whole answer to the last."""
 
     rate: str
     times: dict[str, str]

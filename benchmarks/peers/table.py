@@ -44,7 +44,7 @@ class Line:
 
     @property
     def goals(self) -> dict[str, float]:
-        """Of each measured peer that there is a goal for."""
+        """Measured peer -> goal, for those peers that have one."""
         found = {peer: self.metric.goal_of(self.dtype, peer) for peer in self.values if family(peer) != OURS}
         return {peer: goal for peer, goal in found.items() if goal is not None}
 

@@ -85,7 +85,7 @@ def speed(line: Line, value: float) -> float:
 
 
 def speeds(line: Line) -> list[float]:
-    """Of every engine, and of the goal."""
+    """The speed of every engine, then the speed that the goal asks for."""
     goal = [] if line.needed is None else [line.needed]
     return [speed(line, value) for value in (*line.values.values(), *goal)]
 

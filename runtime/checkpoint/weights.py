@@ -105,9 +105,10 @@ def holds_packed_weights(folder: Path) -> bool:
 def fill_dummy(views: Mapping[str, torch.Tensor | WeightSlot], *, seed: int = 0) -> None:
     """Seeded random weights, for benchmarks of shapes without a checkpoint at hand. Norm weights are one."""
     generator: torch.Generator | None = None
+    of_slots = torch.Generator().manual_seed(seed)
     for name, view in views.items():
         if not isinstance(view, torch.Tensor):
-            view.store(torch.randn(view.shape, generator=torch.Generator().manual_seed(seed)).mul_(0.02))
+            view.store(torch.randn(view.shape, generator=of_slots).mul_(0.02))
             continue
         if name.endswith("norm.weight"):
             view.fill_(1.0)

@@ -69,7 +69,7 @@ class Embedding:
             return None
         if isinstance(slot, UnreadSlot):
             assert rows is not None
-            self.weight = rows
+            self.weight = rows.to(self.weight.device)  # mapped, on a CPU
             return None
         weight = slot.weight
         if kernel is not None and isinstance(weight, QuantizedWeight):

@@ -51,7 +51,7 @@ class Linear:
         """[out, in]; None where the product has a copy of its own, or where the weight is in few bits."""
         self.is_shared = shared is not None
         """True if another layer owns the weight."""
-        self._like = torch.empty(0, dtype=dtype, device=device)
+        self._device = device
         self._slots: dict[str, WeightSlot] | None = None
         self.packed: Sequence[PackedBlocks] | None = None
         """The weight in few bits, where the product reads that."""
@@ -88,11 +88,11 @@ class Linear:
         self.weight = None
         self._slots = {name: WeightSlot(size, self.in_features, form) for name, size in self.parts.items()}
 
-    def pack(self, kernel: PackedKernel | None) -> None:
+    def pack(self, kernel: PackedKernel | None) -> list[str]:
         """Bring weights that were kept packed into the form in which they are computed. kernel: multiplies by weights
-        in few bits; where it cannot, and without it, they become floats."""
+        in few bits; where it cannot, and without it, they become floats. Returns the forms of those that did."""
         if self._slots is None:
-            return
+            return []
         weights: list[torch.Tensor | PackedWeight] = [slot.weight for slot in self._slots.values()]
         if self.output_order is not None:
             weights = pick_outputs(weights, self.output_order[: sum(self.parts.values())].cpu())
@@ -107,14 +107,19 @@ class Linear:
             except ValueError:  # there is no kernel for this form or size
                 pass
             else:
-                self._product = kernel.prepare(self.packed, self.bias, self._like.dtype)
-                return
-        whole = torch.zeros(self.out_features, self.in_features, dtype=self._like.dtype, device=self._like.device)
+                self._product = kernel.prepare(self.packed, self.bias, self.dtype)
+                return []
+        whole = torch.zeros(self.out_features, self.in_features, dtype=self.dtype, device=self._device)
         start = 0
         for weight in weights:
             whole[start : start + weight.shape[0]] = widened(weight, whole.dtype)
             start += weight.shape[0]
         self.weight, self._product = whole, PLAIN.prepare(Source(whole, self.bias))
+        return [
+            f"{weight.form} × {weight.shape[1]} inputs" if isinstance(weight, QuantizedWeight) else "fp8"
+            for weight in weights
+            if not isinstance(weight, torch.Tensor)
+        ]
 
     def attach_updates(self, updates: LowRankUpdates) -> None:
         """Add the updates of adapters to what the product gives, from now on."""
@@ -145,7 +150,7 @@ class Linear:
     def reorder_outputs(self, order: torch.Tensor) -> None:
         """Output i becomes the checkpoint's output order[i]. Call it once, between loading and `use_product`."""
         order = torch.cat((order, torch.arange(len(order), self.out_features)))
-        self.output_order = order = order.to(self._like.device)
+        self.output_order = order = order.to(self._device)
         if self._slots is None:
             assert self.weight is not None
             self.weight.copy_(self.weight[order])

@@ -12,6 +12,9 @@ the memory that each checkpoint tensor fills. `Ops` computes everything between 
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+
 import torch
 import torch.nn.functional as F
 
@@ -37,6 +40,8 @@ from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention, latent_spec
 from .mamba2 import Mamba2
 from .short_conv import ShortConv
+
+logger = logging.getLogger(__name__)
 
 EMBEDDING = "model.embed_tokens"
 """Its name in a checkpoint."""
@@ -582,11 +587,15 @@ class Decoder:
     def pack(self, kernel: PackedKernel | None, embedding_rows: torch.Tensor | None) -> None:
         """Bring weights that were kept packed into the form in which they are computed. kernel: multiplies by them;
         where there is none they become floats. embedding_rows: the embedding in the checkpoint's file."""
+        widened: Counter[str] = Counter()
         for linear in (linear for layer in self.layers for linear in layer.linears):
-            linear.pack(kernel)
+            widened.update(linear.pack(kernel))
         of_embedding = self.embed_tokens.pack(kernel, embedding_rows)
         if self.lm_head is not None:
             self.lm_head.pack(kernel, self.embed_tokens, of_embedding)
+        if widened and kernel is not None:
+            described = ", ".join(f"{count} of {kind}" for kind, count in widened.items())
+            logger.warning("weights in few bits become floats: there is no kernel for %s", described)
 
     def finish_loading(self) -> None:
         """Bring what has been loaded into the form in which it is computed. To be called once, before

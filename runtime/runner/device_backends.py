@@ -106,6 +106,8 @@ def choose_backends(
         raise ModelLoadError("--attention-backend numba is for a CPU; use auto")
     if args.linear_backend not in ("auto", "torch"):
         raise ModelLoadError(f"--linear-backend {args.linear_backend} is for a CPU; a GPU's products are torch's")
+    if is_packed:
+        logger.warning("weights in few bits become floats: there are no kernels for them on a GPU")
     ops, states = TORCH_OPS, TORCH_STATES
     if config is not None:
         ops, states = select_ops(device, dtype, OpShape.of(config)), select_gpu_states(config, dtype, device)

@@ -140,10 +140,11 @@ class ModelRunner:
         opened = _open_model(args, folder, context_length, self.device)
         foreign = opened if isinstance(opened, TransformersModel) else None
         self.config: ServedConfig = opened.config if isinstance(opened, TransformersModel) else opened
-        is_packed = args.quantization != "auto" or (args.load_format != "dummy" and holds_packed_weights(folder))
+        is_packed = args.quantization != "auto"
         if foreign is not None:
             self.dtype = foreign.dtype
         else:
+            is_packed |= args.load_format != "dummy" and holds_packed_weights(folder)
             self.dtype = _dtype(args.dtype, self.config, self.device, is_packed=is_packed)
         max_running = max_running_requests or num_rows
         self._max_sampled = max(max_running, max_sampled_tokens)
@@ -179,6 +180,9 @@ class ModelRunner:
                 is_packed=is_packed,
                 kv_dtype=self.kv_dtype,
             )
+            rounds = ", inputs rounded" if backends.packed is not None else ""
+            self.few_bits = f"{args.quantization}{rounds}" if is_packed else ""
+            """How products with weights in few bits are computed; empty if the model has none."""
             self.sparsity = load_sparsity(args, specs, self.device) if args.enable_double_sparsity else None
             if self.sparsity is not None:
                 logger.info("double sparsity: %s", self.sparsity.describe())
@@ -522,6 +526,7 @@ class ModelRunner:
             "dtype": str(self.dtype).removeprefix("torch."),
             "weight_bytes": self._weight_bytes,
             "kv": sorted({str(shape) for shape in self._kv_shapes}),
+            "kv_dtype": str(self.kv_dtype).removeprefix("torch."),
             "layers": len(self._kv_shapes),
             "page_size": self._settings.page_size,
             "largest": self._largest_chunk,

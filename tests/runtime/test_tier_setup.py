@@ -76,6 +76,14 @@ def test_blocks_of_sparse_decodes_are_kept_apart() -> None:
     assert found == {model_fingerprint(toy, config, dummy_device="cpu", sparsity=other) for other in others}
 
 
+def test_fingerprint_tells_weights_in_few_bits_apart() -> None:
+    """A server with --quantization does not read the KV that one without it has left on disk."""
+    toy = Path(__file__).parents[2] / "examples" / "toy_model"
+    config = load_model_config(toy, context_length=0)
+    kinds = ("", "int8, inputs rounded", "int8", "int4, inputs rounded", "auto")
+    assert len({model_fingerprint(toy, config, few_bits=kind) for kind in kinds}) == len(kinds)
+
+
 def stores_of(folder: Path, shape: tuple[int, ...] = (30, 40), kv_tokens: int = 256) -> Stores:
     """The disk's stores of a model with recurrent states."""
     device = make_kv_pool(

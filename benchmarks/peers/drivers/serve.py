@@ -13,8 +13,8 @@ that engine. Each engine's driver has
     beam(requests, width, steps) -> {"seconds": [of each request], "sequences": [per request its lists of ids]}
     press() -> {"tokens"}    computed by other requests, so many that what is kept without a lease is gone; 0: did not
 
-An engine whose answers have no ids gives "tokens", their number, and an empty list. beam and press are missing where an
-engine has no beam search.
+Where an engine returns no ids, "ids" is empty and "tokens" is their number. Engines without beam search lack beam and
+press.
 
 A request is {"ids", "tokens"} and, where it matters, "seed" (sampled, not greedy), "keep" (another request will
 continue it), "parent" and "suffix" (the name of the parent, and the new ids at the end). Times are seconds since all

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import pytest
 import torch
 
+from baton.runtime.layers.embedding import Embedding
 from baton.runtime.layers.linear import Linear
+from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.layers.quantize import quantize
 from baton.runtime.layers.quantized_weights import INT4, INT8, Float8Weight, QuantForm, QuantizedWeight
-from baton.runtime.layers.weight_slots import WeightSlot, pick_outputs, widened
+from baton.runtime.layers.weight_slots import UnreadSlot, WeightSlot, pick_outputs, widened
 
 CPU = torch.device("cpu")
 
@@ -86,8 +88,9 @@ def test_packed_weights_stay_as_the_checkpoint_has_them() -> None:
 def test_layers_without_a_kernel_for_all_their_weights_become_floats(other) -> None:
     weights = {"q": quantize(some_weight(32), INT4), "k": other}
     linear, twin = loaded(weights, None, bias=False), Twin(knows=(4,))
-    linear.pack(twin)
+    widened_forms = linear.pack(twin)
     assert linear.packed is None and not twin.packed
+    assert widened_forms[0] == f"{INT4} × 64 inputs" and len(widened_forms) == 1 + (not isinstance(other, torch.Tensor))
     assert linear.weight is not None and not linear.is_recordable(1)
     assert torch.equal(linear.weight, torch.cat([widened(weight, torch.float32) for weight in weights.values()]))
     x = some_weight(3, seed=2)
@@ -127,3 +130,13 @@ def test_slots_copy_tensors_that_may_be_mapped() -> None:
     weight.zero_()
     assert isinstance(slot.weight, torch.Tensor) and slot.weight.any()
     assert slot.nbytes == 8 * 64 * 4
+
+
+def test_embedding_left_in_its_file_is_looked_up_on_the_model_s_device() -> None:
+    embedding = Embedding(8, 64, TORCH_OPS, dtype=torch.float32, device=torch.device("meta"))
+    embedding.keep_packed(INT8, is_read=False)
+    (slot,) = embedding.checkpoint_views("at").values()
+    assert isinstance(slot, UnreadSlot)
+    slot.store(some_weight(8))
+    assert embedding.pack(None, some_weight(8)) is None
+    assert embedding.weight.device.type == "meta" and embedding.weight.shape == (8, 64)
