@@ -82,7 +82,8 @@ class Baton:
 
 class Opaque(ctypes.Structure):
     """A struct of parameters. Its fields differ between versions of llama.cpp, so it is reserved as plain memory,
-    larger than any of them. Only the first fields of a context's parameters are set here; their defaults are checked."""
+    larger than any of them. Only the first fields of a context's parameters are set here; their defaults are
+    checked."""
 
     _fields_ = [("numbers", ctypes.c_uint32 * 256)]
 
