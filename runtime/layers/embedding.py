@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -60,32 +61,29 @@ class Embedding:
         out, into = self.weight.shape
         self._slot = WeightSlot(out, into, form) if is_read else UnreadSlot(out, into)
 
-    def pack(self, kernel: PackedKernel | None, rows: torch.Tensor | None) -> Sequence[PackedBlocks] | None:
-        """Bring a matrix that was kept packed into the form in which it is read. rows: the same numbers in the
-        checkpoint's file, if it has floats. Returns the packed matrix, for a head that shares it; None: it is
-        `weight`."""
+    def pack(self, kernel: PackedKernel | None, rows: torch.Tensor | None) -> torch.Tensor | Sequence[PackedBlocks]:
+        """Bring a matrix that was kept packed into the form in which it is read. rows: the checkpoint's own numbers, in
+        its file, if they are floats: tokens are looked up there. Returns the matrix for a head that shares it: packed,
+        or, without a kernel for it, as floats."""
         slot, self._slot = self._slot, None
         if slot is None:
-            return None
+            return self.weight
         if isinstance(slot, UnreadSlot):
             assert rows is not None
             self.weight = rows.to(self.weight.device)  # mapped, on a CPU
-            return None
-        weight = slot.weight
+            return self.weight
+        weight, like = slot.weight, self.weight
+        shared: torch.Tensor | Sequence[PackedBlocks] | None = None
         if kernel is not None and isinstance(weight, QuantizedWeight):
-            try:
-                packed = kernel.pack([weight])
-            except ValueError:  # there is no kernel for this form or size
-                pass
-            else:
-                if rows is not None:
-                    self.weight = rows
-                else:
-                    self._look_up = kernel.look_up(packed, self.dtype)
-                    self.weight = self.weight.new_empty(0)
-                return packed
-        self.weight = widened(weight, self.dtype).to(self.weight.device)
-        return None
+            with contextlib.suppress(ValueError):  # there may be no kernel for this form or size
+                shared = kernel.pack([weight])
+                if rows is None:
+                    self._look_up, self.weight = kernel.look_up(shared, self.dtype), like.new_empty(0)
+        if shared is None:
+            shared = self.weight = widened(weight, self.dtype).to(like.device)
+        if rows is not None and not isinstance(weight, torch.Tensor):
+            self.weight = rows.to(like.device)
+        return shared
 
     def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         return {f"{prefix}.weight": self.weight if self._slot is None else self._slot}
@@ -129,18 +127,18 @@ class LMHead:
         assert self.linear.weight is not None, "the weight was repacked for another product"
         return self.product(norm.in_float32(hidden), self.linear.weight)
 
-    def pack(
-        self, kernel: PackedKernel | None, embedding: Embedding, of_embedding: Sequence[PackedBlocks] | None
-    ) -> None:
-        """Bring a weight that was kept packed into the form in which it is computed. of_embedding: the embedding's, in
-        few bits. Logits are not rounded to the model's dtype."""
+    def pack(self, kernel: PackedKernel | None, of_embedding: torch.Tensor | Sequence[PackedBlocks]) -> None:
+        """Bring a weight that was kept packed into the form in which it is computed. of_embedding: what
+        `Embedding.pack` returned. Logits of a packed weight are not rounded to the model's dtype."""
+        packed: torch.Tensor | Sequence[PackedBlocks] | None = of_embedding
         if not self.is_tied:
             self.linear.pack(kernel)
-            of_embedding = self.linear.packed
-        elif of_embedding is None:
-            self.linear.read_from(embedding.weight)
-        if kernel is not None and of_embedding is not None:
-            self.packed_product = kernel.prepare(of_embedding, None, torch.float32)
+            packed = self.linear.packed
+        if isinstance(packed, torch.Tensor):
+            self.linear.read_from(packed)
+        elif packed is not None:
+            assert kernel is not None, "it has packed the weight"
+            self.packed_product = kernel.prepare(packed, None, torch.float32)
 
     def checkpoint_views(self) -> dict[str, Destination]:
         return {} if self.is_tied else self.linear.checkpoint_views("")

@@ -592,7 +592,7 @@ class Decoder:
             widened.update(linear.pack(kernel))
         of_embedding = self.embed_tokens.pack(kernel, embedding_rows)
         if self.lm_head is not None:
-            self.lm_head.pack(kernel, self.embed_tokens, of_embedding)
+            self.lm_head.pack(kernel, of_embedding)
         if widened and kernel is not None:
             described = ", ".join(f"{count} of {kind}" for kind, count in widened.items())
             logger.warning("weights in few bits become floats: there is no kernel for %s", described)

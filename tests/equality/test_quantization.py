@@ -42,34 +42,44 @@ def rounding_reference(folder: Path) -> Any:
 
 
 @torch.inference_mode()
-def check(engine: Engine, model: Any) -> None:
-    """Greedy tokens are the reference's, but where its two best logits are nearly the same."""
+def check(engine: Engine, model: Any, tie: float = TIE) -> None:
+    """Greedy tokens are the reference's, but where its two best logits differ by less than ``tie``."""
     options = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     together = engine.generate(input_ids=PROMPTS, sampling_params=options)
     for prompt, answer in zip(PROMPTS, together):
         tokens = answer["output_ids"]
         scores = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         chosen = scores.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        assert len(tokens) == NEW_TOKENS and bool((scores.amax(1) - chosen < TIE).all()), (prompt, tokens)
+        assert len(tokens) == NEW_TOKENS and bool((scores.amax(1) - chosen < tie).all()), (prompt, tokens)
         # The same row alone, from what the cache still has, and in pieces: not one number differs.
         assert engine.generate(input_ids=prompt, sampling_params=options)["output_ids"] == tokens
 
 
-@pytest.mark.parametrize(("name", "form"), [("int8", INT8), ("int4", INT4)])
-def test_quantised_when_loaded(name: str, form: QuantForm) -> None:
+@pytest.mark.parametrize(
+    ("name", "form", "backend"), [("int8", INT8, "auto"), ("int4", INT4, "auto"), ("int8", INT8, "torch")]
+)
+def test_quantised_when_loaded(name: str, form: QuantForm, backend: Any) -> None:
+    """And with torch's products, which read the weights as floats and round no input."""
     model = rounding_reference(TOY)
     embedding = model.get_input_embeddings().weight
     looked_up = embedding.detach().clone()
     with torch.no_grad():
         for module in model.modules():
+            if backend == "torch":
+                module._forward_pre_hooks.clear()
             if isinstance(module, nn.Linear):
                 is_head = module is model.get_output_embeddings()
                 module.weight = nn.Parameter(quantize(module.weight, INT8 if is_head else form).dequantized())
         model.get_input_embeddings().weight = nn.Parameter(looked_up)  # tokens are looked up in the file
     with Engine(
-        model_path=str(TOY), quantization=name, dtype="float32", max_total_tokens=2048, chunked_prefill_size=100
+        model_path=str(TOY),
+        quantization=name,
+        dtype="float32",
+        max_total_tokens=2048,
+        chunked_prefill_size=100,
+        linear_backend=backend,
     ) as engine:
-        check(engine, model)
+        check(engine, model, 1e-4 if backend == "torch" else TIE)
 
 
 @pytest.mark.parametrize("name", ["gptq4-zeros", "awq64"])

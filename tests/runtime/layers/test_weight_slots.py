@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from baton.runtime.layers.embedding import Embedding
+from baton.runtime.layers.embedding import Embedding, LMHead
 from baton.runtime.layers.linear import Linear
+from baton.runtime.layers.norm import RMSNorm
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.layers.quantize import quantize
 from baton.runtime.layers.quantized_weights import INT4, INT8, Float8Weight, QuantForm, QuantizedWeight
@@ -138,5 +139,26 @@ def test_embedding_left_in_its_file_is_looked_up_on_the_model_s_device() -> None
     (slot,) = embedding.checkpoint_views("at").values()
     assert isinstance(slot, UnreadSlot)
     slot.store(some_weight(8))
-    assert embedding.pack(None, some_weight(8)) is None
+    assert embedding.pack(None, some_weight(8)) is embedding.weight
     assert embedding.weight.device.type == "meta" and embedding.weight.shape == (8, 64)
+
+
+@pytest.mark.parametrize("kernel", [Twin(), None], ids=["kernel", "floats"])
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_tied_head_is_quantised_and_tokens_are_looked_up_as_the_file_has_them(
+    kernel: Twin | None, has_rows: bool
+) -> None:
+    rows, settings = some_weight(8), {"dtype": torch.float32, "device": CPU}
+    embedding = Embedding(8, 64, TORCH_OPS, **settings)
+    head = LMHead(8, 64, tied_to=embedding, **settings)
+    embedding.keep_packed(INT8, is_read=True)
+    (slot,) = embedding.checkpoint_views("at").values()
+    assert isinstance(slot, WeightSlot)
+    slot.store(rows)
+    head.pack(kernel, embedding.pack(kernel, rows if has_rows else None))
+    rounded = quantize(rows, INT8).dequantized()
+    ids = torch.tensor([3, 1, 7])
+    assert torch.equal(embedding(ids), (rows if has_rows else rounded)[ids])
+    hidden, norm = some_weight(3, seed=2), RMSNorm(64, 0.0, TORCH_OPS, **settings)
+    norm.weight.fill_(1.0)
+    torch.testing.assert_close(head(hidden, norm), norm(hidden) @ rounded.t())
