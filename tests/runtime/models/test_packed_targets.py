@@ -15,7 +15,6 @@ from baton.runtime.layers.quantized_weights import INT8
 from baton.runtime.models.decoder import Decoder
 from tests.doubles.tiny_models import save_reference
 
-
 pytestmark = pytest.mark.equality
 
 
