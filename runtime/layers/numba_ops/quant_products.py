@@ -35,10 +35,11 @@ from .quant_tiles import (
     widen_row,
 )
 
-(NEXT, COUNT, ROWS, SPANS, X, X_STEP, SIDES, SIDE_STEP, WEIGHT, BLOCK_BYTES, SCALES, TABLE_BYTES, MINS, FACTORS, BIAS,
- OUT, OUT_STEP) = range(17)  # fmt: skip
-"""Places in the kernel's arguments, an array of int64. COUNT: number of blocks."""
-ARGUMENTS = 17
+(NEXT, COUNT, RUN, ROWS, SPANS, X, X_STEP, SIDES, SIDE_STEP, WEIGHT, BLOCK_BYTES, SCALES, TABLE_BYTES, MINS, FACTORS,
+ BIAS, OUT, OUT_STEP) = range(18)  # fmt: skip
+"""Places in the kernel's arguments, an array of int64. COUNT: number of blocks. RUN: blocks that a thread takes at a
+time."""
+ARGUMENTS = 18
 
 (Q_NEXT, Q_ROWS, Q_SPANS, Q_X, Q_X_STEP, Q_OUT, Q_OUT_STEP, Q_SIDES, Q_SIDE_STEP, Q_OFFSET) = range(10)
 """Places in the arguments of the kernel that quantises inputs."""
@@ -109,10 +110,13 @@ def product_kernel(form: KernelForm, kind: str) -> Any:
         if not sources:
             return
         spans, x_step, side_step = peek(a + 8 * SPANS), peek(a + 8 * X_STEP), peek(a + 8 * SIDE_STEP)
+        block = end = 0
         while True:
-            block = fetch_add(a + 8 * NEXT, 1)
-            if block >= peek(a + 8 * COUNT):
-                return
+            if block == end:
+                block = fetch_add(a + 8 * NEXT, peek(a + 8 * RUN))
+                end = min(block + peek(a + 8 * RUN), peek(a + 8 * COUNT))
+                if block >= end:
+                    return
             w = peek(a + 8 * WEIGHT) + block * peek(a + 8 * BLOCK_BYTES)
             scales = peek(a + 8 * SCALES) + block * peek(a + 8 * TABLE_BYTES)
             mins = peek(a + 8 * MINS) + block * peek(a + 8 * TABLE_BYTES)
@@ -147,6 +151,7 @@ def product_kernel(form: KernelForm, kind: str) -> Any:
                         factors, bias, out, out_step,
                     )  # fmt: skip
                 x, sides, out, left = x + done * x_step, sides + done * side_step, out + done * out_step, left - done
+            block += 1
 
     return compiled(kernel)
 
@@ -205,6 +210,21 @@ class Blocks:
     @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in (self.codes, self.scales, self.mins, self.factors) if each is not None)
+
+
+RUN_BYTES = 1 << 18
+"""Blocks of so many bytes, side by side, are read from memory as fast as can be."""
+
+
+@cache
+def run_length(count: int, block_bytes: int, threads: int) -> int:
+    """Blocks, of ``count``, that a thread takes at a time: up to RUN_BYTES of them, but at least two runs for each
+    thread, and so that threads of equal speed get equally many blocks."""
+    share = -(-count // threads)
+    for length in range(min(RUN_BYTES // block_bytes, count // (2 * threads)), 1, -1):
+        if -(-count // (length * threads)) * length == share:
+            return length
+    return 1
 
 
 CHUNK = 64
@@ -374,17 +394,17 @@ class QuantProduct:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in] -> [rows, out], contiguous, in x's dtype."""
-        rows = len(x)
+        rows, threads = len(x), torch.get_num_threads()
         quantized = {inputs: quantize(x) for inputs, quantize in self._quantizers.items()}
         found = self._team.empty((rows, self._padded), x.dtype)
         # A weight's last block may have outputs that there are not: the next weight's first ones are written over them.
         for (inputs, call), column in zip(self._calls, self._columns):
             a, own = call.arguments, quantized[inputs]
-            a[NEXT], a[ROWS] = 0, rows
+            a[NEXT], a[RUN], a[ROWS] = 0, run_length(a[COUNT], a[BLOCK_BYTES], threads), rows
             a[X], a[X_STEP] = own.codes.data_ptr(), own.codes.stride(0)
             a[SIDES], a[SIDE_STEP] = own.sides.data_ptr(), 4 * own.sides.stride(0)
             a[OUT], a[OUT_STEP] = found.data_ptr() + column, self._padded * x.element_size()
-            self._team.run(call, torch.get_num_threads())
+            self._team.run(call, threads)
         return found if self._out == self._padded else found[:, : self._out].contiguous()
 
 

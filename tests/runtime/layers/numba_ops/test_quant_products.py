@@ -9,10 +9,12 @@ pytest.importorskip("numba")
 
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers.numba_ops.quant_products import (
+    RUN_BYTES,
     NoKernelError,
     QuantizeRows,
     QuantProducts,
     pack,
+    run_length,
 )
 from baton.runtime.layers.quantized_weights import INT4, INT8, QuantForm, QuantizedWeight
 
@@ -153,3 +155,32 @@ def test_rows_are_looked_up_as_they_are(form: QuantForm) -> None:
 def test_sizes_without_a_kernel_are_refused() -> None:
     with pytest.raises(NoKernelError, match="no multiple of 32"):
         pack(some_weight(32, 48, QuantForm(8)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 18, 96, 1536])
+@pytest.mark.parametrize("block_bytes", [612, 18_432, 300_000])
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_threads_of_equal_speed_take_equally_many_blocks(count: int, block_bytes: int, threads: int) -> None:
+    length = run_length(count, block_bytes, threads)
+    runs = -(-count // length)
+    assert -(-runs // threads) * length == -(-count // threads)
+    assert length == 1 or (length * block_bytes <= RUN_BYTES and runs >= 2 * threads)
+
+
+def test_neighbouring_blocks_are_taken_together() -> None:
+    assert [run_length(count, 18_432, 2) for count in (18, 96, 1536)] == [3, 12, 12]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_every_block_is_computed_once_whatever_the_threads(threads: int) -> None:
+    weight = some_weight(32 * 28 - 5, 64, INT8, seed=3)
+    assert run_length(28, 32 * 64, threads) > 1
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(4))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = product_of([weight])(x)
+    finally:
+        torch.set_num_threads(before)
+    wanted = expected(x, weight, None)
+    assert ((found - wanted).double().norm(dim=1) <= 1e-3 * wanted.norm(dim=1)).all()
