@@ -38,6 +38,7 @@ class Engine:
     def _one(self, request: dict[str, Any], stream: bool, began: float) -> dict[str, Any]:
         fields: dict[str, Any] = {"prompt": request["ids"], "max_tokens": request["tokens"], "ignore_eos": True}
         fields |= {"temperature": 0, "stream": stream, "cache_prompt": False}
+        fields |= {"timings_per_token": True}  # text that ends within a character is held back: events are no count
         if request.get("seed") is not None:
             fields |= {"temperature": 0.6, "top_p": 0.95, "top_k": 50, "seed": request["seed"]}
         arrivals: list[tuple[float, int]] = []
@@ -46,15 +47,15 @@ class Engine:
         def take(event: dict[str, Any]) -> bool:
             last.update(event)
             if event.get("choices") and event["choices"][0]["finish_reason"] is None:
-                arrivals.append((time.perf_counter() - began, len(arrivals) + 1))
+                arrivals.append((time.perf_counter() - began, event["timings"]["predicted_n"]))
             return False
 
         answer = self._server.handle_completions(fields, *([take] if stream else []))
         usage = (last or answer).get("usage")
         if usage is None or usage["prompt_tokens"] != len(request["ids"]):
             raise RuntimeError(f"a prompt of {len(request['ids'])} tokens was answered with {last or answer}")
-        if stream and len(arrivals) != usage["completion_tokens"]:
-            raise RuntimeError(f"{len(arrivals)} events for {usage['completion_tokens']} tokens")
+        if stream and not usage["completion_tokens"] - 4 <= arrivals[-1][1] <= usage["completion_tokens"]:
+            raise RuntimeError(f"events of {arrivals[-1][1]} tokens of {usage['completion_tokens']}")
         return {
             "name": "",
             "ids": [],
