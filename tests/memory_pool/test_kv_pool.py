@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import mmap
+import re
+from pathlib import Path
+
 import numpy as np
 import psutil
 import pytest
 import torch
 
 from baton.memory_pool.kv_pool import (
+    HUGE_FROM,
     KVPool,
     KVShape,
     MHAKVPool,
@@ -56,6 +61,48 @@ def test_untouched_pool_memory_is_not_resident():
     pool.k[1][5] = 1.0
     assert pool.k[1][5].sum() == 8 and not pool.k[1][6].any() and not pool.v[1][5].any()
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
+
+
+def test_untouched_memory_is_not_resident_where_as_much_was_freed_before():
+    """After the first round, glibc no longer maps such blocks: it takes them from memory that it keeps."""
+    blocks: list[tuple[np.ndarray, bytearray]] = []
+    for _ in range(2):
+        blocks = [(np.ones(2**21, dtype=np.uint8), bytearray(1000)) for _ in range(8)]
+    kept = [small for _, small in blocks]  # between the blocks, so that those are not given back
+    del blocks
+    zeros = [untouched_zeros((2**21,), torch.uint8, CPU) for _ in range(8)]
+    assert sum(map(resident_pages, zeros)) == 0 and len(kept) == 8
+
+
+def resident_pages(tensor: torch.Tensor) -> int:
+    """Pages of the tensor's memory that the system has given it."""
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE)
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE
+    with Path("/proc/self/pagemap").open("rb") as pagemap:
+        pagemap.seek(8 * first)
+        entries = np.frombuffer(pagemap.read(8 * (end - first)), dtype=np.uint64)
+    return int((entries >> np.uint64(63)).sum())
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
+def test_only_large_zeros_ask_for_huge_pages():
+    small, large = (untouched_zeros((size,), torch.uint8, CPU) for size in (HUGE_FROM // 2, HUGE_FROM))
+    assert (has_huge_pages(small), has_huge_pages(large)) == (False, True)
+
+
+def has_huge_pages(tensor: torch.Tensor) -> bool:
+    """True if the mapping that the tensor lies in asks for them."""
+    middle, mappings = tensor.data_ptr() + tensor.nbytes // 2, Path("/proc/self/smaps").read_text()
+    for bounds, flags in re.findall(r"^([0-9a-f]+-[0-9a-f]+) .*?^VmFlags: (.*?)$", mappings, re.MULTILINE | re.DOTALL):
+        first, end = (int(address, 16) for address in bounds.split("-"))
+        if first <= middle < end:
+            return "hg" in flags.split()
+    raise AssertionError("the tensor is in no mapping")
+
+
+def test_untouched_zeros_that_the_system_cannot_map_are_refused():
+    with pytest.raises(MemoryError, match="cannot map"):
+        untouched_zeros((2**62,), torch.uint8, CPU)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
