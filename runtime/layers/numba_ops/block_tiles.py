@@ -1,7 +1,8 @@
 """A tile of a product with a weight in blocks, as a Numba intrinsic over addresses: all sums stay in registers.
 
-In float32 a block of a weight [out, in] holds, input by input, its numbers for WIDTH outputs. In bfloat16 it holds them
-pair by pair of inputs: for each output two numbers, which make a word of 32 bits.
+In float32 a block of a weight [out, in] holds, input by input, its numbers for WIDTH outputs. In bfloat16, where the
+processor multiplies it, pair by pair of inputs: for each output two numbers, which make a word of 32 bits. Where it
+does not, numbers of 16 bits lie as those of float32 do, and are widened.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ UNROLLED = 4
 """Inputs, or pairs, of a turn of the loop."""
 SUMMED = 256
 """Inputs, or pairs, that are summed before the sum is added to the others: the error grows with the longest sum."""
+
+PAIRS = len(KINDS)
+"""Stands for a weight in words of two bfloat16."""
 
 HAS_512_BITS = has("avx512_f")
 
@@ -61,7 +65,8 @@ def block_tile(
     rows: Any,
     vectors: Any,
     width: Any,
-    kind: Any,
+    stored: Any,
+    kind_out: Any,
     _steps: Any,
     _x: Any,
     _x_step: Any,
@@ -72,28 +77,31 @@ def block_tile(
 ) -> Any:
     """target[row, j] = x[row] · weight[:, j] + bias[j], for ``vectors`` × LANES outputs of a block of ``width``.
 
-    steps: inputs, or pairs of them. x and target in ``kind`` (an index into KINDS); their steps are bytes from row to
-    row. bias: 0 for none.
+    stored: of the weight, kind_out: of bias and target; indices into KINDS, or for stored PAIRS. x: float32, or with
+    PAIRS bfloat16. steps: inputs, or pairs of them. The other steps are bytes from row to row. bias: 0 for none.
     """
-    num_rows, num, wide, name = sized(rows), sized(vectors), sized(width), KINDS[sized(kind)]
-    item = 4 if name == "float32" else 2
+    num_rows, num, wide = sized(rows), sized(vectors), sized(width)
+    is_paired, name = sized(stored) == PAIRS, KINDS[sized(kind_out)]
+    kind_of_line = "float32" if is_paired else KINDS[sized(stored)]
+    item, line_bytes = 4 if name == "float32" else 2, LINE if kind_of_line == "float32" else LINE // 2
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
-        steps, x, x_step, weight, bias, target, target_step = arguments[4:]
+        steps, x, x_step, weight, bias, target, target_step = arguments[5:]
         b = v.b
         from_x = [b.add(x, b.mul(x_step, v.i64_of(row))) for row in range(num_rows)]
         cells = [(row, part) for row in range(num_rows) for part in range(num)]
 
         def add(step: Any, sums: dict[Cell, Any]) -> None:
             """Add one input's products, or a pair's: a word of x for each row, a line of the weight for each vector."""
-            place, word = b.add(weight, b.mul(step, v.i64_of(4 * wide))), b.mul(step, v.i64_of(4))
-            v.prefetch(v.shifted(place, AHEAD), num * LINE)
-            lines = [v.load(v.shifted(place, LINE * part), LANES) for part in range(num)]
+            place = b.add(weight, b.mul(step, v.i64_of(line_bytes // LANES * wide)))
+            word = b.mul(step, v.i64_of(4))
+            v.prefetch(v.shifted(place, AHEAD), num * line_bytes)
+            lines = [v.load(v.shifted(place, line_bytes * part), LANES, kind_of_line) for part in range(num)]
             for row in range(num_rows):
                 by = v.splat(v.load_float(b.add(from_x[row], word)), LANES)
                 for part in range(num):
                     total = b.load(sums[row, part])
-                    multiply = v.fma if name == "float32" else v.fma_of_pairs
+                    multiply = v.fma_of_pairs if is_paired else v.fma
                     b.store(multiply(lines[part], by, total), sums[row, part])
 
         totals = _summed(v, steps, cells, add)
@@ -107,4 +115,16 @@ def block_tile(
                 for row, part in cells:
                     v.store(totals[row, part], v.shifted(places[row], item * LANES * part), name)
 
-    return VOID(rows, vectors, width, kind, *[INT] * 7), without_result(generate)
+    return VOID(rows, vectors, width, stored, kind_out, *[INT] * 7), without_result(generate)
+
+
+@intrinsic(prefer_literal=True)
+def widen_line(_context: Any, kind: Any, _x: Any, _target: Any) -> Any:
+    """LANES numbers in ``kind`` become float32."""
+    name = KINDS[sized(kind)]
+
+    def generate(v: Vectors, arguments: list[Any]) -> None:
+        _, x, target = arguments
+        v.store(v.load(x, LANES, name), target)
+
+    return VOID(kind, INT, INT), without_result(generate)

@@ -25,7 +25,7 @@ from ....attention.numba_paged.team import Call, Team
 from ....attention.numba_paged.vectors import LANES, LINE
 from ..products import reorder
 from . import block_tiles
-from .block_tiles import HAS_512_BITS, block_tile
+from .block_tiles import HAS_512_BITS, PAIRS, block_tile
 
 NEXT, COUNT, ROWS, STEPS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP, BLOCKS, TABLE = range(13)
 """Places in the kernel's arguments, an array of int64. COUNT: number of blocks; STEPS: inputs, or pairs of them. Of
@@ -33,8 +33,8 @@ several weights: COUNT of all blocks, BLOCKS of each weight, TABLE the address o
 weight, of its bias, its first row, its rows."""
 ARGUMENTS = 13
 
-TILES = (12, 8, 4, 2, 1) if HAS_512_BITS else (6, 4, 2, 1, 1)
-"""Row counts with sums that stay in registers: the first two for half of a block's outputs, the others for all."""
+TILES = ((12, 2), (8, 2), (4, 4), (2, 4)) if HAS_512_BITS else ((6, 1), (4, 1), (2, 2), (2, 2))
+"""Rows and vectors of outputs with sums that stay in registers, the largest first. A single row takes whole blocks."""
 
 WIDTHS = (64, 32)
 """Outputs of a block that the kernel knows."""
@@ -48,9 +48,11 @@ class UnknownBlocksError(ValueError):
 def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> Any:
     """A Numba cfunc; every thread of a team calls it. is_grouped: for several weights, each with rows of its own."""
     sources, number = checksum(operations, vectors, block_tiles), KINDS.index(kind)
-    item = 4 if kind == "float32" else 2
-    lines, half = width // LANES, width // LANES // 2
-    most, many, several, few, one = TILES
+    item, stored = (4, number) if kind == "float32" else (2, PAIRS)
+    lines = width // LANES
+    (most, in_most), (many, in_many), (several, in_several), (few, in_few) = (
+        (rows, min(outs, lines)) for rows, outs in TILES
+    )
 
     def kernel(a: Any) -> None:
         if not sources:
@@ -72,25 +74,39 @@ def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> Any:
                 bias += block * width * item
             x, out = peek(a + 8 * X) + first * x_step, peek(a + 8 * OUT) + first * out_step + block * width * item
             while left > 0:
-                if left >= many:
-                    for part in range(2):
-                        at = part * half * LANES * item
-                        more = bias + at if bias != 0 else 0
-                        line = w + LINE * half * part
-                        if left >= most:
-                            block_tile(most, half, width, number, steps, x, x_step, line, more, out + at, out_step)
-                        else:
-                            block_tile(many, half, width, number, steps, x, x_step, line, more, out + at, out_step)
-                    done = most if left >= most else many
+                if left >= most:
+                    for part in range(lines // in_most):
+                        at = part * in_most * LANES * item
+                        line, more = w + LINE * in_most * part, bias + at if bias != 0 else 0
+                        block_tile(
+                            most, in_most, width, stored, number, steps, x, x_step, line, more, out + at, out_step
+                        )
+                    done = most
+                elif left >= many:
+                    for part in range(lines // in_many):
+                        at = part * in_many * LANES * item
+                        line, more = w + LINE * in_many * part, bias + at if bias != 0 else 0
+                        block_tile(
+                            many, in_many, width, stored, number, steps, x, x_step, line, more, out + at, out_step
+                        )
+                    done = many
                 elif left >= several:
-                    block_tile(several, lines, width, number, steps, x, x_step, w, bias, out, out_step)
+                    for part in range(lines // in_several):
+                        at = part * in_several * LANES * item
+                        line, more = w + LINE * in_several * part, bias + at if bias != 0 else 0
+                        block_tile(
+                            several, in_several, width, stored, number, steps, x, x_step, line, more, out + at, out_step
+                        )
                     done = several
                 elif left >= few:
-                    block_tile(few, lines, width, number, steps, x, x_step, w, bias, out, out_step)
+                    for part in range(lines // in_few):
+                        at = part * in_few * LANES * item
+                        line, more = w + LINE * in_few * part, bias + at if bias != 0 else 0
+                        block_tile(few, in_few, width, stored, number, steps, x, x_step, line, more, out + at, out_step)
                     done = few
                 else:
-                    block_tile(one, lines, width, number, steps, x, x_step, w, bias, out, out_step)
-                    done = one
+                    block_tile(1, lines, width, stored, number, steps, x, x_step, w, bias, out, out_step)
+                    done = 1
                 x, out, left = x + done * x_step, out + done * out_step, left - done
 
     return compiled(kernel)
@@ -106,18 +122,17 @@ class BlockProducts:
             raise UnknownBlocksError(f"there is no kernel for {self._kind}")
         self._team = team
         self._pairs = 1 if dtype == torch.float32 else 2
-        self._width = width_of_blocks(dtype, self._pairs)
-        self._kernel = block_kernel(self._width, self._kind)
+        self._dtype = dtype
+        block_kernel(width_of_blocks(dtype, self._pairs), self._kind)
 
     def prepare(self, blocks: torch.Tensor, size: tuple[int, int], bias: torch.Tensor | None) -> BlockProduct:
         """blocks: a weight [out, in] as `mkldnn._reorder_linear_weight` has made it; size: (out, in). Raises
         UnknownBlocksError."""
         out, into = size
-        if out % self._width or into % self._pairs:
-            raise UnknownBlocksError(f"{out} × {into} numbers do not fill blocks of {self._width} outputs")
-        product = BlockProduct(self._team, self._kernel, blocks, out, bias)
+        width = self._width(size)
+        product = BlockProduct(self._team, block_kernel(width, self._kind), blocks, out, bias)
         a = product.arguments
-        a[COUNT], a[STEPS] = out // self._width, into // self._pairs
+        a[COUNT], a[STEPS] = out // width, into // self._pairs
         a[BLOCK_BYTES] = torch.ops.mkldnn._nbytes(blocks) // a[COUNT]
         return product
 
@@ -126,14 +141,20 @@ class BlockProducts:
     ) -> GroupedBlockProduct:
         """Several weights of one size, packed as for `prepare`, and their biases. Raises UnknownBlocksError."""
         out, into = size
-        if out % self._width or into % self._pairs:
-            raise UnknownBlocksError(f"{out} × {into} numbers do not fill blocks of {self._width} outputs")
-        kernel = block_kernel(self._width, self._kind, is_grouped=True)
+        width = self._width(size)
+        kernel = block_kernel(width, self._kind, is_grouped=True)
         product = GroupedBlockProduct(self._team, kernel, blocks, out, biases)
         a = product.arguments
-        a[BLOCKS], a[STEPS] = out // self._width, into // self._pairs
+        a[BLOCKS], a[STEPS] = out // width, into // self._pairs
         a[BLOCK_BYTES] = torch.ops.mkldnn._nbytes(blocks[0]) // a[BLOCKS]
         return product
+
+    def _width(self, size: tuple[int, int]) -> int:
+        """Outputs of a block of a weight of this size. Raises UnknownBlocksError."""
+        out, into = size
+        if into % self._pairs or out % min(WIDTHS):
+            raise UnknownBlocksError(f"{out} × {into} numbers do not fill blocks of {min(WIDTHS)} outputs")
+        return width_of_blocks(self._dtype, self._pairs, out)
 
 
 class BlockProduct:
@@ -185,19 +206,22 @@ class GroupedBlockProduct:
 
 
 @cache
-def width_of_blocks(dtype: torch.dtype, pairs: int) -> int:
-    """Outputs of a block. Raises UnknownBlocksError."""
-    out, into = 256, 64
-    places = torch.arange(
-        out * into, dtype=torch.int16
-    )  # as bits of a number they are all different, and none is a NaN
-    weight = places.view(torch.bfloat16).view(out, into) if pairs == 2 else places.float().view(out, into)
+def width_of_blocks(dtype: torch.dtype, pairs: int, out: int = 256) -> int:
+    """Outputs of a block of a weight with so many outputs: oneDNN cuts 192 in another way than 256. Raises
+    UnknownBlocksError."""
+    into = 64
+    places = torch.arange(out * into, dtype=torch.int32)
+    # As bits of a number neighbours are all different, and none is a NaN.
+    bits = places % 0x7F80
+    weight = (bits.to(torch.int16).view(torch.bfloat16) if pairs == 2 else bits.float()).view(out, into)
     packed = reorder(weight)
     size = torch.ops.mkldnn._nbytes(packed)
     raw = np.frombuffer((ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed)), dtype=np.uint8)
-    found = raw.view(np.int16 if pairs == 2 else np.float32).astype(np.int64)
+    found = raw.view(np.int16 if pairs == 2 else np.float32).astype(np.int32)
     for width in WIDTHS:
-        expected = places.numpy().reshape(out // width, width, into // pairs, pairs).transpose(0, 2, 1, 3).ravel()
-        if len(found) == len(expected) and (found == expected).all():
+        if out % width or len(found) != out * into:
+            continue
+        expected = bits.numpy().reshape(out // width, width, into // pairs, pairs).transpose(0, 2, 1, 3).ravel()
+        if (found == expected).all():
             return width
-    raise UnknownBlocksError("oneDNN packs weights in another way on this processor")
+    raise UnknownBlocksError(f"oneDNN packs weights of {out} outputs in another way on this processor")
