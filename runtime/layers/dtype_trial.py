@@ -79,6 +79,15 @@ def is_worth_it(brain: Mapping[int, float], plain: Mapping[int, float]) -> bool:
     return sum(shares) < WORTH_IT * len(shares) and max(shares) <= NO_LOSS
 
 
+def narrow_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype | None:
+    """The 16-bit floats that weights stay, because the processor does not multiply them: the model's dtype, or the
+    checkpoint's where the model is computed in float32. None if there are none, or the model is small."""
+    stored = dtype if dtype != FLOAT else getattr(torch, config.dtype)
+    if stored not in (BRAIN, torch.float16) or processor.multiplies(stored):
+        return None
+    return stored if _product_bytes(config) >= SMALL_MODEL_BYTES else None
+
+
 def _product_bytes(config: ModelConfig) -> int:
     """Bytes of the layers' weights (all but the head's), in bfloat16."""
     attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim

@@ -14,7 +14,7 @@ from .norm import RMSNorm
 from .ops import Ops
 from .products import LookUp, PackedBlocks, PackedKernel, Product
 from .quantized_weights import QuantForm, QuantizedWeight
-from .weight_slots import UnreadSlot, WeightSlot, widened
+from .weight_slots import UnreadSlot, WeightSlot, in_dtype, widened
 
 
 class LogitsProduct(Protocol):
@@ -72,16 +72,18 @@ class Embedding:
             assert rows is not None
             self.weight = rows.to(self.weight.device)  # mapped, on a CPU
             return self.weight
-        weight, like = slot.weight, self.weight
+        weight, like = in_dtype(slot.weight, self.dtype), self.weight
         shared: torch.Tensor | Sequence[PackedBlocks] | None = None
-        if kernel is not None and isinstance(weight, QuantizedWeight):
+        if kernel is not None and isinstance(weight, QuantizedWeight | torch.Tensor):
             with contextlib.suppress(ValueError):  # there may be no kernel for this form or size
                 shared = kernel.pack([weight])
-                if rows is None:
-                    self._look_up, self.weight = kernel.look_up(shared, self.dtype), like.new_empty(0)
         if shared is None:
             shared = self.weight = widened(weight, self.dtype).to(like.device)
-        if rows is not None and not isinstance(weight, torch.Tensor):
+        elif rows is None and isinstance(weight, torch.Tensor):
+            self.weight = weight
+        elif rows is None and kernel is not None:
+            self._look_up, self.weight = kernel.look_up(shared, self.dtype), like.new_empty(0)
+        if rows is not None and not (isinstance(weight, torch.Tensor) and shared is self.weight):
             self.weight = rows.to(like.device)
         return shared
 
@@ -96,7 +98,7 @@ class LMHead:
     product: LogitsProduct | None = None
     """Computes the logits, if it is set, from a plain weight."""
     packed_product: Product | None = None
-    """Computes them, if it is set, from a weight in few bits: float32."""
+    """Computes them, if it is set, from a packed weight: float32."""
 
     def __init__(
         self,

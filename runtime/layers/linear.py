@@ -11,8 +11,8 @@ import torch
 
 from .low_rank import LowRankUpdates
 from .products import NUMBA, PLAIN, BlockKernel, PackedBlocks, PackedKernel, ProductChoice, Source
-from .quantized_weights import PackedWeight, QuantForm, QuantizedWeight
-from .weight_slots import WeightSlot, pick_outputs, widened
+from .quantized_weights import QuantForm, QuantizedWeight
+from .weight_slots import WeightSlot, in_dtype, pick_outputs, widened
 
 Destination = torch.Tensor | WeightSlot
 """Where a tensor of the checkpoint goes."""
@@ -48,13 +48,13 @@ class Linear:
         self.out_features = out_features = -(-size // multiple) * multiple
         weight = torch.empty(out_features, in_features, dtype=dtype, device=device) if shared is None else shared
         self.weight: torch.Tensor | None = weight
-        """[out, in]; None where the product has a copy of its own, or where the weight is in few bits."""
+        """[out, in]; None where the product has a copy of its own, or where the weight is packed."""
         self.is_shared = shared is not None
         """True if another layer owns the weight."""
         self._device = device
         self._slots: dict[str, WeightSlot] | None = None
         self.packed: Sequence[PackedBlocks] | None = None
-        """The weight in few bits, where the product reads that."""
+        """The weight in few bits or in 16, where the product reads that."""
         self.bias = (
             torch.empty(out_features, dtype=dtype, device=device) if bias and shared_bias is None else shared_bias
         )
@@ -82,28 +82,29 @@ class Linear:
         self.weight, self._product = weight, PLAIN.prepare(Source(weight, self.bias))
 
     def keep_packed(self, form: QuantForm | None) -> None:
-        """Load the weight in few bits: as the checkpoint has it, or, if it has floats, in the form (None: as floats).
+        """Load the weight as the checkpoint has it, in few bits or in 16, or, if it has floats, in the form (None: as
+        floats).
         Before `checkpoint_views`; then call `pack` before the first product."""
         assert not self.is_shared, "the weight is another layer's"
         self.weight = None
         self._slots = {name: WeightSlot(size, self.in_features, form) for name, size in self.parts.items()}
 
     def pack(self, kernel: PackedKernel | None) -> list[str]:
-        """Bring weights that were kept packed into the form in which they are computed. kernel: multiplies by weights
-        in few bits; where it cannot, and without it, they become floats. Returns the forms of those that did."""
+        """Bring weights that were kept packed into the form in which they are computed. kernel: multiplies by them;
+        where it cannot, and without it, they become floats of the layer's dtype. Returns the forms of those in few bits
+        that did."""
         if self._slots is None:
             return []
-        weights: list[torch.Tensor | PackedWeight] = [slot.weight for slot in self._slots.values()]
+        weights = [in_dtype(slot.weight, self.dtype) for slot in self._slots.values()]
         if self.output_order is not None:
             weights = pick_outputs(weights, self.output_order[: sum(self.parts.values())].cpu())
         self._slots = None
-        few = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-        if kernel is not None and len(few) == len(weights):
+        plain = [weight for weight in weights if isinstance(weight, torch.Tensor | QuantizedWeight)]
+        if kernel is not None and len(plain) == len(weights):
             if spare := self.out_features - sum(self.parts.values()):
-                zeros = few[-1].outputs(torch.zeros(spare, dtype=torch.int64))
-                few.append(replace(zeros, rows=torch.zeros(spare)))
+                plain.append(_zeros_like(plain[-1], spare))
             try:
-                self.packed = kernel.pack(few)
+                self.packed = kernel.pack(plain)
             except ValueError:  # there is no kernel for this form or size
                 pass
             else:
@@ -184,3 +185,11 @@ class Linear:
                 views[f"{full}.bias"] = self.bias[start : start + size]
             start += size
         return views
+
+
+def _zeros_like(weight: torch.Tensor | QuantizedWeight, outputs: int) -> torch.Tensor | QuantizedWeight:
+    """Outputs that are 0, for the same inputs, in the same form."""
+    if isinstance(weight, torch.Tensor):
+        return weight.new_zeros(outputs, weight.shape[1])
+    zeros = weight.outputs(torch.zeros(outputs, dtype=torch.int64))
+    return replace(zeros, rows=torch.zeros(outputs))

@@ -67,7 +67,7 @@ class BlockKernel(Protocol):
 
 
 class PackedBlocks(Protocol):
-    """Weights in few bits, as a kernel reads them."""
+    """Weights in few bits, or in 16, as a kernel reads them."""
 
     @property
     def nbytes(self) -> int: ...
@@ -80,10 +80,12 @@ class LookUp(Protocol):
 
 
 class PackedKernel(Protocol):
-    """Makes products of weights in few bits: numba_ops.quant_products.QuantProducts."""
+    """Makes products of weights in few bits, and of 16-bit floats that the processor does not multiply:
+    numba_ops.packed_products.PackedProducts."""
 
-    def pack(self, weights: Sequence[QuantizedWeight], /) -> Sequence[PackedBlocks]:
-        """weights: [out, in], of one input. Raises ValueError where there is no kernel for one of them."""
+    def pack(self, weights: Sequence[torch.Tensor | QuantizedWeight], /) -> Sequence[PackedBlocks]:
+        """weights: [out, in], of one input; tensors are 16-bit floats. Raises ValueError where there is no kernel for
+        one of them."""
         ...
 
     def prepare(self, packed: Sequence[Any], bias: torch.Tensor | None, dtype: torch.dtype, /) -> Product:

@@ -46,6 +46,11 @@ class UnreadSlot(WeightSlot):
         pass
 
 
+def in_dtype(weight: torch.Tensor | PackedWeight, dtype: torch.dtype) -> torch.Tensor | PackedWeight:
+    """Floats that are rounded to a model's dtype of 16 bits; in float32 they stay as narrow as they are."""
+    return weight.to(dtype) if isinstance(weight, torch.Tensor) and dtype != torch.float32 else weight
+
+
 def widened(weight: torch.Tensor | PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """[out, in], as floats."""
     return weight.to(dtype) if isinstance(weight, torch.Tensor) else weight.dequantized().to(dtype)

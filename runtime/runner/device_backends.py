@@ -30,6 +30,7 @@ from ..layers.embedding import LogitsProduct, widened_product
 from ..layers.op_libraries import select_ops
 from ..layers.ops import TORCH_OPS, Ops, OpShape
 from ..layers.products import NUMBA, BlockKernel, PackedKernel
+from ..layers.quantized_weights import QuantForm
 from ..layers.states.ops import StateOps
 from ..layers.states.selection import select_gpu_states, select_states
 from ..layers.states.torch_states import TORCH_STATES
@@ -91,22 +92,23 @@ def choose_backends(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    is_packed: bool = False,
+    packed_forms: Sequence[QuantForm | torch.dtype] = (),
     kv_dtype: torch.dtype | None = None,
 ) -> DeviceBackends:
     """config: of a model that `Ops` compute; None for one that computes all but attention by itself. specs: its
-    attention layers. is_packed: some of its weights are in few bits. kv_dtype: of the KV pool; None: ``dtype``, as
-    always on a GPU. Raises ModelLoadError if a backend asked for by name cannot be used."""
+    attention layers. packed_forms: forms that weights which stay packed may have, in few bits or in 16. kv_dtype: of
+    the KV pool; None: ``dtype``, as always on a GPU. Raises ModelLoadError if a backend asked for by name cannot be
+    used."""
     if device.type != "cuda":
         if args.attention_backend == "flashinfer":
             raise ModelLoadError(f"--attention-backend flashinfer needs a CUDA device, not {device}; use auto")
         where = {"page_size": page_size, "dtype": dtype, "device": device, "kv_dtype": kv_dtype or dtype}
-        return _on_a_cpu(args, config, specs, is_packed=is_packed, **where)
+        return _on_a_cpu(args, config, specs, packed_forms=packed_forms, **where)
     if args.attention_backend == "numba":
         raise ModelLoadError("--attention-backend numba is for a CPU; use auto")
     if args.linear_backend not in ("auto", "torch"):
         raise ModelLoadError(f"--linear-backend {args.linear_backend} is for a CPU; a GPU's products are torch's")
-    if is_packed:
+    if packed_forms:
         logger.warning("weights in few bits become floats: there are no kernels for them on a GPU")
     ops, states = TORCH_OPS, TORCH_STATES
     if config is not None:
@@ -137,7 +139,7 @@ def _on_a_cpu(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    is_packed: bool,
+    packed_forms: Sequence[QuantForm | torch.dtype],
     kv_dtype: torch.dtype,
 ) -> DeviceBackends:
     wanted = args.attention_backend
@@ -147,9 +149,10 @@ def _on_a_cpu(
         without = replace(without, logits=_logits(config, dtype, is_small))
     if args.linear_backend == NUMBA:
         without = replace(without, products=_products(dtype, is_wanted=True))
-    is_packed &= args.linear_backend in ("auto", NUMBA)
-    if is_packed:
-        without = replace(without, packed=_packed_products())
+    if args.linear_backend not in ("auto", NUMBA):
+        packed_forms = ()
+    if packed_forms:
+        without = replace(without, packed=_packed_products(packed_forms))
     if wanted == "torch_native" or (config is None and not specs) or (wanted == "auto" and is_small):
         return without
     from ...attention.numba_paged.library import NumbaUnavailable, load_attention
@@ -165,8 +168,8 @@ def _on_a_cpu(
             raise ModelLoadError(f"--attention-backend numba: {error}") from error
         logger.warning("attention runs on torch's own kernels, which take several times as long: %s", error)
         return without
-    if is_packed:
-        without = replace(without, packed=_packed_products(team))
+    if packed_forms:
+        without = replace(without, packed=_packed_products(packed_forms, team))
     if args.enable_double_sparsity:
         without = replace(without, score_labels=_label_scores(team, specs, args.ds_heavy_channel_num, dtype, kv_dtype))
     is_tried = args.linear_backend == "auto" and processor.multiplies(dtype)
@@ -249,14 +252,14 @@ def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool =
     return None
 
 
-def _packed_products(team: Team | None = None) -> PackedKernel | None:
-    """The kernel for weights in few bits; None if it cannot be used."""
+def _packed_products(forms: Sequence[QuantForm | torch.dtype], team: Team | None = None) -> PackedKernel | None:
+    """The kernel for weights in few bits or in 16; None if it cannot be used."""
     try:
-        from ..layers.numba_ops.quant_products import QuantProducts  # here: Numba is optional
+        from ..layers.numba_ops.packed_products import PackedProducts  # here: Numba is optional
 
-        return QuantProducts.probed(team or Team())
+        return PackedProducts.probed(team or Team(), forms)
     except Exception as error:  # compiled code may raise anything
-        logger.warning("weights in few bits become floats: %s", describe_error(error))
+        logger.warning("weights in few bits or in 16 become floats of the model's dtype: %s", describe_error(error))
         return None
 
 

@@ -42,7 +42,7 @@ from ..checkpoint.weights import fill_dummy, holds_packed_weights, load_weights,
 from ..config import ModelArgs
 from ..double_sparsity import ChannelMeter, load_sparsity
 from ..kv_transfer.transfer import Transfers
-from ..layers.dtype_trial import cpu_dtype
+from ..layers.dtype_trial import cpu_dtype, narrow_dtype
 from ..layers.low_rank import Target
 from ..layers.product_trials import (
     BUSY_OTHERS,
@@ -52,6 +52,7 @@ from ..layers.product_trials import (
     LateTrials,
     UnusableFormError,
 )
+from ..layers.products import NUMBA
 from ..layers.quantized_weights import INT4, INT8
 from ..layers.states.state_batch import StatePlanner, plan_states
 from ..layers.step_inputs import StepInputs
@@ -146,6 +147,7 @@ class ModelRunner:
         else:
             is_packed |= args.load_format != "dummy" and holds_packed_weights(folder)
             self.dtype = _dtype(args.dtype, self.config, self.device, is_packed=is_packed)
+        packed_forms = (INT8, INT4) if is_packed else _narrow_forms(args, opened, self.dtype, self.device)
         max_running = max_running_requests or num_rows
         self._max_sampled = max(max_running, max_sampled_tokens)
         self._settings = MemorySettings(
@@ -177,7 +179,7 @@ class ModelRunner:
                 page_size=page_size,
                 dtype=self.dtype,
                 device=self.device,
-                is_packed=is_packed,
+                packed_forms=packed_forms,
                 kv_dtype=self.kv_dtype,
             )
             rounds = ", inputs rounded" if backends.packed is not None else ""
@@ -204,7 +206,7 @@ class ModelRunner:
                     raise ModelLoadError(str(error)) from error
             else:
                 report_phase("loading weights")
-                self._model, targets = self._load(args, opened, folder, backends, is_packed=is_packed)
+                self._model, targets = self._load(args, opened, folder, backends, is_packed=bool(packed_forms))
             if self._model.state_shapes:
                 self.window, self._window_layers = 0, frozenset()
             self.adapters = AdapterWeights(targets, dtype=self.dtype, device=self.device)
@@ -483,7 +485,7 @@ class ModelRunner:
     def _load(
         self, args: ModelArgs, config: ModelConfig, folder: Path, backends: DeviceBackends, *, is_packed: bool
     ) -> tuple[Decoder, dict[str, Target]]:
-        """The model, and the layers that adapters may update. is_packed: some weights are in few bits."""
+        """The model, and the layers that adapters may update. is_packed: some weights stay in few bits, or in 16."""
         try:
             model = Decoder(config, backends.ops, backends.states, dtype=self.dtype, device=self.device)
             rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
@@ -737,6 +739,21 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError("--device cuda, but this torch sees no CUDA device; use --device cpu")
     return torch.device(name)
+
+
+def _narrow_forms(
+    args: ModelArgs, opened: ModelConfig | TransformersModel, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.dtype, ...]:
+    """The 16-bit floats that weights stay, if a kernel is to widen them as it reads."""
+    is_read = args.load_format != "dummy" and args.linear_backend in ("auto", NUMBA)
+    if device.type != "cpu" or isinstance(opened, TransformersModel) or not is_read:
+        return ()
+    narrow = narrow_dtype(opened, dtype)
+    if narrow is None:
+        return ()
+    kind = str(narrow).removeprefix("torch.")
+    logger.info("weights stay in %s, which this processor does not multiply: a kernel widens them as it reads", kind)
+    return (narrow,)
 
 
 def _dtype(name: str, config: ServedConfig, device: torch.device, *, is_packed: bool = False) -> torch.dtype:

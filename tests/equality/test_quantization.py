@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import torch
 from torch import nn
 
 from baton.entrypoints.engine import Engine
+from baton.runtime.layers.numba_ops import packed_products
+from baton.runtime.layers.numba_ops.half_products import HalfBlocks
 from baton.runtime.layers.quantize import quantize
 from baton.runtime.layers.quantized_weights import INT4, INT8, QuantForm
+from tests.doubles.lowered_processor import lower_to_avx2
 from tests.doubles.quantized_checkpoints import FORMATS, write_packed
 
 pytestmark = pytest.mark.equality
@@ -106,3 +110,40 @@ def test_floats_when_another_product_is_asked_for(tmp_path: Path) -> None:
     with torch.inference_mode():
         scores = model(torch.tensor([PROMPTS[0]])).logits[0, -1].log_softmax(-1)
     assert abs(found["meta_info"]["output_token_logprobs"][0][0] - float(scores.max())) < 1e-4
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_weights_of_16_bits_are_computed_in_float32(
+    stored: str, is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the processor does not multiply them, nothing is rounded but what the checkpoint has rounded."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TOY, dtype=torch.float32)
+    if not is_tied:
+        model.config.tie_word_embeddings = False
+        head = nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False)
+        model.lm_head = head
+        nn.init.normal_(head.weight, std=0.05, generator=torch.Generator().manual_seed(0))
+    model.to(getattr(torch, stored)).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOY / name, tmp_path)
+    lower_to_avx2(monkeypatch)
+    monkeypatch.setattr("baton.runtime.layers.dtype_trial.SMALL_MODEL_BYTES", 0)
+    packed: list[tuple[int, int]] = []
+    pack_halves = packed_products.pack_halves
+
+    def noted(weight: torch.Tensor) -> HalfBlocks:
+        assert weight.dtype == getattr(torch, stored)
+        out, into = weight.shape
+        packed.append((out, into))
+        return pack_halves(weight)
+
+    monkeypatch.setattr(packed_products, "pack_halves", noted)
+    with Engine(
+        model_path=str(tmp_path), max_total_tokens=2048, chunked_prefill_size=100, attention_backend="numba"
+    ) as engine:
+        of_model = [size for size in packed if size != (32, 64)]  # less those that probe the kernel
+        assert len(of_model) == 4 * model.config.num_hidden_layers + 1  # qkv, o, gate and up, down; the head
+        check(engine, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), tie=1e-3)

@@ -1,4 +1,4 @@
-"""Products with weights in few bits: packs them into blocks, and computes with the tiles of quant_tiles.py.
+"""A product with a weight in few bits: packs it into blocks, and computes with the tiles of quant_tiles.py.
 
     x ─▶ quantize_row: int8, a scale for each span ─▶ for each block of outputs: tiles ─▶ × rows + bias ─▶ y
 
@@ -7,10 +7,8 @@ Both are calls of the team, so a step with such products can be recorded. A row'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,9 +18,9 @@ from ....attention.numba_paged import operations, vectors
 from ....attention.numba_paged.compiling import checksum, compiled
 from ....attention.numba_paged.operations import KINDS, fetch_add, peek
 from ....attention.numba_paged.team import Call, Team
-from ..quantize import quantize
-from ..quantized_weights import INT4, INT8, QuantForm, QuantizedWeight, concatenated
+from ..quantized_weights import QuantForm, QuantizedWeight
 from . import quant_tiles
+from .packed_blocks import NoKernelError, run_length
 from .quant_tiles import (
     DOT_LANES,
     MXFP4_OFFSET,
@@ -49,10 +47,6 @@ MOST = 12 if DOT_LANES == 16 else 6
 """Rows of a tile of one vector."""
 FEW = 4 if DOT_LANES == 16 else 2
 """Rows of a tile of two vectors."""
-
-
-class NoKernelError(ValueError):
-    """There is no kernel for a weight of this form or size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,21 +206,6 @@ class Blocks:
         return sum(each.nbytes for each in (self.codes, self.scales, self.mins, self.factors) if each is not None)
 
 
-RUN_BYTES = 1 << 18
-"""Blocks of so many bytes, side by side, are read from memory as fast as can be."""
-
-
-@cache
-def run_length(count: int, block_bytes: int, threads: int) -> int:
-    """Blocks, of ``count``, that a thread takes at a time: up to RUN_BYTES of them, but at least two runs for each
-    thread, and so that threads of equal speed get equally many blocks."""
-    share = -(-count // threads)
-    for length in range(min(RUN_BYTES // block_bytes, count // (2 * threads)), 1, -1):
-        if -(-count // (length * threads)) * length == share:
-            return length
-    return 1
-
-
 CHUNK = 64
 """Blocks packed at a time, so that little memory is taken beside the result."""
 
@@ -301,10 +280,11 @@ class QuantizedRows:
 class QuantizeRows:
     """Rounds inputs for weights of one kind."""
 
-    def __init__(self, team: Team, kind: str, span: int, offset: int, *, sums_as_floats: bool) -> None:
-        self._team, self._span = team, span
-        self._call = Call(quantize_kernel(kind, span, sums_as_floats=sums_as_floats), QUANTIZE_ARGUMENTS)
-        self._call.arguments[Q_OFFSET] = offset
+    def __init__(self, team: Team, kind: str, inputs: Inputs) -> None:
+        """kind: of what is rounded."""
+        self._team, self._span = team, inputs.span
+        self._call = Call(quantize_kernel(kind, inputs.span, sums_as_floats=inputs.has_mins), QUANTIZE_ARGUMENTS)
+        self._call.arguments[Q_OFFSET] = inputs.offset
 
     def __call__(self, x: torch.Tensor) -> QuantizedRows:
         """x [rows, in], the numbers of a row contiguous."""
@@ -321,64 +301,15 @@ class QuantizeRows:
         return QuantizedRows(codes, sides)
 
 
-class QuantProducts:
-    """Makes products of packed weights, see products.PackedKernel. All calls come from one thread."""
+class QuantPart:
+    """The product of one packed weight."""
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
-
-    @classmethod
-    def probed(cls, team: Team) -> QuantProducts:
-        """Raises RuntimeError if the products are wrong on this processor, and whatever compiling raises."""
-        made, generator = cls(team), torch.Generator().manual_seed(0)
-        for form in (INT8, INT4):
-            weight = quantize(torch.randn(WIDTH, 2 * SPAN, generator=generator), form)
-            x = torch.randn(MOST + FEW + 1, 2 * SPAN, generator=generator)
-            found, expected = made.prepare(made.pack([weight]), None, torch.float32)(x), x @ weight.dequantized().t()
-            if not torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())):
-                raise RuntimeError(f"products with {form} are wrong on this processor ({quant_tiles.DOT})")
-        return made
-
-    def pack(self, weights: Sequence[QuantizedWeight]) -> list[Blocks]:
-        """The weights of a layer's projections, neighbours of one form together. Raises NoKernelError."""
-        grouped = [list(group) for _, group in groupby(weights, key=lambda weight: weight.form)]
-        return [pack(concatenated(group)) for group in grouped]
-
-    def prepare(self, packed: Sequence[Blocks], bias: torch.Tensor | None, dtype: torch.dtype) -> QuantProduct:
-        """bias: [out] of all of them, or None. dtype: of inputs and outputs. Raises whatever compiling raises."""
-        return QuantProduct(self._team, packed, bias, dtype)
-
-    def look_up(self, packed: Sequence[Blocks], dtype: torch.dtype) -> LookUpRows:
-        """Rows of one packed weight, by number. Raises whatever compiling raises."""
-        (blocks,) = packed
-        return LookUpRows(self._team, blocks, dtype)
-
-
-class QuantProduct:
-    """y = x Wᵀ + b for weights that stand side by side."""
-
-    def __init__(self, team: Team, packed: Sequence[Blocks], bias: torch.Tensor | None, dtype: torch.dtype) -> None:
-        kind = str(dtype).removeprefix("torch.")
-        self._team, self._blocks, self._kept = team, list(packed), []
-        self._out = sum(blocks.size[0] for blocks in packed)
-        self._padded = self._out - packed[-1].size[0] + len(packed[-1].factors)
-        self._calls: list[tuple[Inputs, Call]] = []
-        self._quantizers: dict[Inputs, QuantizeRows] = {}
-        self._columns, column = [], 0
-        for blocks in packed:
-            inputs = Inputs(blocks.form.span, blocks.offset, blocks.form.has_mins)
-            if inputs not in self._quantizers:
-                self._quantizers[inputs] = QuantizeRows(
-                    team, kind, inputs.span, inputs.offset, sums_as_floats=inputs.has_mins
-                )
-            call = Call(product_kernel(blocks.form, kind), ARGUMENTS)
-            self._set_weight(call.arguments, blocks, None if bias is None else bias[column : column + blocks.size[0]])
-            self._calls.append((inputs, call))
-            self._columns.append(column * dtype.itemsize)
-            column += blocks.size[0]
-
-    def _set_weight(self, a: Any, blocks: Blocks, bias: torch.Tensor | None) -> None:
-        count = len(blocks.codes)
+    def __init__(self, team: Team, blocks: Blocks, bias: torch.Tensor | None, kind: str) -> None:
+        """bias: [out]. kind: of the outputs. Raises whatever compiling raises."""
+        self.inputs = Inputs(blocks.form.span, blocks.offset, blocks.form.has_mins)
+        self._team, self._blocks, self._bias = team, blocks, None
+        self._call = Call(product_kernel(blocks.form, kind), ARGUMENTS)
+        count, a = len(blocks.codes), self._call.arguments
         a[COUNT], a[SPANS] = count, blocks.size[1] // blocks.form.span
         a[WEIGHT], a[BLOCK_BYTES] = blocks.codes.ctypes.data, blocks.codes.nbytes // count
         if blocks.scales is not None:
@@ -387,25 +318,18 @@ class QuantProduct:
             a[MINS] = blocks.mins.ctypes.data
         a[FACTORS] = blocks.factors.ctypes.data
         if bias is not None:
-            padded = np.zeros_like(blocks.factors)
-            padded[: len(bias)] = bias.float().numpy()
-            a[BIAS] = padded.ctypes.data
-            self._kept.append(padded)
+            self._bias = np.zeros_like(blocks.factors)
+            self._bias[: len(bias)] = bias.float().numpy()
+            a[BIAS] = self._bias.ctypes.data
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, in] -> [rows, out], contiguous, in x's dtype."""
-        rows, threads = len(x), torch.get_num_threads()
-        quantized = {inputs: quantize(x) for inputs, quantize in self._quantizers.items()}
-        found = self._team.empty((rows, self._padded), x.dtype)
-        # A weight's last block may have outputs that there are not: the next weight's first ones are written over them.
-        for (inputs, call), column in zip(self._calls, self._columns):
-            a, own = call.arguments, quantized[inputs]
-            a[NEXT], a[RUN], a[ROWS] = 0, run_length(a[COUNT], a[BLOCK_BYTES], threads), rows
-            a[X], a[X_STEP] = own.codes.data_ptr(), own.codes.stride(0)
-            a[SIDES], a[SIDE_STEP] = own.sides.data_ptr(), 4 * own.sides.stride(0)
-            a[OUT], a[OUT_STEP] = found.data_ptr() + column, self._padded * x.element_size()
-            self._team.run(call, threads)
-        return found if self._out == self._padded else found[:, : self._out].contiguous()
+    def write(self, x: QuantizedRows, address: int, step: int) -> None:
+        """Write the outputs, of whole blocks, to rows from this address on, ``step`` bytes apart."""
+        threads, a = torch.get_num_threads(), self._call.arguments
+        a[NEXT], a[RUN], a[ROWS] = 0, run_length(a[COUNT], a[BLOCK_BYTES], threads), len(x.codes)
+        a[X], a[X_STEP] = x.codes.data_ptr(), x.codes.stride(0)
+        a[SIDES], a[SIDE_STEP] = x.sides.data_ptr(), 4 * x.sides.stride(0)
+        a[OUT], a[OUT_STEP] = address, step
+        self._team.run(self._call, threads)
 
 
 class LookUpRows:

@@ -26,29 +26,36 @@ class Twin:
     """Stands for the kernels: multiplies by the numbers that packed weights stand for."""
 
     def __init__(self, *, knows: tuple[int, ...] = (4, 8)) -> None:
+        """knows: bits of weights that it multiplies; 16 for floats."""
         self._knows = knows
-        self.packed: list[QuantizedWeight] = []
+        self.packed: list[torch.Tensor | QuantizedWeight] = []
 
     def pack(self, weights):
-        if any(weight.form.bits not in self._knows for weight in weights):
+        if any(_bits(weight) not in self._knows for weight in weights):
             raise ValueError("no kernel")
         self.packed += weights
         return weights
 
     def prepare(self, packed, bias, dtype):
-        whole = torch.cat([weight.dequantized() for weight in packed])
+        whole = torch.cat([widened(weight, torch.float32) for weight in packed])
         return lambda x: torch.nn.functional.linear(x, whole, bias).to(dtype)
 
     def look_up(self, packed, dtype):
         return lambda ids: packed[0].dequantized()[ids].to(dtype)
 
 
+def _bits(weight: torch.Tensor | QuantizedWeight) -> int:
+    return 8 * weight.dtype.itemsize if isinstance(weight, torch.Tensor) else weight.form.bits
+
+
 def loaded(
-    weights: Mapping[str, torch.Tensor | QuantizedWeight | Float8Weight], form: QuantForm | None, **options
+    weights: Mapping[str, torch.Tensor | QuantizedWeight | Float8Weight],
+    form: QuantForm | None,
+    dtype: torch.dtype = torch.float32,
+    **options,
 ) -> Linear:
-    linear = Linear(
-        64, {name: weight.shape[0] for name, weight in weights.items()}, dtype=torch.float32, device=CPU, **options
-    )
+    parts = {name: weight.shape[0] for name, weight in weights.items()}
+    linear = Linear(64, parts, dtype=dtype, device=CPU, **options)
     linear.keep_packed(form)
     for name, view in linear.checkpoint_views("at").items():
         assert isinstance(view, WeightSlot) or name.endswith("bias")
@@ -63,7 +70,8 @@ def test_float_weights_become_few_bits() -> None:
     weights = {"q": some_weight(40), "k": some_weight(24, seed=1)}
     linear, twin = loaded(weights, INT8, bias=True), Twin()
     linear.pack(twin)
-    assert [weight.form for weight in twin.packed] == [INT8, INT8] and linear.weight is None
+    forms = [weight.form for weight in twin.packed if isinstance(weight, QuantizedWeight)]
+    assert forms == [INT8, INT8] and linear.weight is None
     x = some_weight(3, seed=2)
     whole = torch.cat([quantize(weight, INT8).dequantized() for weight in weights.values()])
     torch.testing.assert_close(linear(x), torch.nn.functional.linear(x, whole, linear.bias))
@@ -75,6 +83,27 @@ def test_packed_weights_stay_as_the_checkpoint_has_them() -> None:
     linear, twin = loaded({"o": weight}, INT8, bias=False), Twin()
     linear.pack(twin)
     assert twin.packed[0] is weight
+
+
+def test_floats_of_16_bits_stay_so_in_a_layer_of_float32() -> None:
+    weights = {"q": some_weight(32).bfloat16(), "k": quantize(some_weight(32, seed=1), INT8)}
+    linear, twin = loaded(weights, None, bias=True, multiple=48), Twin(knows=(8, 16))
+    assert linear.pack(twin) == []
+    assert [_bits(weight) for weight in twin.packed] == [16, 8, 8] and linear.is_recordable(1)
+    assert torch.equal(torch.as_tensor(twin.packed[0]), weights["q"])
+    whole = torch.cat([widened(weight, torch.float32) for weight in weights.values()])
+    x, bias = some_weight(3, seed=2), torch.arange(64.0)
+    found = linear(x)
+    torch.testing.assert_close(found[:, :64], torch.nn.functional.linear(x, whole, bias))
+    assert (found[:, 64:] == torch.arange(64.0, 96.0)).all() and found.shape == (3, 96)
+
+
+def test_floats_are_rounded_to_the_dtype_of_a_narrow_layer() -> None:
+    """Or a float32 checkpoint that is served with --dtype bfloat16 would keep four bytes a number."""
+    weight = some_weight(32)
+    linear, twin = loaded({"o": weight}, None, bias=False, dtype=torch.bfloat16), Twin(knows=(16,))
+    linear.pack(twin)
+    assert torch.equal(torch.as_tensor(twin.packed[0]), weight.bfloat16())
 
 
 @pytest.mark.parametrize(

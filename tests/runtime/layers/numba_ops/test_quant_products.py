@@ -8,14 +8,9 @@ import torch
 pytest.importorskip("numba")
 
 from baton.attention.numba_paged.team import Team
-from baton.runtime.layers.numba_ops.quant_products import (
-    RUN_BYTES,
-    NoKernelError,
-    QuantizeRows,
-    QuantProducts,
-    pack,
-    run_length,
-)
+from baton.runtime.layers.numba_ops.packed_blocks import RUN_BYTES, NoKernelError, run_length
+from baton.runtime.layers.numba_ops.packed_products import PackedProducts
+from baton.runtime.layers.numba_ops.quant_products import Inputs, QuantizeRows, pack
 from baton.runtime.layers.quantized_weights import INT4, INT8, QuantForm, QuantizedWeight
 
 FORMS = [
@@ -62,7 +57,7 @@ def rounded(x: torch.Tensor, form: QuantForm) -> torch.Tensor:
 
 
 def product_of(weights: list[QuantizedWeight], bias: torch.Tensor | None = None, dtype: torch.dtype = torch.float32):
-    kernel = QuantProducts(TEAM)
+    kernel = PackedProducts(TEAM)
     return kernel.prepare(kernel.pack(weights), bias, dtype)
 
 
@@ -134,7 +129,7 @@ def test_numbers_that_are_not_finite_are_not_lost(form: QuantForm, bad: float) -
 
 def test_rows_in_8_bits_are_the_nearest() -> None:
     x = torch.randn(7, 96, generator=torch.Generator().manual_seed(0))
-    found = QuantizeRows(TEAM, "float32", 32, 5, sums_as_floats=False)(x)
+    found = QuantizeRows(TEAM, "float32", Inputs(32, 5, has_mins=False))(x)
     scales = x.unflatten(1, (3, 32)).abs().amax(2) / 127
     torch.testing.assert_close(found.sides[:, :, 0].view(torch.float32), scales)
     codes = found.codes.unflatten(1, (3, 32))
@@ -145,7 +140,7 @@ def test_rows_in_8_bits_are_the_nearest() -> None:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_rows_are_looked_up_as_they_are(form: QuantForm) -> None:
     weight = some_weight(70, 128, form)
-    kernel = QuantProducts(TEAM)
+    kernel = PackedProducts(TEAM)
     look_up = kernel.look_up(kernel.pack([weight]), torch.float32)
     ids = torch.tensor([0, 69, 1, 33, 33, 64])
     torch.testing.assert_close(look_up(ids), weight.dequantized()[ids], rtol=1e-5, atol=1e-4)

@@ -1,0 +1,171 @@
+"""A product with a weight of 16 bits, on processors without arithmetic for them: a kernel widens it as it reads.
+
+The weight is read from memory in half the time that float32 takes, and nothing is rounded but what its checkpoint has
+rounded: inputs are float32, and so are products and sums. It lies in blocks of our own: input by input, its numbers for
+WIDTH outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from ....attention.numba_paged import operations, vectors
+from ....attention.numba_paged.compiling import checksum, compiled
+from ....attention.numba_paged.operations import KINDS, fetch_add, peek
+from ....attention.numba_paged.team import Call, Team
+from ....attention.numba_paged.vectors import LANES
+from . import block_tiles
+from .block_tiles import HAS_512_BITS, block_tile, widen_line
+from .packed_blocks import NoKernelError, run_length
+
+(NEXT, COUNT, RUN, ROWS, INPUTS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP) = range(12)
+"""Places in the kernel's arguments, an array of int64. COUNT: number of blocks. RUN: blocks that a thread takes at a
+time."""
+ARGUMENTS = 12
+
+WIDTH = 2 * LANES
+"""Outputs of a block."""
+MOST, FEW = (12, 4) if HAS_512_BITS else (6, 2)
+"""Rows of a tile of half a block's outputs."""
+
+
+@cache
+def half_kernel(stored: str, kind: str) -> Any:
+    """A Numba cfunc; every thread of a team calls it. stored: dtype of the weight; kind: of bias and outputs."""
+    sources, to, of = checksum(operations, vectors, block_tiles), KINDS.index(kind), KINDS.index(stored)
+    item, width, lanes = 4 if kind == "float32" else 2, WIDTH, LANES
+    most, few = MOST, FEW
+
+    def kernel(a: Any) -> None:
+        if not sources:
+            return
+        inputs, x_step, out_step = peek(a + 8 * INPUTS), peek(a + 8 * X_STEP), peek(a + 8 * OUT_STEP)
+        block = end = 0
+        while True:
+            if block == end:
+                block = fetch_add(a + 8 * NEXT, peek(a + 8 * RUN))
+                end = min(block + peek(a + 8 * RUN), peek(a + 8 * COUNT))
+                if block >= end:
+                    return
+            w, bias = peek(a + 8 * WEIGHT) + block * peek(a + 8 * BLOCK_BYTES), peek(a + 8 * BIAS)
+            if bias != 0:
+                bias += item * width * block
+            x, out, left = peek(a + 8 * X), peek(a + 8 * OUT) + block * width * item, peek(a + 8 * ROWS)
+            while left > 0:
+                if left >= few:
+                    done = most if left >= most else few
+                    for part in range(2):
+                        line, at = w + 2 * lanes * part, out + item * lanes * part
+                        more = bias + item * lanes * part if bias != 0 else 0
+                        if left >= most:
+                            block_tile(most, 1, width, of, to, inputs, x, x_step, line, more, at, out_step)
+                        else:
+                            block_tile(few, 1, width, of, to, inputs, x, x_step, line, more, at, out_step)
+                else:
+                    done = 1
+                    block_tile(1, 2, width, of, to, inputs, x, x_step, w, bias, out, out_step)
+                x, out, left = x + done * x_step, out + done * out_step, left - done
+            block += 1
+
+    return compiled(kernel)
+
+
+@dataclass(slots=True)
+class HalfBlocks:
+    """A packed weight of 16 bits: plain memory that a kernel reads."""
+
+    size: tuple[int, int]
+    codes: torch.Tensor
+    """bfloat16 or float16 [blocks, in, WIDTH]; 0 for outputs that there are not"""
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes
+
+
+def pack_halves(weight: torch.Tensor) -> HalfBlocks:
+    """weight: bfloat16 or float16 [out, in]. Raises NoKernelError."""
+    out, into = weight.shape
+    if into % LANES:
+        raise NoKernelError(f"there is no kernel for {into} inputs, no multiple of {LANES}")
+    packed = weight.new_empty(-(-out // WIDTH), into, WIDTH)
+    whole = out // WIDTH
+    packed[:whole] = weight[: whole * WIDTH].view(whole, WIDTH, into).transpose(1, 2)
+    if rest := out - whole * WIDTH:
+        packed[whole, :, :rest] = weight[whole * WIDTH :].t()
+        packed[whole, :, rest:] = 0
+    return HalfBlocks((out, into), packed)
+
+
+(W_NEXT, W_ROWS, W_LINES, W_X, W_X_STEP, W_OUT, W_OUT_STEP) = range(7)
+"""Places in the arguments of the kernel that widens inputs."""
+WIDEN_ARGUMENTS = 7
+
+
+@cache
+def widen_kernel(kind: str) -> Any:
+    """A Numba cfunc; every thread of a team calls it. kind: of the inputs."""
+    sources, number, lanes = checksum(operations, vectors, block_tiles), KINDS.index(kind), LANES
+
+    def kernel(a: Any) -> None:
+        if not sources:
+            return
+        while True:
+            row = fetch_add(a + 8 * W_NEXT, 1)
+            if row >= peek(a + 8 * W_ROWS):
+                return
+            x = peek(a + 8 * W_X) + row * peek(a + 8 * W_X_STEP)
+            out = peek(a + 8 * W_OUT) + row * peek(a + 8 * W_OUT_STEP)
+            for line in range(peek(a + 8 * W_LINES)):
+                widen_line(number, x + 2 * lanes * line, out + 4 * lanes * line)
+
+    return compiled(kernel)
+
+
+class WidenRows:
+    """Inputs in float32."""
+
+    def __init__(self, team: Team, kind: str) -> None:
+        self._team = team
+        self._call = None if kind == "float32" else Call(widen_kernel(kind), WIDEN_ARGUMENTS)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, in], the numbers of a row contiguous -> the same in float32; in: a multiple of LANES"""
+        if self._call is None:
+            return x
+        rows, into = x.shape
+        wide, a = self._team.empty((rows, into), torch.float32), self._call.arguments
+        a[W_NEXT], a[W_ROWS], a[W_LINES] = 0, rows, into // LANES
+        a[W_X], a[W_X_STEP] = x.data_ptr(), x.stride(0) * x.element_size()
+        a[W_OUT], a[W_OUT_STEP] = wide.data_ptr(), 4 * into
+        self._team.run(self._call, 1 if rows == 1 else torch.get_num_threads())
+        return wide
+
+
+class HalfPart:
+    """The product of one packed weight."""
+
+    def __init__(self, team: Team, blocks: HalfBlocks, bias: torch.Tensor | None, kind: str) -> None:
+        """bias: [out]. kind: of the outputs. Raises whatever compiling raises."""
+        codes = blocks.codes
+        self._team, self._blocks, self._bias = team, blocks, None
+        self._call = Call(half_kernel(str(codes.dtype).removeprefix("torch."), kind), ARGUMENTS)
+        a = self._call.arguments
+        a[COUNT], a[INPUTS] = len(codes), blocks.size[1]
+        a[WEIGHT], a[BLOCK_BYTES] = codes.data_ptr(), codes.nbytes // len(codes)
+        if bias is not None:
+            self._bias = torch.zeros(len(codes) * WIDTH, dtype=getattr(torch, kind))
+            self._bias[: len(bias)] = bias
+            a[BIAS] = self._bias.data_ptr()
+
+    def write(self, x: torch.Tensor, address: int, step: int) -> None:
+        """Write the outputs, of whole blocks, to rows from this address on, ``step`` bytes apart. x: float32
+        [rows, in]"""
+        threads, a = torch.get_num_threads(), self._call.arguments
+        a[NEXT], a[RUN], a[ROWS] = 0, run_length(a[COUNT], a[BLOCK_BYTES], threads), len(x)
+        a[X], a[X_STEP], a[OUT], a[OUT_STEP] = x.data_ptr(), 4 * x.stride(0), address, step
+        self._team.run(self._call, threads)

@@ -1,0 +1,126 @@
+"""Products with packed weights, in few bits (quant_products.py) and in 16 (half_products.py), side by side.
+
+    x ─▶ rounded, or widened, as each weight wants it ─▶ a call for each weight ─▶ its outputs, in their columns of y
+
+All are calls of the team, so a step with such products can be recorded. A row's result does not depend on its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from ....attention import processor
+from ....attention.numba_paged.team import Team
+from ..quantize import quantize
+from ..quantized_weights import QuantForm, QuantizedWeight, concatenated
+from . import quant_tiles
+from .half_products import WIDTH as HALF_WIDTH
+from .half_products import HalfBlocks, HalfPart, WidenRows, pack_halves
+from .packed_blocks import NoKernelError
+from .quant_products import FEW, MOST, Blocks, Inputs, LookUpRows, QuantizeRows, QuantPart, pack
+from .quant_tiles import SPAN, WIDTH
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class PackedProducts:
+    """See products.PackedKernel. All calls come from one thread."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+
+    @classmethod
+    def probed(cls, team: Team, forms: Sequence[QuantForm | torch.dtype]) -> PackedProducts:
+        """forms: of weights, some that are to be multiplied. Raises RuntimeError if their products are wrong on this
+        processor, and whatever compiling raises."""
+        made, generator = cls(team), torch.Generator().manual_seed(0)
+        for form in forms:
+            weight = torch.randn(WIDTH, 2 * SPAN, generator=generator)
+            narrow = quantize(weight, form) if isinstance(form, QuantForm) else weight.to(form)
+            numbers = narrow.dequantized() if isinstance(narrow, QuantizedWeight) else narrow.float()
+            x = torch.randn(MOST + FEW + 1, 2 * SPAN, generator=generator)
+            found, expected = made.prepare(made.pack([narrow]), None, torch.float32)(x), x @ numbers.t()
+            if not torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())):
+                raise RuntimeError(f"products with {form} are wrong on this processor ({quant_tiles.DOT})")
+        return made
+
+    def pack(self, weights: Sequence[torch.Tensor | QuantizedWeight]) -> list[Blocks | HalfBlocks]:
+        """The weights of a layer's projections, neighbours of one form together. Raises NoKernelError, for floats if
+        the processor multiplies them as they are."""
+        packed: list[Blocks | HalfBlocks] = []
+        for _, group in groupby(weights, key=_form):
+            same = list(group)
+            few = [weight for weight in same if isinstance(weight, QuantizedWeight)]
+            if few:
+                packed.append(pack(concatenated(few)))
+                continue
+            floats = [weight for weight in same if isinstance(weight, torch.Tensor)]
+            if not is_widened(floats[0].dtype):
+                raise NoKernelError(f"{floats[0].dtype} needs no packing")
+            packed.append(pack_halves(torch.cat(floats) if len(floats) > 1 else floats[0]))
+        return packed
+
+    def prepare(
+        self, packed: Sequence[Blocks | HalfBlocks], bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PackedProduct:
+        """bias: [out] of all of them, or None. dtype: of inputs and outputs. Raises whatever compiling raises."""
+        return PackedProduct(self._team, packed, bias, dtype)
+
+    def look_up(self, packed: Sequence[Blocks | HalfBlocks], dtype: torch.dtype) -> LookUpRows:
+        """Rows of one packed weight in few bits, by number. Raises whatever compiling raises."""
+        (blocks,) = packed
+        assert isinstance(blocks, Blocks), "tokens of a float embedding are looked up in its matrix"
+        return LookUpRows(self._team, blocks, dtype)
+
+
+def is_widened(dtype: torch.dtype) -> bool:
+    """True for 16-bit floats that this processor does not multiply."""
+    return dtype in HALVES and not processor.multiplies(dtype)
+
+
+def _form(weight: torch.Tensor | QuantizedWeight) -> QuantForm | torch.dtype:
+    return weight.dtype if isinstance(weight, torch.Tensor) else weight.form
+
+
+class PackedProduct:
+    """y = x Wᵀ + b for weights that stand side by side."""
+
+    def __init__(
+        self, team: Team, packed: Sequence[Blocks | HalfBlocks], bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> None:
+        kind = str(dtype).removeprefix("torch.")
+        self._team, self._step = team, dtype.itemsize
+        self._preparations: dict[Inputs | None, Any] = {}
+        """What makes the inputs of a weight; None: they are floats."""
+        self._parts: list[tuple[Inputs | None, QuantPart | HalfPart, int]] = []
+        """Each with the offset of its first output, in bytes."""
+        column = padded = 0
+        for blocks in packed:
+            out = blocks.size[0]
+            own = None if bias is None else bias[column : column + out]
+            offset = column * dtype.itemsize
+            if isinstance(blocks, HalfBlocks):
+                self._preparations.setdefault(None, WidenRows(team, kind))
+                self._parts.append((None, HalfPart(team, blocks, own, kind), offset))
+            else:
+                part = QuantPart(team, blocks, own, kind)
+                if part.inputs not in self._preparations:
+                    self._preparations[part.inputs] = QuantizeRows(team, kind, part.inputs)
+                self._parts.append((part.inputs, part, offset))
+            width = HALF_WIDTH if isinstance(blocks, HalfBlocks) else WIDTH
+            padded = column + -(-out // width) * width
+            column += out
+        self._out, self._padded = column, padded
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in] -> [rows, out], contiguous, in x's dtype."""
+        prepared = {inputs: prepare(x) for inputs, prepare in self._preparations.items()}
+        found = self._team.empty((len(x), self._padded), x.dtype)
+        # A weight's last block may have outputs that there are not: the next weight's first ones are written over them.
+        for inputs, part, offset in self._parts:
+            part.write(prepared[inputs], found.data_ptr() + offset, self._padded * self._step)
+        return found if self._out == self._padded else found[:, : self._out].contiguous()
