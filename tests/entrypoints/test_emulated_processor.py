@@ -1,0 +1,94 @@
+"""A server on a processor of 2013 (Haswell: AVX2), played by qemu: all its processes run emulated.
+
+Slow: compiling takes qemu minutes. Needs ``qemu-x86_64`` (Debian: qemu-user)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("numba")
+
+QEMU = shutil.which("qemu-x86_64")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3000),
+    pytest.mark.skipif(QEMU is None or platform.machine() != "x86_64", reason="needs qemu-x86_64 on x86-64"),
+]
+
+TOY = Path(__file__).parents[2] / "examples" / "toy_model"
+START_S = 1500
+PROMPTS = [[5, 17, 300, 41, 9, 1001, 3], list(range(40, 120)), [1699, 88, 12, 12, 700, 60]]
+LAUNCH = "import sys; sys.executable = {!r}; from baton.entrypoints.command import main; main()"
+
+
+@contextmanager
+def server(folder: Path, command: list[str], *flags: str, **environment: str) -> Iterator[str]:
+    """Its address. command: starts Python. folder: for its caches and its log, which a failure shows."""
+    folder.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shim = folder / "python"  # starts the processes
+    shim.write_text("#!/bin/sh\nexec " + " ".join(command) + ' "$@"\n')
+    shim.chmod(0o755)
+    caches = {"NUMBA_CACHE_DIR": str(folder / "numba"), "BATON_CACHE_DIR": str(folder / "trials")}
+    arguments = ["serve", "--model-path", str(TOY), "--port", str(port), "--attention-backend", "numba", *flags]
+    log = folder / "log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [str(shim), "-c", LAUNCH.format(str(shim)), *arguments],
+            env=os.environ | caches | environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_S
+            while not _is_ready(url):
+                assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(timeout=120)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=30).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def tokens(url: str) -> list[list[int]]:
+    body = {
+        "input_ids": PROMPTS,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True},
+    }
+    answer = httpx.post(f"{url}/generate", json=body, timeout=600)
+    assert answer.status_code == 200, answer.text
+    return [each["output_ids"] for each in answer.json()]
+
+
+@pytest.mark.parametrize("flags", [(), ("--quantization", "int8")], ids=["float32", "int8"])
+def test_haswell_gives_the_tokens_of_this_processor(flags: tuple[str, ...], tmp_path: Path) -> None:
+    assert QEMU is not None
+    with server(tmp_path / "here", [sys.executable], *flags) as url:
+        expected = tokens(url)
+    with server(tmp_path / "haswell", [QEMU, "-cpu", "Haswell", sys.executable], *flags) as url:
+        assert tokens(url) == expected
+    assert all(len(each) == 16 for each in expected)
+    # The emulated processes have compiled code of their own, and left what this processor compiled alone.
+    assert any((tmp_path / "haswell" / "numba").rglob("*.nbi"))
