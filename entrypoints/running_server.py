@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -28,6 +27,7 @@ from ..runtime.lora.adapter_config import read_adapter_config
 from ..runtime.metrics import ServerMetrics
 from ..runtime.recording.recorder import RecordingError, open_recorder
 from ..runtime.request_log import TEXT_LEVEL, RequestLog
+from ..runtime.settled_memory import settle_memory
 from ..runtime.text.tokenizer import Tokenizer, TokenizerError
 from ..runtime.tokenizer_manager import TokenizerManager
 from ..scheduler.outcome import RequestRefused
@@ -209,8 +209,7 @@ class Server:
             )
         logger.info("random seed: %d; --random-seed repeats it", self._args.scheduler.random_seed)
         self._processes.all_connected()
-        gc.collect()
-        gc.freeze()  # every module: a full collection would stop the process to find them alive once more
+        settle_memory()  # a full collection would stop the process to find every module alive once more
         self._state.warmed_up = True
         host, port = self._listener.getsockname()[:2]
         scheme = "https" if self._args.server.ssl_certfile else "http"

@@ -27,6 +27,7 @@ from .messages import (
     TokenOutputs,
     ToManager,
 )
+from .settled_memory import settle_memory
 from .stop_signal import StopSignal
 from .text.incremental_decode import IncrementalDecoder, decode_all
 from .text.stop_strings import find_final_stop, held_back
@@ -203,7 +204,9 @@ def run_detokenizer(tokenizer: Tokenizer, endpoints: Endpoints, stop: StopSignal
 
 
 def _main(process: DetokenizerProcess, stop: StopSignal) -> None:
-    run_detokenizer(Tokenizer.load(process.tokenizer_path), process.endpoints, stop)
+    tokenizer = Tokenizer.load(process.tokenizer_path)
+    settle_memory()
+    run_detokenizer(tokenizer, process.endpoints, stop)
 
 
 if __name__ == "__main__":

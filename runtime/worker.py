@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import logging
 import sys
 import time
@@ -56,6 +55,7 @@ from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
 from .sampling.op_providers import select_sampling_ops
 from .sampling.sampler import Sampler
+from .settled_memory import settle_memory
 from .step_runner import StepRunner
 from .stop_signal import StopSignal
 from .text.continuation_suffixes import ContinuationSuffixes
@@ -399,8 +399,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         if config.jobs.tool_history:
             history = ToolHistoryFile(config.jobs.tool_history, scheduler.load_tool_times, scheduler.save_tool_times)
         job_records = JobRecords(scheduler.take_job_events, trace, history)
-        gc.collect()
-        gc.freeze()  # what is alive now stays alive: later collections can skip it
+        settle_memory()
         outbox.send(WorkerReady(info=msgspec.json.encode(info)))
         tokenizer = load_tokenizer(config)
         suffixes = ContinuationSuffixes(tokenizer, config.scheduler.max_finished_requests)

@@ -60,6 +60,7 @@ from ..lora.adapter_weights import AdapterWeights
 from ..model_config import ModelConfig, ServedConfig
 from ..models.decoder import EMBEDDING, Decoder, attention_specs
 from ..models.served_model import ServedModel
+from ..settled_memory import return_free_memory
 from .cpu_threads import OtherProcesses
 from .cuda_graph import GraphCatalog, GraphRunner
 from .device_backends import DeviceBackends, choose_backends
@@ -363,6 +364,7 @@ class ModelRunner:
             torch.set_num_threads(threads)
         if wait is None:
             self._late_work = None
+            return_free_memory()
         return wait
 
     def _all_late_work(self, backends: DeviceBackends) -> Generator[float, None, None]:

@@ -150,8 +150,11 @@ def test_failed_late_trial_leaves_layers_unchanged(
     runner, plain = make_runner(folder, linear_backend="auto"), make_runner(folder, linear_backend="torch")
     monkeypatch.setattr(product_trials, "best_choice", lambda times: 1 // 0)
     monkeypatch.setattr(runner._others, "busy_cores", lambda: 0.0)
+    returned: list[bool] = []
+    monkeypatch.setattr(model_runner, "return_free_memory", lambda: returned.append(runner.has_late_work))
     while runner.run_late_work() is not None:
-        pass
+        assert not returned
+    assert returned == [False], "once, after the last"
     assert "matrix products are not tried any further: ZeroDivisionError" in caplog.text
     assert runner.run_late_work() is None and runner.has_graphs
     compare(plain, runner, 1, steps=8, atol=2e-4)
