@@ -24,6 +24,9 @@ pytestmark = pytest.mark.equality
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"
 TIE = 1e-4
+CLOSE = 2e-4
+"""Between logprobs, as every batch adds up in another order: 1.15e-4 was seen on AVX2, of a random mixture of experts
+with recurrent states."""
 
 
 @dataclass
@@ -183,7 +186,7 @@ def test_greedy_picks_the_likeliest_allowed_token(overlap: bool) -> None:
 
 def assert_logprobs(answer, reference: Reference) -> None:
     outputs = np.concatenate([chunk.values for chunk in answer.output_logprobs])
-    np.testing.assert_allclose(outputs, reference.logprobs[: len(outputs)], atol=1e-4)
+    np.testing.assert_allclose(outputs, reference.logprobs[: len(outputs)], atol=CLOSE)
     assert_input_logprobs(answer, reference)
     for chunk in answer.output_logprobs:
         assert chunk.top_ids[0, 0] == chunk.ids[0] and chunk.top_values[0, 0] >= chunk.top_values[0, 1]
@@ -192,7 +195,7 @@ def assert_logprobs(answer, reference: Reference) -> None:
 def assert_input_logprobs(answer, reference: Reference) -> None:
     inputs = np.concatenate([chunk.values for chunk in answer.input_logprobs])
     assert len(inputs) == len(reference.prompt) - 1
-    np.testing.assert_allclose(inputs, reference.prompt_logprobs, atol=1e-4)
+    np.testing.assert_allclose(inputs, reference.prompt_logprobs, atol=CLOSE)
 
 
 # -- random models of every architecture ------------------------------------------------------
