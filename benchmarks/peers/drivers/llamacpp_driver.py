@@ -9,6 +9,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+MOST_HELD_BACK = 4
+"""Tokens at the end of a stream without an event of their own: text that ends within a character is held back, and a
+character has four bytes at most."""
+
 
 class Engine:
     def __init__(self, model: str, cores: list[int], kv: str, n_parallel: int, n_ctx: int) -> None:
@@ -38,7 +42,7 @@ class Engine:
     def _one(self, request: dict[str, Any], stream: bool, began: float) -> dict[str, Any]:
         fields: dict[str, Any] = {"prompt": request["ids"], "max_tokens": request["tokens"], "ignore_eos": True}
         fields |= {"temperature": 0, "stream": stream, "cache_prompt": False}
-        fields |= {"timings_per_token": True}  # text that ends within a character is held back: events are no count
+        fields |= {"timings_per_token": True}  # the events of a stream cannot be counted, see MOST_HELD_BACK
         if request.get("seed") is not None:
             fields |= {"temperature": 0.6, "top_p": 0.95, "top_k": 50, "seed": request["seed"]}
         arrivals: list[tuple[float, int]] = []
@@ -54,12 +58,13 @@ class Engine:
         usage = (last or answer).get("usage")
         if usage is None or usage["prompt_tokens"] != len(request["ids"]):
             raise RuntimeError(f"a prompt of {len(request['ids'])} tokens was answered with {last or answer}")
-        if stream and not usage["completion_tokens"] - 4 <= arrivals[-1][1] <= usage["completion_tokens"]:
-            raise RuntimeError(f"events of {arrivals[-1][1]} tokens of {usage['completion_tokens']}")
+        seen, tokens = arrivals[-1][1] if arrivals else 0, usage["completion_tokens"]
+        if stream and not tokens - MOST_HELD_BACK <= seen <= tokens:
+            raise RuntimeError(f"a stream of {tokens} tokens had events for {seen}")
         return {
             "name": "",
             "ids": [],
-            "tokens": usage["completion_tokens"],
+            "tokens": tokens,
             "first_s": arrivals[0][0] if arrivals else None,
             "total_s": time.perf_counter() - began,
             "arrivals": arrivals,
