@@ -292,8 +292,8 @@ def make_kv_pool(
 
 
 HUGE_FROM = 64 << 20
-"""Bytes of tensors that lie on huge pages, which are read faster, of 2 MiB: of a smaller one, and there is one for each
-layer, a few tokens would take much of it."""
+"""Tensors of at least so many bytes lie on huge pages of 2 MiB, which are read faster. Every layer has a tensor, so
+with smaller ones a few tokens would make much of the pool resident."""
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

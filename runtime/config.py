@@ -79,9 +79,9 @@ class ModelArgs:
     linear_backend: Literal["auto", "torch", "transposed", "onednn", "numba", "widened"] = flag(
         "auto",
         "Implementation of matrix products on a CPU. auto: for each weight shape the fastest one, measured "
-        "while the server is idle and kept for later starts; widened (weights converted to float32 in blocks) if the "
-        "processor has no arithmetic for the dtype. auto and numba multiply weights in few bits as they are, and round "
-        "inputs to 8 bits for that; with any other value they become floats when the model is loaded.",
+        "while the server is idle and kept for later starts. auto and numba multiply weights in few bits as they are, "
+        "rounding inputs to 8 bits, and 16-bit floats that the processor does not multiply, as float32; with any other "
+        "value both become floats of --dtype when the model is loaded. widened: each product makes them float32.",
     )
     disable_cuda_graph: bool = flag(
         False,

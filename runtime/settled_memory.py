@@ -1,4 +1,4 @@
-"""What a process does with its memory once it has started."""
+"""Frees memory at the end of a process's start."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import gc
 
 
 def settle_memory() -> None:
-    """Collect what starting has left behind, keep the rest out of later collections, and free what can be freed."""
+    """Collect garbage, keep all other objects out of later collections, and return free memory."""
     gc.collect()
     gc.freeze()  # what is alive now stays alive: every module, for example
     return_free_memory()
 
 
 def return_free_memory() -> None:
-    """Give the system back what the C library keeps of freed memory, which it does by itself only at the end of its
-    heaps. Takes milliseconds. A C library other than glibc has no such call."""
+    """Return memory to the system that the C library keeps after it was freed; by itself it returns only the ends of
+    its heaps. Takes milliseconds. C libraries other than glibc have no such call."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,8 +1,9 @@
 """Decides on a CPU between bfloat16 and float32, by the time that a model's matrix products take in either.
 
 Processors with arithmetic of their own for it (avx512_bf16, AMX) are up to twice as fast, as a step reads half the
-memory. On others nothing is tried: every number is widened first. Weights of the model's largest
-shape are multiplied in either type, each in its fastest form, by one row and by as many as a prompt has; on one thread.
+memory. On others nothing is tried: the model is computed in float32, from weights that stay narrow (`narrow_dtype`).
+Weights of the model's largest shape are multiplied in either type, each in its fastest form, by one row and by as many
+as a prompt has; on one thread.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def narrow_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype | None:
     """The 16-bit floats that weights stay, because the processor does not multiply them: the model's dtype, or the
     checkpoint's where the model is computed in float32. None if there are none, or the model is small."""
     stored = dtype if dtype != FLOAT else getattr(torch, config.dtype)
-    if stored not in (BRAIN, torch.float16) or processor.multiplies(stored):
+    if processor.multiplies(stored) or _product_bytes(config) < SMALL_MODEL_BYTES:
         return None
-    return stored if _product_bytes(config) >= SMALL_MODEL_BYTES else None
+    return stored
 
 
 def _product_bytes(config: ModelConfig) -> int:

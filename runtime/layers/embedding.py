@@ -78,13 +78,16 @@ class Embedding:
             with contextlib.suppress(ValueError):  # there may be no kernel for this form or size
                 shared = kernel.pack([weight])
         if shared is None:
-            shared = self.weight = widened(weight, self.dtype).to(like.device)
-        elif rows is None and isinstance(weight, torch.Tensor):
-            self.weight = weight
-        elif rows is None and kernel is not None:
-            self._look_up, self.weight = kernel.look_up(shared, self.dtype), like.new_empty(0)
-        if rows is not None and not (isinstance(weight, torch.Tensor) and shared is self.weight):
+            self.weight = widened(weight, self.dtype).to(like.device)
+            shared = self.weight
+            if rows is not None and not isinstance(weight, torch.Tensor):  # else they are the same numbers
+                self.weight = rows.to(like.device)
+        elif rows is not None:
             self.weight = rows.to(like.device)
+        elif isinstance(weight, torch.Tensor):
+            self.weight = weight
+        elif kernel is not None:
+            self._look_up, self.weight = kernel.look_up(shared, self.dtype), like.new_empty(0)
         return shared
 
     def checkpoint_views(self, prefix: str) -> dict[str, Destination]:

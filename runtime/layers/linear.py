@@ -83,8 +83,7 @@ class Linear:
 
     def keep_packed(self, form: QuantForm | None) -> None:
         """Load the weight as the checkpoint has it, in few bits or in 16, or, if it has floats, in the form (None: as
-        floats).
-        Before `checkpoint_views`; then call `pack` before the first product."""
+        floats). Before `checkpoint_views`; then call `pack` before the first product."""
         assert not self.is_shared, "the weight is another layer's"
         self.weight = None
         self._slots = {name: WeightSlot(size, self.in_features, form) for name, size in self.parts.items()}

@@ -568,9 +568,9 @@ class Decoder:
         return self.label_head(hidden, self.norm)
 
     def keep_packed(self, form: QuantForm | None, *, has_stored_rows: bool) -> None:
-        """Load the weights of matrix products in few bits: those that the checkpoint has so, and, with a form, all that
-        it has as floats; embedding and head in 8 bits. To be called before `checkpoint_views`; `pack` follows
-        `finish_loading`.
+        """Load the weights of matrix products as the checkpoint has them, in few bits or in 16, and with a form all its
+        floats in few bits: in the form, embedding and head in 8 bits. To be called before `checkpoint_views`; `pack`
+        follows `finish_loading`.
 
         has_stored_rows: True if the embedding can be looked up in the checkpoint's file.
         """

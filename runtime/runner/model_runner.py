@@ -208,6 +208,11 @@ class ModelRunner:
             else:
                 report_phase("loading weights")
                 self._model, targets = self._load(args, opened, folder, backends, is_packed=bool(packed_forms))
+                if backends.packed is not None and isinstance(packed_forms[0], torch.dtype):
+                    kind = str(packed_forms[0]).removeprefix("torch.")
+                    logger.info(
+                        "weights stay in %s, and a kernel widens them: the processor does not multiply it", kind
+                    )
             if self._model.state_shapes:
                 self.window, self._window_layers = 0, frozenset()
             self.adapters = AdapterWeights(targets, dtype=self.dtype, device=self.device)
@@ -751,11 +756,7 @@ def _narrow_forms(
     if device.type != "cpu" or isinstance(opened, TransformersModel) or not is_read:
         return ()
     narrow = narrow_dtype(opened, dtype)
-    if narrow is None:
-        return ()
-    kind = str(narrow).removeprefix("torch.")
-    logger.info("weights stay in %s, which this processor does not multiply: a kernel widens them as it reads", kind)
-    return (narrow,)
+    return () if narrow is None else (narrow,)
 
 
 def _dtype(name: str, config: ServedConfig, device: torch.device, *, is_packed: bool = False) -> torch.dtype:

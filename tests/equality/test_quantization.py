@@ -6,17 +6,24 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from baton.attention.numba_paged.vectors import LANES
 from baton.entrypoints.engine import Engine
+from baton.runtime.config import ModelArgs
 from baton.runtime.layers.numba_ops import packed_products
 from baton.runtime.layers.numba_ops.half_products import HalfBlocks
 from baton.runtime.layers.quantize import quantize
 from baton.runtime.layers.quantized_weights import INT4, INT8, QuantForm
+from baton.runtime.models.decoder import Decoder
+from baton.runtime.runner.model_runner import ModelRunner
 from tests.doubles.lowered_processor import lower_to_avx2
+from tests.doubles.model_driver import ModelDriver
 from tests.doubles.quantized_checkpoints import FORMATS, write_packed
+from tests.doubles.tiny_models import MODELS, make_reference
 
 pytestmark = pytest.mark.equality
 
@@ -147,3 +154,26 @@ def test_weights_of_16_bits_are_computed_in_float32(
         of_model = [size for size in packed if size != (32, 64)]  # less those that probe the kernel
         assert len(of_model) == 4 * model.config.num_hidden_layers + 1  # qkv, o, gate and up, down; the head
         check(engine, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), tie=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", MODELS)
+def test_weights_of_16_bits_of_every_family(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits are those of plain floats; no layer that computes its weights anew reads them in the wrong form."""
+    make_reference(*MODELS[key]).to(torch.bfloat16).save_pretrained(tmp_path)
+    lower_to_avx2(monkeypatch)
+    monkeypatch.setattr("baton.runtime.layers.dtype_trial.SMALL_MODEL_BYTES", 0)
+    found = []
+    for backend in ("auto", "torch"):
+        args = ModelArgs(model_path=str(tmp_path), device="cpu", dtype="float32", linear_backend=backend)
+        runner = ModelRunner(args, context_length=0, num_rows=4, page_size=1, max_total_tokens=512, max_states=8)
+        assert isinstance(runner._model, Decoder)
+        linears = [linear for layer in runner._model.layers for linear in layer.linears if not linear.is_shared]
+        packed = [linear for linear in linears if linear.packed is not None]
+        assert packed == [each for each in linears if backend == "auto" and each.in_features % LANES == 0]
+        driver = ModelDriver(runner, seed=1)
+        sequence = driver.open(np.arange(1, 38, dtype=np.int32))
+        prompt = driver.step([(sequence, 37)]).logits
+        sequence.ids = np.append(sequence.ids, np.int32(7))
+        found.append(torch.cat((prompt, driver.step([(sequence, 1)]).logits)))
+    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=0.0)

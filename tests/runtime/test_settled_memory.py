@@ -1,4 +1,4 @@
-"""What processes free once they have started."""
+"""Memory that processes free at the end of their start."""
 
 from __future__ import annotations
 

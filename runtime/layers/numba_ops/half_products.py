@@ -152,13 +152,15 @@ class HalfPart:
     def __init__(self, team: Team, blocks: HalfBlocks, bias: torch.Tensor | None, kind: str) -> None:
         """bias: [out]. kind: of the outputs. Raises whatever compiling raises."""
         codes = blocks.codes
+        self.padded = len(codes) * WIDTH
+        """Outputs of whole blocks."""
         self._team, self._blocks, self._bias = team, blocks, None
         self._call = Call(half_kernel(str(codes.dtype).removeprefix("torch."), kind), ARGUMENTS)
         a = self._call.arguments
         a[COUNT], a[INPUTS] = len(codes), blocks.size[1]
         a[WEIGHT], a[BLOCK_BYTES] = codes.data_ptr(), codes.nbytes // len(codes)
         if bias is not None:
-            self._bias = torch.zeros(len(codes) * WIDTH, dtype=getattr(torch, kind))
+            self._bias = torch.zeros(self.padded, dtype=getattr(torch, kind))
             self._bias[: len(bias)] = bias
             a[BIAS] = self._bias.data_ptr()
 

@@ -1,4 +1,4 @@
-"""What products with packed weights of all kinds share."""
+"""Shared by the kernels for packed weights: their error, and how threads divide blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class NoKernelError(ValueError):
 
 
 RUN_BYTES = 1 << 18
-"""Blocks of so many bytes, side by side, are read from memory as fast as can be."""
+"""A thread that reads so many bytes in a row gets all the speed that memory has for it."""
 
 
 @cache

@@ -18,13 +18,10 @@ from ....attention.numba_paged.team import Team
 from ..quantize import quantize
 from ..quantized_weights import QuantForm, QuantizedWeight, concatenated
 from . import quant_tiles
-from .half_products import WIDTH as HALF_WIDTH
 from .half_products import HalfBlocks, HalfPart, WidenRows, pack_halves
 from .packed_blocks import NoKernelError
 from .quant_products import FEW, MOST, Blocks, Inputs, LookUpRows, QuantizeRows, QuantPart, pack
 from .quant_tiles import SPAN, WIDTH
-
-HALVES = (torch.bfloat16, torch.float16)
 
 
 class PackedProducts:
@@ -59,7 +56,7 @@ class PackedProducts:
                 packed.append(pack(concatenated(few)))
                 continue
             floats = [weight for weight in same if isinstance(weight, torch.Tensor)]
-            if not is_widened(floats[0].dtype):
+            if processor.multiplies(floats[0].dtype):
                 raise NoKernelError(f"{floats[0].dtype} needs no packing")
             packed.append(pack_halves(torch.cat(floats) if len(floats) > 1 else floats[0]))
         return packed
@@ -77,11 +74,6 @@ class PackedProducts:
         return LookUpRows(self._team, blocks, dtype)
 
 
-def is_widened(dtype: torch.dtype) -> bool:
-    """True for 16-bit floats that this processor does not multiply."""
-    return dtype in HALVES and not processor.multiplies(dtype)
-
-
 def _form(weight: torch.Tensor | QuantizedWeight) -> QuantForm | torch.dtype:
     return weight.dtype if isinstance(weight, torch.Tensor) else weight.form
 
@@ -95,25 +87,24 @@ class PackedProduct:
         kind = str(dtype).removeprefix("torch.")
         self._team, self._step = team, dtype.itemsize
         self._preparations: dict[Inputs | None, Any] = {}
-        """What makes the inputs of a weight; None: they are floats."""
+        """Prepare the inputs of a weight: round them, or (None) widen them."""
         self._parts: list[tuple[Inputs | None, QuantPart | HalfPart, int]] = []
         """Each with the offset of its first output, in bytes."""
         column = padded = 0
         for blocks in packed:
             out = blocks.size[0]
             own = None if bias is None else bias[column : column + out]
-            offset = column * dtype.itemsize
             if isinstance(blocks, HalfBlocks):
-                self._preparations.setdefault(None, WidenRows(team, kind))
-                self._parts.append((None, HalfPart(team, blocks, own, kind), offset))
+                part, inputs = HalfPart(team, blocks, own, kind), None
             else:
                 part = QuantPart(team, blocks, own, kind)
-                if part.inputs not in self._preparations:
-                    self._preparations[part.inputs] = QuantizeRows(team, kind, part.inputs)
-                self._parts.append((part.inputs, part, offset))
-            width = HALF_WIDTH if isinstance(blocks, HalfBlocks) else WIDTH
-            padded = column + -(-out // width) * width
-            column += out
+                inputs = part.inputs
+            if inputs not in self._preparations:
+                self._preparations[inputs] = (
+                    WidenRows(team, kind) if inputs is None else QuantizeRows(team, kind, inputs)
+                )
+            self._parts.append((inputs, part, column * dtype.itemsize))
+            padded, column = column + part.padded, column + out
         self._out, self._padded = column, padded
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

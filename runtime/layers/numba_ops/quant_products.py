@@ -307,6 +307,8 @@ class QuantPart:
     def __init__(self, team: Team, blocks: Blocks, bias: torch.Tensor | None, kind: str) -> None:
         """bias: [out]. kind: of the outputs. Raises whatever compiling raises."""
         self.inputs = Inputs(blocks.form.span, blocks.offset, blocks.form.has_mins)
+        self.padded = len(blocks.factors)
+        """Outputs of whole blocks."""
         self._team, self._blocks, self._bias = team, blocks, None
         self._call = Call(product_kernel(blocks.form, kind), ARGUMENTS)
         count, a = len(blocks.codes), self._call.arguments
