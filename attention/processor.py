@@ -6,6 +6,8 @@ For tests, and to see how another machine would behave, BATON_CPU_FEATURES lower
     avx512         512-bit vectors, without arithmetic for bfloat16, float16 or groups of 8-bit integers
     avx512_vnni    the same with sums of four products of 8-bit integers
 
+A level that the processor does not reach is as the next one below that it does: nothing is ever raised.
+
 It also sets the variables by which torch, oneDNN, MKL and Numba are lowered, where they are not set yet. These are read
 once, at a library's first use: so this is done when the module is imported, which imports none of them.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import cache
@@ -42,6 +45,11 @@ class Level:
     lacks: tuple[str, ...]
     environment: dict[str, str]
     """Lowers libraries to the same."""
+
+    @property
+    def needs(self) -> set[str]:
+        """Features by LLVM's names, without which code of this level is illegal: Numba and torch do not check."""
+        return {name.removeprefix("+") for name in self.environment["NUMBA_CPU_FEATURES"].split(",")}
 
 
 LEVELS = {
@@ -76,7 +84,8 @@ LEVELS = {
         },
     ),
 }
-"""Names are those of x86: other processors are not lowered. (Numba's levels are LLVM's for x86-64, not products.)"""
+"""From the lowest. Names are those of x86: other processors are not lowered. (Numba's levels are LLVM's for x86-64, not
+products.)"""
 
 _PACKS_BFLOAT16 = ({"avx512_bw", "avx512_vl", "avx512_dq"}, {"avx_ne_convert"})
 _PACKS_FLOAT16 = ({"avx512_fp16"}, {"avx_ne_convert"})
@@ -97,7 +106,25 @@ def level() -> Level | None:
         return None
     if name not in LEVELS:
         raise UnknownLevelError(f"{VARIABLE}={name} is unknown; it takes {' or '.join(LEVELS)}, or is not set")
-    return LEVELS[name]
+    names, found = list(LEVELS), _llvm_features()
+    reached = [LEVELS[each] for each in names[: names.index(name) + 1] if LEVELS[each].needs <= found]
+    return reached[-1] if reached else None
+
+
+@cache
+def _llvm_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """What the processor has by LLVM's names, without importing a library that is lowered; empty if nothing tells."""
+    try:
+        from llvmlite import binding
+
+        return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
+    except (ImportError, RuntimeError):  # without Numba
+        pass
+    try:
+        found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(name.replace("avx512_", "avx512") for name in found[1].split()) if found else frozenset()
 
 
 @cache

@@ -54,8 +54,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_report_header() -> str | None:
-    lowered = os.environ.get(processor.VARIABLE)
-    return f"processor: lowered to {lowered}" if lowered else None
+    lowered = processor.level()
+    names = [name for name, level in processor.LEVELS.items() if level is lowered]
+    return f"processor: lowered to {names[0]}" if names else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +29,18 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     processor.features.cache_clear()
+    processor._llvm_features.cache_clear()
+
+
+LLVM_NAMES = {"fma3": "fma", "avx512_f": "avx512f", "avx512_bw": "avx512bw", "avx512_vl": "avx512vl"}
+LLVM_NAMES |= {"avx512_dq": "avx512dq", "avx512_vnni": "avx512vnni"}
 
 
 def has(monkeypatch: pytest.MonkeyPatch, machine: str, features: Any) -> None:
     """A processor with these features, in a process in which nothing has been asked yet."""
     monkeypatch.setattr(platform, "machine", lambda: machine)
+    llvm = frozenset({LLVM_NAMES.get(name, name) for name in features} | {"avx512cd"})
+    monkeypatch.setattr(processor, "_llvm_features", lambda: llvm)
     monkeypatch.setattr(
         torch.cpu, "get_capabilities", lambda: dict.fromkeys(features, True) | {"architecture": machine}
     )
@@ -59,7 +67,7 @@ def test_unknown_cpu_level_error_lists_known_levels(monkeypatch: pytest.MonkeyPa
 
 
 def test_library_variables_are_lowered_unless_already_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    has(monkeypatch, "x86_64", FULL)
     environment: dict[str, str] = {"NUMBA_CPU_NAME": "x86-64-v2"}
     processor.lower_libraries(environment)
     assert environment == {"NUMBA_CPU_NAME": "x86-64-v2"}
@@ -67,6 +75,47 @@ def test_library_variables_are_lowered_unless_already_set(monkeypatch: pytest.Mo
     processor.lower_libraries(environment)
     assert environment["NUMBA_CPU_NAME"] == "x86-64-v2" and environment["ATEN_CPU_CAPABILITY"] == "avx2"
     assert environment["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+
+@pytest.mark.parametrize(
+    ("features", "asked", "reached"),
+    [
+        (FULL, "avx512_vnni", "avx512_vnni"),
+        (AVX512, "avx512_vnni", "avx512"),
+        (AVX2, "avx512_vnni", "avx2"),
+        (AVX2 | {"avx_vnni"}, "avx512", "avx2"),
+        ({"avx"}, "avx512", None),
+    ],
+)
+def test_a_level_above_the_processor_does_not_raise_libraries(
+    monkeypatch: pytest.MonkeyPatch, features: frozenset[str], asked: str, reached: str | None
+) -> None:
+    monkeypatch.setenv(processor.VARIABLE, asked)
+    has(monkeypatch, "x86_64", features)
+    environment: dict[str, str] = {}
+    processor.lower_libraries(environment)
+    assert environment == (processor.LEVELS[reached].environment if reached else {})
+
+
+def test_llvm_features_are_read_from_cpuinfo_without_llvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma avx512f avx512_vnni\n\nflags\t\t: fpu\n")
+    assert processor._llvm_features(cpuinfo) == {"fpu", "avx2", "fma", "avx512f", "avx512vnni"}
+    cpuinfo.write_text("Features\t: asimd\n")
+    processor._llvm_features.cache_clear()
+    assert not processor._llvm_features(cpuinfo) and not processor._llvm_features(tmp_path / "missing")
+
+
+@pytest.mark.skipif(not processor.is_x86(), reason="levels are of x86")
+def test_llvm_and_cpuinfo_agree_on_the_features_of_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llvmlite")
+    processor._llvm_features.cache_clear()
+    found = processor._llvm_features()
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    processor._llvm_features.cache_clear()
+    needed = set().union(*(level.needs for level in processor.LEVELS.values()))
+    assert needed & processor._llvm_features() == needed & found
 
 
 @pytest.mark.parametrize(

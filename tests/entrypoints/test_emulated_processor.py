@@ -94,3 +94,31 @@ def test_haswell_gives_the_tokens_of_this_processor(flags: tuple[str, ...], tmp_
         assert tokens(url) == expected
     assert all(len(each) == 16 for each in expected)
     assert compiled and compiled < set(caches.rglob("*.nbc"))
+
+
+def test_a_level_above_the_emulated_processor_runs_its_own_instructions() -> None:
+    """Numba compiles for what it is told, without asking whether the processor has it."""
+    script = """
+import numba
+import numpy as np
+import torch
+from baton.attention import processor
+
+@numba.njit
+def clamp(values):
+    for place in range(values.shape[0]):
+        values[place] = values[place] if values[place] > 2 else np.float32(3)
+
+values = np.ones(1000, np.float32)
+clamp(values)
+print(torch.backends.cpu.get_cpu_capability(), values.sum(), "zmm" in next(iter(clamp.inspect_asm().values())))
+"""
+    assert QEMU is not None
+    done = subprocess.run(
+        [QEMU, "-cpu", "Haswell", sys.executable, "-c", script],
+        env=os.environ | {"BATON_CPU_FEATURES": "avx512"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.stdout.split() == ["AVX2", "3000.0", "False"], done.stderr
