@@ -43,8 +43,9 @@ class ModelArgs:
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = flag(
         "auto",
-        "Type of the numbers in the KV cache, on all tiers. auto: --dtype. int8, fp8 (e4m3) and fp8_e5m2: one byte "
-        "each, and a scale for each token and head; an approximation. A GPU and latent attention take auto only.",
+        "Type of the numbers in the KV cache, on all tiers. auto: --dtype, but with weights in few bits on a CPU "
+        "bfloat16 instead of float32. int8, fp8 (e4m3) and fp8_e5m2: one byte each, and a scale for each token and "
+        "head; an approximation. A GPU and latent attention take auto only.",
     )
     quantization: Literal["auto", "int8", "int4"] = flag(
         "auto",

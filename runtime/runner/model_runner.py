@@ -166,7 +166,9 @@ class ModelRunner:
         with torch.inference_mode():
             specs = opened.specs if isinstance(opened, TransformersModel) else attention_specs(opened)
             self._kv_shapes = kv_shapes(specs)
-            self.kv_dtype = resolve_kv_dtype(args.kv_cache_dtype, specs, self.dtype, self.device)
+            self.kv_dtype = resolve_kv_dtype(
+                args.kv_cache_dtype, specs, self.dtype, self.device, has_few_bits=is_packed
+            )
             self.window, self._window_layers = window_layers(specs)
             has_windows = self.window > 0
             if window_ratio is None or any(spec.values_in_keys for spec in specs):

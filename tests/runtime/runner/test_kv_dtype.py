@@ -23,7 +23,7 @@ TOY = Path(__file__).parents[3] / "examples" / "toy_model"
 @pytest.mark.parametrize("name", ["auto", *KV_DTYPES])
 def test_names(name: str) -> None:
     expected = torch.bfloat16 if name == "auto" else KV_DTYPES[name]
-    assert resolve_kv_dtype(name, SPECS, torch.bfloat16, CPU) == expected
+    assert resolve_kv_dtype(name, SPECS, torch.bfloat16, CPU, has_few_bits=False) == expected
     assert KV_DTYPES["fp8"] == KV_DTYPES["fp8_e4m3"] != KV_DTYPES["fp8_e5m2"]
 
 
@@ -38,9 +38,28 @@ def test_names(name: str) -> None:
 def test_refusals_name_the_flag_and_what_to_take(specs: list[AttentionSpec], device: torch.device, reason: str) -> None:
     for name in ("int8", "fp8_e5m2", "float16"):
         with pytest.raises(ModelLoadError, match=f"^--kv-cache-dtype {name}.*{reason}.*use auto"):
-            resolve_kv_dtype(name, specs, torch.bfloat16, device)
+            resolve_kv_dtype(name, specs, torch.bfloat16, device, has_few_bits=False)
     for name in ("auto", "bfloat16"):
-        assert resolve_kv_dtype(name, specs, torch.bfloat16, device) == torch.bfloat16
+        assert resolve_kv_dtype(name, specs, torch.bfloat16, device, has_few_bits=False) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("specs", "model", "device", "few", "expected"),
+    [
+        (SPECS, torch.float32, CPU, True, torch.bfloat16),
+        (SPECS, torch.float32, CPU, False, torch.float32),
+        (SPECS, torch.float16, CPU, True, torch.float16),
+        (SPECS, torch.float32, GPU, True, torch.float32),
+        (LATENT, torch.float32, CPU, True, torch.float32),
+        ([], torch.float32, CPU, True, torch.float32),
+    ],
+)
+def test_float32_beside_weights_in_few_bits_becomes_bfloat16(
+    specs: list[AttentionSpec], model: torch.dtype, device: torch.device, few: bool, expected: torch.dtype
+) -> None:
+    assert resolve_kv_dtype("auto", specs, model, device, has_few_bits=few) == expected
+    if specs and expected != torch.float32:
+        assert resolve_kv_dtype("float32", specs, torch.float32, CPU, has_few_bits=few) == torch.float32
 
 
 def test_description() -> None:
