@@ -43,10 +43,11 @@ ARGUMENTS = 18
 """Places in the arguments of the kernel that quantises inputs."""
 QUANTIZE_ARGUMENTS = 10
 
-MOST = 12 if DOT_LANES == 16 else 6
-"""Rows of a tile of one vector."""
-FEW = 4 if DOT_LANES == 16 else 2
-"""Rows of a tile of two vectors."""
+MOST, FEW = (8, 4) if DOT_LANES == 16 else (4, 2)
+"""Rows of a tile, as long as so many are left."""
+VECTORS = 2
+"""Of outputs, in a tile of several rows: each number of the inputs is read once for two sums, and each of the weights
+once for all rows. (Their totals need as many registers as their sums, but are touched once in a span.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def product_kernel(form: KernelForm, kind: str) -> Any:
     item, has_mins = form.table_item, int(form.has_mins)
     out_item = 4 if kind == "float32" else 2
     lanes, parts = DOT_LANES, WIDTH // DOT_LANES
-    most, few = MOST, FEW
+    most, few, together = MOST, FEW, VECTORS
 
     def kernel(a: Any) -> None:
         if not sources:
@@ -122,18 +123,18 @@ def product_kernel(form: KernelForm, kind: str) -> Any:
             while left > 0:
                 if left >= few:
                     done = most if left >= most else few
-                    for part in range(parts):
+                    for part in range(0, parts, together):
                         line, entry, at = w + 4 * lanes * part, lanes * item * part, lanes * part
                         more = bias + 4 * at if bias != 0 else 0
                         if left >= most:
                             quant_tile(
-                                most, 1, bits, is_mxfp4, span, per, item, has_mins, number,
+                                most, together, bits, is_mxfp4, span, per, item, has_mins, number,
                                 spans, x, x_step, sides, side_step, line, scales + entry, mins + entry,
                                 factors + 4 * at, more, out + out_item * at, out_step,
                             )  # fmt: skip
                         else:
                             quant_tile(
-                                few, 1, bits, is_mxfp4, span, per, item, has_mins, number,
+                                few, together, bits, is_mxfp4, span, per, item, has_mins, number,
                                 spans, x, x_step, sides, side_step, line, scales + entry, mins + entry,
                                 factors + 4 * at, more, out + out_item * at, out_step,
                             )  # fmt: skip
