@@ -8,6 +8,7 @@ tokenizer.ggml.model  gpt2: tokens and merges of byte-level BPE; tokenizer.ggml.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from tokenizers import (
 
 from .gguf_header import GGUFHeader
 from .load_errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
 
 _NAMED = {
     "bos_token": "bos_token_id",
@@ -187,13 +190,17 @@ def _make_bpe(header: GGUFHeader, tokens: list[str], kinds: list[int]) -> Tokeni
     merges = values.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise ModelLoadError(f"{header.file} has no tokenizer.ggml.merges in its metadata; convert the model again")
+    vocabulary = _vocabulary(tokens, kinds)
     pairs = []
     for merge in merges:
         left, _, right = merge.partition(" ") if isinstance(merge, str) else ("", "", "")
         if not left or not right or " " in right:
             raise ModelLoadError(f"{header.file}: {merge!r} in tokenizer.ggml.merges is no pair of tokens")
-        pairs.append((left, right))
-    vocabulary = _vocabulary(tokens, kinds)
+        if {left, right, left + right} <= vocabulary.keys():
+            pairs.append((left, right))
+    if left_out := len(merges) - len(pairs):  # as in a pruned vocabulary; llama.cpp splits what they make up again
+        what = f"{left_out} of {len(merges)} merges are left out"
+        logger.warning("%s: %s: their tokens are not there", header.file, what)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rule in _WHOLE_WORDS))
     tokenizer.pre_tokenizer = _RULES[rule]()
     tokenizer.decoder = decoders.ByteLevel()
