@@ -30,7 +30,7 @@ ARGUMENTS = 12
 WIDTH = 2 * LANES
 """Outputs of a block."""
 MOST, FEW = (12, 4) if HAS_512_BITS else (6, 2)
-"""Rows of a tile of half a block's outputs."""
+"""Rows of a tile: MOST of half a block's outputs, FEW of all of them."""
 
 
 @cache
@@ -56,15 +56,15 @@ def half_kernel(stored: str, kind: str) -> Any:
                 bias += item * width * block
             x, out, left = peek(a + 8 * X), peek(a + 8 * OUT) + block * width * item, peek(a + 8 * ROWS)
             while left > 0:
-                if left >= few:
-                    done = most if left >= most else few
+                if left >= most:
+                    done = most
                     for part in range(2):
                         line, at = w + 2 * lanes * part, out + item * lanes * part
                         more = bias + item * lanes * part if bias != 0 else 0
-                        if left >= most:
-                            block_tile(most, 1, width, of, to, inputs, x, x_step, line, more, at, out_step)
-                        else:
-                            block_tile(few, 1, width, of, to, inputs, x, x_step, line, more, at, out_step)
+                        block_tile(most, 1, width, of, to, inputs, x, x_step, line, more, at, out_step)
+                elif left >= few:
+                    done = few
+                    block_tile(few, 2, width, of, to, inputs, x, x_step, w, bias, out, out_step)
                 else:
                     done = 1
                     block_tile(1, 2, width, of, to, inputs, x, x_step, w, bias, out, out_step)
