@@ -26,6 +26,8 @@ class RMSNorm:
 
     def in_float32(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, size] -> float32, the same shape"""
+        if x.dtype == self.weight.dtype == torch.float32:
+            return self(x)
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
 
     def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,8 +1,8 @@
 """Chooses a device's table of sampling operations, once, at start-up.
 
 On a GPU no operation may wait for the device, and none should read the vocabulary a dozen times. There a kernel
-replaces each operation, if it is installed and gives torch's results on small inputs. On a CPU one of Numba's applies
-masks to vocabularies that are large enough.
+replaces each operation, if it is installed and gives torch's results on small inputs. On a CPU kernels of Numba's look
+for the best token and apply masks, in vocabularies that are large enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...attention.error_text import describe_error
 from ...scheduler.constraints.constraint import BITS, TokenMasks
 from .mask_ops import apply_masks_on_device
 from .ops import TORCH_GPU_OPS, TORCH_OPS, Filters, SamplingOps, draw_all, draw_nucleus_by_sort, draw_top_k
-from .ranking import row_statistics
+from .ranking import best_tokens, row_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +40,13 @@ def select_sampling_ops(device: torch.device, vocab_size: int) -> SamplingOps:
 
 def _on_cpu(vocab_size: int) -> SamplingOps:
     try:
-        from .numba_masks import apply_masks  # here: Numba is optional
+        from . import numba_masks, numba_ranking  # here: Numba is optional
 
-        ops = replace(TORCH_OPS, apply_masks=apply_masks)
-        _probe_apply_masks(ops, torch.device("cpu"), vocab_size)
+        ops = replace(TORCH_OPS, apply_masks=numba_masks.apply_masks, best_tokens=numba_ranking.BestTokens())
+        for probe_op in (_probe_apply_masks, _probe_best_tokens):
+            probe_op(ops, torch.device("cpu"), vocab_size)
     except Exception as error:  # compiled code may raise anything
-        logger.warning("numpy applies masks, which takes about twice as long: %s", describe_error(error))
+        logger.warning("torch and numpy look for tokens and apply masks, which takes longer: %s", describe_error(error))
         return TORCH_OPS
     return ops
 
@@ -57,7 +58,7 @@ Provider = Callable[[SamplingOps], dict[str, Callable[..., Any]]]
 def _triton_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
     from . import triton_ops
 
-    return {name: getattr(triton_ops, name) for name in SamplingOps.__slots__}
+    return {name: getattr(triton_ops, name) for name in SamplingOps.__slots__ if hasattr(triton_ops, name)}
 
 
 def _flashinfer_ops(ops: SamplingOps) -> dict[str, Callable[..., Any]]:
@@ -196,10 +197,21 @@ def _probe_apply_masks(ops: SamplingOps, device: torch.device, vocab_size: int) 
         _same(logits, expected, "masked logits")
 
 
+def _probe_best_tokens(ops: SamplingOps, device: torch.device, vocab_size: int) -> None:
+    for rows in _ROWS:
+        logits = _probe_logits(device, rows, vocab_size)
+        logits[0, vocab_size // 2 :: 7] = logits.new_full((1,), float("nan"))
+        best, ids = ops.best_tokens(logits)
+        expected, expected_ids = best_tokens(logits)
+        _same(ids, expected_ids, "best tokens")
+        _same(best.nan_to_num(), expected.nan_to_num(), "best logits")
+
+
 _PROBES: dict[str, Callable[[SamplingOps, torch.device, int], None]] = {
     "draw_top_k": _probe_draw_top_k,
     "draw_all": _probe_draw_all,
     "draw_nucleus": _probe_draw_nucleus,
     "row_statistics": _probe_survey,
     "apply_masks": _probe_apply_masks,
+    "best_tokens": _probe_best_tokens,
 }

@@ -151,6 +151,12 @@ class DrawNucleusOp(Protocol):
         ...
 
 
+class BestTokensOp(Protocol):
+    def __call__(self, logits: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `ranking.best_tokens`."""
+        ...
+
+
 class RowStatisticsOp(Protocol):
     def __call__(self, logits: torch.Tensor, chunk: int, /) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `ranking.row_statistics`."""
@@ -165,7 +171,7 @@ class ApplyMasksOp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplingOps:
-    """One implementation for each operation; all are functions without state."""
+    """One implementation for each operation. All calls come from one thread."""
 
     draw_top_k: DrawTopKOp
     draw_all: DrawAllOp
@@ -174,6 +180,8 @@ class SamplingOps:
     """For beam searches."""
     apply_masks: ApplyMasksOp = apply_masks_on_host
     """For grammars."""
+    best_tokens: BestTokensOp = best_tokens
+    """For greedy rows."""
 
 
 TORCH_OPS = SamplingOps(draw_top_k, draw_all, draw_nucleus_at_second_look, row_statistics)

@@ -38,7 +38,7 @@ from .banned_tokens import BanPlan, ban_tokens
 from .noise import draw_keys
 from .ops import TORCH_OPS, Filters, SamplingOps
 from .penalties import PendingTokens, SeenTokens, apply_penalties
-from .ranking import SLICE_ELEMENTS, best_tokens
+from .ranking import SLICE_ELEMENTS
 from .sequences import SequenceState
 from .token_masks import allow_only
 
@@ -135,7 +135,7 @@ class Sampler:
         plan = self._plan_for(sequences)
         adjusted = self._adjust(logits, plan, positions, allowed, pending)
         if plan.greedy_rows is None and adjusted is logits:
-            peaks, ids = best_tokens(logits)
+            peaks, ids = self.ops.best_tokens(logits)
             return Sampled(ids, peaks)
         ids = self._choose(adjusted, plan, positions)
         chosen = None
@@ -147,14 +147,14 @@ class Sampler:
     def _choose(self, logits: torch.Tensor, plan: _Plan, positions: np.ndarray) -> torch.Tensor:
         """Token ids int64 [n] from adjusted logits."""
         if plan.greedy_rows is None:
-            return best_tokens(logits)[1]
+            return self.ops.best_tokens(logits)[1]
         draw_key = draw_keys(plan.seeds, positions)
         keys = upload([draw_key.view(np.int64)], self._device)[0].view(torch.int32)
         if len(plan.groups) == 1 and not len(plan.greedy_rows):
             return self._draw(logits, plan.groups[0], keys)
         next_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         if len(plan.greedy_rows):
-            next_ids[plan.greedy_rows] = best_tokens(logits[plan.greedy_rows])[1]
+            next_ids[plan.greedy_rows] = self.ops.best_tokens(logits[plan.greedy_rows])[1]
         for group in plan.groups:
             next_ids[group.rows] = self._draw(logits[group.rows], group, keys[group.rows])
         return next_ids

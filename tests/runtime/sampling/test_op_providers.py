@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.runtime.sampling import numba_masks
+from baton.runtime.sampling import numba_masks, numba_ranking
 from baton.runtime.sampling import ops as torch_ops
 from baton.runtime.sampling.op_providers import NUMBA_VOCABULARY, PROVIDERS, Provider, probe, select_sampling_ops
 from baton.runtime.sampling.ops import TORCH_GPU_OPS, TORCH_OPS, Filters, SamplingOps
@@ -41,7 +41,7 @@ def test_good_operations_are_chosen_and_logged(caplog):
     assert warning == ""
     assert caplog.messages == [
         "sampling: draw_top_k by torch, draw_all by fast, draw_nucleus by torch, row_statistics by torch, "
-        "apply_masks by torch"
+        "apply_masks by torch, best_tokens by torch"
     ]
 
 
@@ -91,7 +91,7 @@ def test_available_kernels_pass_the_probe(caplog, monkeypatch, interpreter):
     assert warning == ""
     expected = (
         "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, row_statistics by triton, "
-        "apply_masks by triton"
+        "apply_masks by triton, best_tokens by torch"
     )
     assert caplog.messages[0] == expected
     assert not set(_functions(ops)) & set(_functions(TORCH_OPS))
@@ -115,7 +115,7 @@ def test_triton_draws_nucleus_if_flashinfer_fails(caplog, monkeypatch, interpret
     fake_top_p.install(monkeypatch, fails)
     ops, warning = select(caplog, PROVIDERS)
     assert (
-        caplog.messages[0].endswith("draw_nucleus by triton, row_statistics by triton, apply_masks by triton")
+        "draw_nucleus by triton, row_statistics by triton, apply_masks by triton" in caplog.messages[0]
         and "draw_nucleus of flashinfer" in warning
     )
     assert ops.draw_nucleus is not TORCH_GPU_OPS.draw_nucleus
@@ -158,20 +158,27 @@ def test_gpu_has_kernels_for_all_sampling_ops(caplog, vocab_size):
         select_sampling_ops(torch.device("cuda"), vocab_size)
     expected = (
         "sampling: draw_top_k by triton, draw_all by triton, draw_nucleus by flashinfer, row_statistics by triton, "
-        "apply_masks by triton"
+        "apply_masks by triton, best_tokens by torch"
     )
     assert caplog.messages[1:] == [expected]
 
 
-def test_numba_applies_masks_of_large_vocabularies(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["apply_masks", "best_tokens"])
+def test_numba_kernels_serve_large_vocabularies(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Where it cannot, numpy does, and one line says so."""
+    """Where one is wrong, torch and numpy do the work, and one line says so."""
     assert select_sampling_ops(CPU, NUMBA_VOCABULARY - 1) is TORCH_OPS
-    assert select_sampling_ops(CPU, NUMBA_VOCABULARY).apply_masks is numba_masks.apply_masks
+    ops = select_sampling_ops(CPU, NUMBA_VOCABULARY)
+    assert getattr(ops, name) is not getattr(TORCH_OPS, name)
     assert not caplog.records
-    monkeypatch.setattr(numba_masks, "apply_masks", lambda logits, masks, finite: None)  # a kernel that does nothing
+    if name == "apply_masks":
+        monkeypatch.setattr(numba_masks, name, lambda logits, masks, finite: None)  # a kernel that does nothing
+    else:
+        monkeypatch.setattr(numba_ranking.BestTokens, "__call__", lambda self, logits: logits.min(dim=-1))
     assert select_sampling_ops(CPU, NUMBA_VOCABULARY) is TORCH_OPS
-    assert [record.message for record in caplog.records] == [
-        "numpy applies masks, which takes about twice as long: WrongAnswer: masked logits differ from torch's"
-    ]
+    (message,) = (record.message for record in caplog.records)
+    what = "masked logits" if name == "apply_masks" else "best tokens"
+    assert message == (
+        f"torch and numpy look for tokens and apply masks, which takes longer: WrongAnswer: {what} differ from torch's"
+    )

@@ -50,10 +50,18 @@ def test_nan_rows_still_give_valid_token_ids(sign):
     assert ids.min() >= 0 and ids.max() < 16_401
 
 
+def by_numba(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    pytest.importorskip("numba")
+    from baton.runtime.sampling.numba_ranking import BestTokens
+
+    return BestTokens()(logits)
+
+
+@pytest.mark.parametrize("find", [best_tokens, by_numba])
 @pytest.mark.parametrize("vocab_size", [200, MIN_CHUNKED, MIN_CHUNKED + 1, MIN_CHUNKED + BEST_CHUNK - 1, 50_257])
-def test_best_token_is_first_of_the_highest(vocab_size):
+def test_best_token_is_first_of_the_highest(find, vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
-    logits = torch.randn(9, vocab_size, generator=generator).bfloat16().float()
+    logits = torch.randn(13, vocab_size, generator=generator).bfloat16().float()
     logits[1] = -float("inf")
     logits[2, ::2], logits[2, 1::2] = -0.0, 0.0
     logits[3, -1] = 99.0
@@ -61,10 +69,19 @@ def test_best_token_is_first_of_the_highest(vocab_size):
     logits[5, [vocab_size // 3, -2]] = math.nan
     logits[6, 0] = 99.0
     logits[7, -BEST_CHUNK:] = 99.0
-    best, ids = best_tokens(logits)
+    logits[8, [9, -3]] = math.copysign(math.nan, -1.0)
+    logits[8, 11] = float("inf")
+    logits[9] = -3e38
+    logits[9, vocab_size // 2 :] = -2.9e38
+    logits[10] = -1e-30
+    logits[10, -1] = 1e-40  # smaller than the normal numbers
+    logits[11] = math.nan
+    best, ids = find(logits)
     expected = logits.max(dim=-1)
     assert torch.equal(ids, expected.indices) and torch.equal(best.nan_to_num(7), expected.values.nan_to_num(7))
     assert ids.dtype == torch.int64 and ids[2] == 0
+    some, some_ids = find(logits[3:4])
+    assert some_ids.tolist() == [vocab_size - 1] and some.tolist() == [99.0]
 
 
 def test_k_beyond_the_vocabulary_ranks_all():
