@@ -1,8 +1,8 @@
 """The frame of every child of a server: it reads its config, ends with its parent and reports why it failed.
 
-server_processes.py starts a child as ``python -m <module> RUN_DIR …``, before any of these exists. Its standard input
-is its lifeline: the launcher writes the config there, one line of JSON, and closes it to end the child. The kernel
-closes it when the launcher dies, however that happens. The main function of a child is one line:
+server_processes.py starts a child as ``python … <module> RUN_DIR …`` (start_child.py), before any of these exists. Its
+standard input is its lifeline: the launcher writes the config there, one line of JSON, and closes it to end the child.
+The kernel closes it when the launcher dies, however that happens. The main function of a child is one line:
 
     if __name__ == "__main__":
         sys.exit(run_child("worker", WorkerProcess, lambda process, stop: run_worker(process.config, ...)))
@@ -30,6 +30,7 @@ from ..channels import Endpoints
 from ..checkpoint.model_files import ModelLoadError
 from ..config import WorkerConfig
 from ..job_records import RecordsError
+from ..settled_memory import keep_imports
 from ..stop_signal import StopSignal
 from ..text.tokenizer import TokenizerError
 
@@ -77,6 +78,7 @@ def run_child(role: str, config_type: type[ChildT], run: Callable[[ChildT, StopS
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    keep_imports()
     line = sys.stdin.buffer.readline()
     if not line:  # the launcher died before it could send the config
         _remove_run_dir()

@@ -25,8 +25,9 @@ from .child_process import DUMP_SIGNAL, DetokenizerProcess, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
-WORKER_MODULE = ("-m", "baton.runtime.worker")
-DETOKENIZER_MODULE = ("-m", "baton.runtime.detokenizer")
+_START = ("-m", "baton.runtime.launcher.start_child")
+WORKER_MODULE = (*_START, "baton.runtime.worker")
+DETOKENIZER_MODULE = (*_START, "baton.runtime.detokenizer")
 
 _DUMP_S = 1.0
 """Seconds that a hung child has to write its stacks."""

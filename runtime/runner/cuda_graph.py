@@ -186,13 +186,15 @@ class GraphRunner:
         progress = tqdm(at_start, desc=f"Capturing {recorder.name}", unit="graph", disable=None)
         # No garbage collection during a capture: it might free another graph.
         gc.collect()
+        collects = gc.isenabled()
         gc.disable()
         try:
             for shape in progress:
                 progress.set_postfix_str(str(shape))
                 self._graphs[shape] = self._capture(shape)
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
 
     @property
     def num_captured(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ from baton.entrypoints.engine import Engine
 from baton.runtime import detokenizer, worker
 from baton.runtime.channels import Endpoints
 from baton.runtime.launcher.child_process import DetokenizerProcess
-from baton.runtime.settled_memory import return_free_memory, settle_memory
+from baton.runtime.launcher.server_processes import DETOKENIZER_MODULE, WORKER_MODULE
+from baton.runtime.settled_memory import keep_imports, pause_collection, return_free_memory, settle_memory
 from baton.runtime.stop_signal import StopSignal
 from tests.doubles.byte_tokenizer import write_byte_tokenizer
 
@@ -68,3 +71,31 @@ def test_detokenizer_settles_before_it_serves(tmp_path: Path, monkeypatch: pytes
     )
     detokenizer._main(process, StopSignal())
     assert calls == ["settled", "serving"]
+
+
+def test_paused_collection_ends_with_the_start() -> None:
+    try:
+        before = gc.get_freeze_count()
+        keep_imports()
+        assert gc.isenabled() and gc.get_freeze_count() == before, "nothing is paused"
+        pause_collection()
+        assert not gc.isenabled()
+        keep_imports()
+        assert gc.get_freeze_count() > 10_000
+        settle_memory()
+        assert gc.isenabled()
+        gc.disable()
+        settle_memory()
+        assert not gc.isenabled(), "what a user's program has chosen stays"
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def test_child_starts_without_collection(tmp_path: Path) -> None:
+    script = "import gc, sys; print(gc.isenabled(), sys.argv[1:], __name__); sys.exit(3)"
+    (tmp_path / "child_of_this_test.py").write_text(script)
+    command = [sys.executable, *WORKER_MODULE[:-1], "child_of_this_test", "a", "b"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "False ['a', 'b'] __main__\n"), done.stderr
+    assert WORKER_MODULE[-1] == "baton.runtime.worker" and DETOKENIZER_MODULE[-1] == "baton.runtime.detokenizer"
