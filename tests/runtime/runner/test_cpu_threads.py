@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from baton.runtime.runner.cpu_threads import (
     OtherProcesses,
     SpinLimit,
     Usage,
-    read_usage,
+    UsageReader,
     watch_cpu_threads,
 )
 
@@ -189,11 +190,12 @@ def test_cores_that_other_processes_keep_busy() -> None:
 
 class TestReading:
     def test_read_usage_on_this_machine(self) -> None:
-        before = read_usage()
+        read = UsageReader()
+        before = read()
         if before is None:
             pytest.skip("this kernel keeps no schedstat")
         sum(range(10**6))
-        after = read_usage()
+        after = read()
         assert after is not None and after.run > before.run and after.delay >= before.delay
         assert after.busy >= before.busy > 0
 
@@ -207,15 +209,41 @@ class TestReading:
         )
         (tmp_path / "stat").write_text(lines)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-        assert read_usage(tmp_path) == Usage(4.0, 0.75, 690 / os.sysconf("SC_CLK_TCK"))
+        assert UsageReader(tmp_path)() == Usage(4.0, 0.75, 690 / os.sysconf("SC_CLK_TCK"))
 
     @pytest.mark.parametrize("content", ["", "0 0 0", "rubbish"])
     def test_read_usage_without_schedstat_is_none(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "self/task/10").mkdir(parents=True)
         (tmp_path / "self/task/10/schedstat").write_text(content)
         (tmp_path / "stat").write_text("cpu0 1 1 1 1 1 1 1 1 1 1\n")
-        assert read_usage(tmp_path) is None
-        assert read_usage(tmp_path / "missing") is None
+        assert UsageReader(tmp_path)() is None
+        assert UsageReader(tmp_path / "missing")() is None
+
+    def test_threads_that_come_and_go_are_followed(self) -> None:
+        read = UsageReader()
+        if read() is None:
+            pytest.skip("this kernel keeps no schedstat")
+        spun, end = threading.Event(), threading.Event()
+
+        def spin() -> None:
+            sum(range(10**7))
+            spun.set()
+            end.wait()
+
+        before, open_before, tasks = read(), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        thread = threading.Thread(target=spin)
+        thread.start()
+        spun.wait()
+        during = read()
+        assert before is not None and during is not None and during.run > before.run
+        assert len(os.listdir("/proc/self/fd")) == open_before + 1
+        end.set()
+        thread.join()
+        while len(os.listdir("/proc/self/task")) > tasks:  # the kernel's thread ends a little later
+            time.sleep(0.001)
+        after = read()
+        assert after is not None and after.run < during.run, "what has ended is not counted"
+        assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 class TestThreads:
