@@ -48,6 +48,7 @@ from .messages import (
     WatchRequests,
 )
 from .outputs import OutputBuilder
+from .runner.cpu_threads import WatchThreads
 from .runner.step_profile import StepProfiler
 from .step_runner import StepInFlight, StepOutput, StepRunner
 from .text.continuation_suffixes import ContinuationSuffixes
@@ -108,17 +109,17 @@ class EventLoop:
         profiler: StepProfiler,
         overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        watch_threads: Callable[[float], None] = lambda now: None,
+        watch_threads: WatchThreads = lambda now, *, resumes: None,
         idle_work: Callable[[], float | None] | None = None,
         tier_io: TierIO | None = None,
         job_records: JobRecords | None = None,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
-        that time, see `runner/cpu_threads.py`. idle_work: does a piece of work for which no request may be open, and
-        returns the seconds until the next one, or None when all is done. tier_io: executes the transfers that the
-        scheduler's tiers order; None without tiers. job_records: records the events of jobs. kv_events: publishes the
-        contents of the cache."""
+        that time, and with True if the loop had no step before, see `runner/cpu_threads.py`. idle_work: does a piece of
+        work for which no request may be open, and returns the seconds until the next one, or None when all is done.
+        tier_io: executes the transfers that the scheduler's tiers order; None without tiers. job_records: records the
+        events of jobs. kv_events: publishes the contents of the cache."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -178,9 +179,9 @@ class EventLoop:
         if self._tier_io is not None:
             failure = self.run_contained(lambda: self.submit_transfer_orders(now), now)
             self._profiler.lap("tiers")
-        self._last_launched = batch
+        resumes, self._last_launched = self._last_launched is None, batch
         if batch is not None:
-            self._watch_threads(now)
+            self._watch_threads(now, resumes=resumes)
             self.launch_step(batch, failure)
         self.run_observer(lambda: self._live_reports.report_turn([ended for ended, _ in finished], batch, now))
         self._outbox.flush()

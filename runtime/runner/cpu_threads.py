@@ -237,8 +237,10 @@ class CpuThreads:
         self._times: dict[int, list[float]] = {}
         self._rest = 0
 
-    def adjust_threads(self, now: float) -> None:
-        """Evaluate the last window, if it is over. now: seconds, on the loop's clock."""
+    def adjust_threads(self, now: float, *, resumes: bool = False) -> None:
+        """Evaluate the last window, if it is over. now: seconds, on the loop's clock. resumes: True if no step was
+        computed in between. Whether the processor was crowded then, by trials beside a neighbour for example, does not
+        tell whether it is now."""
         if now < self._due:
             return
         self._due = now + WINDOW_S
@@ -255,7 +257,7 @@ class CpuThreads:
         self._others = max(0.0, (usage.busy - before.busy - (usage.run - before.run)) / elapsed)
         windows = max(1, round(elapsed / WINDOW_S))
         self._quiet_windows = self._quiet_windows + windows if self._others < QUIET_OTHERS else 0
-        if not self.crowded and delay > CROWDED_DELAY and self._others > CROWDED_OTHERS:
+        if not self.crowded and not resumes and delay > CROWDED_DELAY and self._others > CROWDED_OTHERS:
             self.crowded = True
             self._use(self._all, f"other processes use {self._others:.1f} cores (run delay {delay:.0%})")
         elif self.crowded and self._quiet_windows >= QUIET_WINDOWS:
@@ -289,9 +291,15 @@ class CpuThreads:
         logger.info("%s: threads %d, spins %s", why, threads, "short" if self.crowded else "long")
 
 
-def watch_cpu_threads(device: str) -> Callable[[float], None]:
+class WatchThreads(Protocol):
+    def __call__(self, now: float, *, resumes: bool) -> None:
+        """See `CpuThreads.adjust_threads`."""
+        ...
+
+
+def watch_cpu_threads(device: str) -> WatchThreads:
     """The function to call between steps; it does nothing where threads cannot compete."""
     threads = torch.get_num_threads()
     if device != "cpu" or threads == 1:
-        return lambda now: None
+        return lambda now, *, resumes: None
     return CpuThreads(threads).adjust_threads

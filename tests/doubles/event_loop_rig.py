@@ -140,8 +140,8 @@ class Rig:
         self.profiler = StepProfiler(torch.device("cpu"))
         self.now = 0.0
         self.seconds_per_turn = 0.0
-        self.watched: list[tuple[float, int]] = []
-        """Time, and steps launched before, whenever the processor was looked at."""
+        self.watched: list[tuple[float, int, bool]] = []
+        """Time, steps launched before, and whether a pause had ended, whenever the processor was looked at."""
         self.loop = EventLoop(
             scheduler=self.scheduler,
             step_runner=self.step_runner,
@@ -156,7 +156,7 @@ class Rig:
             overlap=overlap,
             clock=self.clock,
             tier_io=self.tier_io,
-            watch_threads=lambda now: self.watched.append((now, self.step_runner.launches)),
+            watch_threads=lambda now, *, resumes: self.watched.append((now, self.step_runner.launches, resumes)),
         )
 
     def clock(self) -> float:

@@ -298,8 +298,13 @@ def test_cpu_threads_are_checked_before_each_step_only(overlap: bool) -> None:
     rig.seconds_per_turn = 1.0
     rig.inbox.extend([[], [], [ask("a", [1, 2, 3], 5)]])
     rig.run()
-    assert [steps for _, steps in rig.watched] == list(range(rig.step_runner.launches))
+    launches = rig.step_runner.launches
+    assert [steps for _, steps, _ in rig.watched] == list(range(launches))
     assert rig.watched[0][0] == 3.0, "the time of the turn"
+    rig.inbox.extend([[], [], [ask("b", [1, 2, 3], 5)]])
+    rig.run()
+    resumed = [steps for _, steps, resumes in rig.watched if resumes]
+    assert resumed == [0, launches], "steps that follow one are not the first after a pause"
 
 
 @LOOPS

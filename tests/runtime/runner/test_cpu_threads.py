@@ -51,14 +51,14 @@ class Processor:
     def time_work(self, threads: int) -> float:
         return self.speeds[threads]
 
-    def pass_windows(self, number: int, of: float = WINDOW_S) -> None:
+    def pass_windows(self, number: int, of: float = WINDOW_S, *, resumes: bool = False) -> None:
         for _ in range(number):
             u = self._usage
             self._usage = Usage(
                 u.run + self.run * of, u.delay + self.delay * of, u.busy + (self.run + self.others) * of
             )
             self.now += of
-            self.governor.adjust_threads(self.now)
+            self.governor.adjust_threads(self.now, resumes=resumes)
 
 
 def crowded(threads: int = 2, others: float = 1.0, **speeds: float) -> Processor:
@@ -115,6 +115,18 @@ class TestCrowded:
         processor = crowded(t1=1.0, t2=1.0)
         processor.run, processor.delay, processor.others = 0.01, 0.0, 1.0
         processor.pass_windows(1, of=40 * WINDOW_S)
+        assert processor.used == [(2, False)]
+
+    def test_contention_in_a_pause_is_not_that_of_now(self) -> None:
+        processor = Processor()
+        processor.delay, processor.others = 0.6, 1.0
+        processor.pass_windows(1, of=30 * WINDOW_S, resumes=True)
+        assert processor.used == []
+        processor.delay, processor.others = 0.0, 0.0
+        processor.pass_windows(10)
+        assert processor.used == []
+        processor.delay, processor.others = 0.6, 1.0
+        processor.pass_windows(1)
         assert processor.used == [(2, False)]
 
     def test_contention_during_long_step_stops_spinning(self) -> None:
