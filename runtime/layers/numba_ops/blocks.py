@@ -33,7 +33,7 @@ several weights: COUNT of all blocks, BLOCKS of each weight, TABLE the address o
 weight, of its bias, its first row, its rows."""
 ARGUMENTS = 13
 
-TILES = ((12, 2), (8, 2), (4, 4), (2, 4)) if HAS_512_BITS else ((6, 1), (4, 1), (2, 2), (2, 2))
+TILES = ((12, 2), (4, 4), (2, 4)) if HAS_512_BITS else ((6, 1), (4, 1), (2, 2))
 """Rows and vectors of outputs with sums that stay in registers, the largest first. A single row takes whole blocks."""
 
 WIDTHS = (64, 32)
@@ -50,9 +50,7 @@ def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> Any:
     sources, number = checksum(operations, vectors, block_tiles), KINDS.index(kind)
     item, stored = (4, number) if kind == "float32" else (2, PAIRS)
     lines = width // LANES
-    (most, in_most), (many, in_many), (several, in_several), (few, in_few) = (
-        (rows, min(outs, lines)) for rows, outs in TILES
-    )
+    (most, in_most), (several, in_several), (few, in_few) = ((rows, min(outs, lines)) for rows, outs in TILES)
 
     def kernel(a: Any) -> None:
         if not sources:
@@ -82,14 +80,6 @@ def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> Any:
                             most, in_most, width, stored, number, steps, x, x_step, line, more, out + at, out_step
                         )
                     done = most
-                elif left >= many:
-                    for part in range(lines // in_many):
-                        at = part * in_many * LANES * item
-                        line, more = w + LINE * in_many * part, bias + at if bias != 0 else 0
-                        block_tile(
-                            many, in_many, width, stored, number, steps, x, x_step, line, more, out + at, out_step
-                        )
-                    done = many
                 elif left >= several:
                     for part in range(lines // in_several):
                         at = part * in_several * LANES * item
