@@ -168,7 +168,9 @@ def agreements(results: Results) -> Iterator[str]:
 def where_from(results: Results) -> str:
     """The machine, the versions and how often."""
     about, rounds = results.report["runs"][-1], results.rounds()
-    versions = ", ".join(f"{name} {known['version']}" for name, known in results.report["engines"].items())
+    # Baton with a file of llama.cpp's is not named again: it has no version of its own.
+    engines = {name: known for name, known in results.report["engines"].items() if "version" in known}
+    versions = ", ".join(f"{name} {known['version']}" for name, known in engines.items())
     often = f"medians of {rounds} rounds" if rounds > 1 else "one round"
     level = f" as {about['level']}" if about.get("level") else ""
     return f"{about['processor']}{level}, {len(about['cores'])} cores; {versions}; {often}"

