@@ -110,7 +110,7 @@ def test_floats_when_another_product_is_asked_for(tmp_path: Path) -> None:
     write_packed(TOY, tmp_path / "packed", tmp_path / "widened", FORMATS["w4a16"])
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "widened", dtype=torch.float32)
     options = {"temperature": 0.0, "max_new_tokens": 2}
-    floats = {"dtype": "float32", "kv_cache_dtype": "float32", "linear_backend": "torch"}
+    floats: Any = {"dtype": "float32", "kv_cache_dtype": "float32", "linear_backend": "torch"}
     with Engine(model_path=str(tmp_path / "packed"), max_total_tokens=2048, **floats) as engine:
         found = engine.generate(input_ids=PROMPTS[0], sampling_params=options, return_logprob=True)
     with torch.inference_mode():
