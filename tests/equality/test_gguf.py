@@ -28,6 +28,8 @@ pytestmark = pytest.mark.equality
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_model"
 F32 = gguf.GGMLQuantizationType.F32
+EXACT: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_dtype": "float32", "linear_backend": "torch"}
+"""Settings of an engine that rounds nothing but the weights."""
 
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "Llama", {}),
@@ -104,7 +106,7 @@ def test_logits_of_each_architecture(name, tmp_path):
     write_gguf(tmp_path / "folder", tmp_path / "m.gguf", architecture, extra=rope_tensors(name, reference))
     folder = resolve_model_folder(str(tmp_path / "m.gguf"))
     check_folder(folder, ModelArgs())
-    args = ModelArgs(model_path=str(tmp_path / "m.gguf"), device="cpu", dtype="float32", linear_backend="torch")
+    args = ModelArgs(model_path=str(tmp_path / "m.gguf"), **EXACT)
     driver = ModelDriver(ModelRunner(args, context_length=0, num_rows=4, page_size=1, max_total_tokens=1024), seed=1)
     sequence = driver.open(np.random.default_rng(2).integers(0, 131, 60))
     for count in (50, 1, 9):
@@ -116,8 +118,7 @@ def test_logits_of_each_architecture(name, tmp_path):
 
 def served_tokens(model: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
     options = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
-    settings = {"dtype": "float32", "device": "cpu", "max_total_tokens": 2048, "linear_backend": "torch"}
-    with Engine(model_path=str(model), **settings) as engine:
+    with Engine(model_path=str(model), max_total_tokens=2048, **EXACT) as engine:
         return [engine.generate(input_ids=ids, sampling_params=options)["output_ids"] for ids in prompts]
 
 
@@ -161,7 +162,7 @@ def test_experts_and_convolutions_in_few_bits(name, kind, tmp_path):
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     save_folder(tmp_path / "widened", numbers, config)
     widened = type(reference).from_pretrained(tmp_path / "widened", dtype=torch.float32).eval()
-    args = ModelArgs(model_path=str(tmp_path / "m.gguf"), device="cpu", dtype="float32", linear_backend="torch")
+    args = ModelArgs(model_path=str(tmp_path / "m.gguf"), **EXACT)
     driver = ModelDriver(ModelRunner(args, context_length=0, num_rows=4, page_size=1, max_total_tokens=1024), seed=1)
     sequence = driver.open(np.random.default_rng(2).integers(0, 131, 60))
     found = driver.step([(sequence, 60)]).logits[0]
@@ -184,7 +185,7 @@ def test_mixture_of_k_quants(tmp_path):
         return gguf.GGMLQuantizationType[rare.get(name.split(".")[-2], "Q4_K")]
 
     numbers = write_gguf(tmp_path / "folder", tmp_path / "m.gguf", "llama", kinds=kinds)
-    args = ModelArgs(model_path=str(tmp_path / "m.gguf"), device="cpu", dtype="float32", linear_backend="torch")
+    args = ModelArgs(model_path=str(tmp_path / "m.gguf"), **EXACT)
     driver = ModelDriver(ModelRunner(args, context_length=0, num_rows=4, page_size=1, max_total_tokens=1024), seed=1)
     sequence = driver.open(np.random.default_rng(2).integers(0, 131, 60))
     found = driver.step([(sequence, 60)]).logits[0]

@@ -39,7 +39,7 @@ def test_experts_of_gpt_oss(tmp_path):
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
-    args = ModelArgs(model_path=str(tmp_path / "folder"), device="cpu", dtype="float32")
+    args = ModelArgs(model_path=str(tmp_path / "folder"), device="cpu", dtype="float32", kv_cache_dtype="float32")
     driver = ModelDriver(ModelRunner(args, context_length=0, num_rows=4, page_size=1, max_total_tokens=1024), seed=1)
     sequence = driver.open(np.random.default_rng(2).integers(0, 131, 60))
     found = driver.step([(sequence, 60)]).logits[0]

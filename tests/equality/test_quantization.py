@@ -86,11 +86,25 @@ def test_quantised_when_loaded(name: str, form: QuantForm, backend: Any) -> None
         model_path=str(TOY),
         quantization=name,
         dtype="float32",
+        kv_cache_dtype="float32",
         max_total_tokens=2048,
         chunked_prefill_size=100,
         linear_backend=backend,
     ) as engine:
         check(engine, model, 1e-4 if backend == "torch" else TIE)
+
+
+def test_keys_and_values_in_bfloat16() -> None:
+    """The default beside weights in few bits: alone, from the cache and in pieces a row's numbers are the same."""
+    model = rounding_reference(TOY)
+    embedding = model.get_input_embeddings().weight.detach().clone()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(quantize(module.weight, INT8).dequantized())
+        model.get_input_embeddings().weight = nn.Parameter(embedding)
+    with Engine(model_path=str(TOY), quantization="int8", max_total_tokens=2048, chunked_prefill_size=100) as engine:
+        check(engine, model, tie=0.1)
 
 
 @pytest.mark.parametrize("name", ["gptq4-zeros", "awq64"])
@@ -99,7 +113,8 @@ def test_packed_checkpoints_as_they_are(tmp_path: Path, name: str) -> None:
     model = rounding_reference(tmp_path / "widened")
     head = model.get_output_embeddings()
     head._forward_pre_hooks.clear()  # the file has floats for it
-    with Engine(model_path=str(tmp_path / "packed"), dtype="float32", max_total_tokens=2048) as engine:
+    floats: Any = {"dtype": "float32", "kv_cache_dtype": "float32"}
+    with Engine(model_path=str(tmp_path / "packed"), max_total_tokens=2048, **floats) as engine:
         check(engine, model)
 
 

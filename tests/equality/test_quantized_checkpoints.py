@@ -33,8 +33,8 @@ def assert_tokens_of_transformers(served: Path, widened: Path) -> None:
     check_folder(served, ModelArgs(model_path=str(served)))
     model: Any = AutoModelForCausalLM.from_pretrained(widened, dtype=torch.float32)
     options = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    options_of_engine = {"dtype": "float32", "device": "cpu", "max_total_tokens": 2048, "linear_backend": "torch"}
-    with Engine(model_path=str(served), **options_of_engine) as engine:
+    floats: Any = {"dtype": "float32", "kv_cache_dtype": "float32", "linear_backend": "torch"}
+    with Engine(model_path=str(served), device="cpu", max_total_tokens=2048, **floats) as engine:
         for prompt in PROMPTS:
             tokens = engine.generate(input_ids=prompt, sampling_params=options)["output_ids"]
             logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]

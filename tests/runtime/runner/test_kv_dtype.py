@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,13 @@ def test_pool_planned_from_memory_holds_more_tokens() -> None:
     (plain, per_token), (more, fewer) = plans
     assert per_token / fewer == pytest.approx(3.56, abs=0.01)  # heads of 32 numbers: 128 / 36
     assert more / plain == pytest.approx(per_token / fewer, rel=0.01)
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [("auto", torch.bfloat16), ("float32", torch.float32)])
+def test_pool_beside_weights_in_few_bits(chosen: Any, expected: torch.dtype) -> None:
+    args = ModelArgs(model_path=str(TOY), device="cpu", dtype="float32", quantization="int8", kv_cache_dtype=chosen)
+    runner = ModelRunner(args, context_length=512, num_rows=2, page_size=16, max_total_tokens=1024)
+    assert (runner.dtype, runner.kv_pool.dtype) == (torch.float32, expected)
 
 
 def test_latents_are_refused_by_the_runner(tmp_path: Path) -> None:
