@@ -6,7 +6,7 @@ For tests, and to see how another machine would behave, BATON_CPU_FEATURES lower
     avx512         512-bit vectors, without arithmetic for bfloat16, float16 or groups of 8-bit integers
     avx512_vnni    the same with sums of four products of 8-bit integers
 
-A level that the processor does not reach is as the next one below that it does: nothing is ever raised.
+Where the processor lacks features of a level, libraries are lowered to the next level below that it does have.
 
 It also sets the variables by which torch, oneDNN, MKL and Numba are lowered, where they are not set yet. These are read
 once, at a library's first use: so this is done when the module is imported, which imports none of them.
@@ -48,7 +48,7 @@ class Level:
 
     @property
     def needs(self) -> set[str]:
-        """Features by LLVM's names, without which code of this level is illegal: Numba and torch do not check."""
+        """Features, by LLVM's names, that code of this level uses. Neither Numba nor torch checks that they exist."""
         return {name.removeprefix("+") for name in self.environment["NUMBA_CPU_FEATURES"].split(",")}
 
 
@@ -99,21 +99,30 @@ def is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 
 
-def level() -> Level | None:
-    """The level to which the processor is lowered; None if it is not. Raises UnknownLevelError."""
+def _asked_level() -> Level | None:
+    """The level that BATON_CPU_FEATURES names; None if it is not set. Raises UnknownLevelError."""
     name = os.environ.get(VARIABLE, "")
     if not name or not is_x86():
         return None
     if name not in LEVELS:
         raise UnknownLevelError(f"{VARIABLE}={name} is unknown; it takes {' or '.join(LEVELS)}, or is not set")
-    names, found = list(LEVELS), _llvm_features()
-    reached = [LEVELS[each] for each in names[: names.index(name) + 1] if LEVELS[each].needs <= found]
+    return LEVELS[name]
+
+
+def level() -> Level | None:
+    """The level to which libraries are lowered: the one asked for, or the highest below it whose features the processor
+    has. None if there is none. Raises UnknownLevelError."""
+    asked, found = _asked_level(), _llvm_features()
+    if asked is None:
+        return None
+    levels = list(LEVELS.values())
+    reached = [each for each in levels[: levels.index(asked) + 1] if each.needs <= found]
     return reached[-1] if reached else None
 
 
 @cache
 def _llvm_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the processor has by LLVM's names, without importing a library that is lowered; empty if nothing tells."""
+    """The processor's features by LLVM's names. Imports no library that is lowered. Empty if they cannot be found."""
     try:
         from llvmlite import binding
 
@@ -131,8 +140,8 @@ def _llvm_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 def features() -> frozenset[str]:
     """The features of the processor, as torch's `cpu.get_capabilities` names them ("avx2", "avx512_bf16", "neon", …),
     less those that its level lacks. The same in all threads for as long as the process lives."""
-    lowered = level()
-    lacks = lowered.lacks if lowered is not None else ()
+    asked = _asked_level()
+    lacks = asked.lacks if asked is not None else ()
     return frozenset(name for name in _of_the_processor() if not name.startswith(lacks))
 
 

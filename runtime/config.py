@@ -38,7 +38,7 @@ class ModelArgs:
     )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = flag(
         "auto",
-        "Type of weights, and of KV unless --kv-cache-dtype differs. auto: the checkpoint's type; on a CPU float32, or "
+        "Type of weights, and of KV (see --kv-cache-dtype). auto: the checkpoint's type; on a CPU float32, or "
         "bfloat16 if both checkpoint and processor have it and it is faster.",
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = flag(

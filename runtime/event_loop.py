@@ -109,17 +109,17 @@ class EventLoop:
         profiler: StepProfiler,
         overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        watch_threads: WatchThreads = lambda now, *, resumes: None,
+        watch_threads: WatchThreads = lambda now, *, after_idle_work: None,
         idle_work: Callable[[], float | None] | None = None,
         tier_io: TierIO | None = None,
         job_records: JobRecords | None = None,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
         """clock: in seconds. A turn reads it once for all its decisions. watch_threads: called before each step with
-        that time, and with True if the loop had no step before, see `runner/cpu_threads.py`. idle_work: does a piece of
-        work for which no request may be open, and returns the seconds until the next one, or None when all is done.
-        tier_io: executes the transfers that the scheduler's tiers order; None without tiers. job_records: records the
-        events of jobs. kv_events: publishes the contents of the cache."""
+        that time, see `runner/cpu_threads.py`. idle_work: does a piece of work for which no request may be open, and
+        returns the seconds until the next one, or None when all is done. tier_io: executes the transfers that the
+        scheduler's tiers order; None without tiers. job_records: records the events of jobs. kv_events: publishes the
+        contents of the cache."""
         self._scheduler = scheduler
         self._step_runner = step_runner
         self._inbox = inbox
@@ -139,6 +139,8 @@ class EventLoop:
         self._idle_work = idle_work
         self._idle_since = clock()
         self._next_idle_work = 0.0
+        self._did_idle_work = False
+        """True if idle work has been done since the last step."""
         self._tier_io = tier_io
         self._job_records = job_records
         self._kv_events = kv_events
@@ -179,9 +181,10 @@ class EventLoop:
         if self._tier_io is not None:
             failure = self.run_contained(lambda: self.submit_transfer_orders(now), now)
             self._profiler.lap("tiers")
-        resumes, self._last_launched = self._last_launched is None, batch
+        self._last_launched = batch
         if batch is not None:
-            self._watch_threads(now, resumes=resumes)
+            self._watch_threads(now, after_idle_work=self._did_idle_work)
+            self._did_idle_work = False
             self.launch_step(batch, failure)
         self.run_observer(lambda: self._live_reports.report_turn([ended for ended, _ in finished], batch, now))
         self._outbox.flush()
@@ -197,6 +200,7 @@ class EventLoop:
             self._idle_since = now
         elif now >= self._idle_work_due and self._idle_work is not None:
             wait = self._idle_work()
+            self._did_idle_work = True
             if wait is None:
                 self._idle_work = None
             elif wait > 0:

@@ -237,10 +237,9 @@ class CpuThreads:
         self._times: dict[int, list[float]] = {}
         self._rest = 0
 
-    def adjust_threads(self, now: float, *, resumes: bool = False) -> None:
-        """Evaluate the last window, if it is over. now: seconds, on the loop's clock. resumes: True if no step was
-        computed in between. Whether the processor was crowded then, by trials beside a neighbour for example, does not
-        tell whether it is now."""
+    def adjust_threads(self, now: float, *, after_idle_work: bool = False) -> None:
+        """Evaluate the last window, if it is over. now: seconds, on the loop's clock. after_idle_work: True
+        if trials ran since the last step: a processor that was crowded beside them may be free now."""
         if now < self._due:
             return
         self._due = now + WINDOW_S
@@ -257,7 +256,7 @@ class CpuThreads:
         self._others = max(0.0, (usage.busy - before.busy - (usage.run - before.run)) / elapsed)
         windows = max(1, round(elapsed / WINDOW_S))
         self._quiet_windows = self._quiet_windows + windows if self._others < QUIET_OTHERS else 0
-        if not self.crowded and not resumes and delay > CROWDED_DELAY and self._others > CROWDED_OTHERS:
+        if not self.crowded and not after_idle_work and delay > CROWDED_DELAY and self._others > CROWDED_OTHERS:
             self.crowded = True
             self._use(self._all, f"other processes use {self._others:.1f} cores (run delay {delay:.0%})")
         elif self.crowded and self._quiet_windows >= QUIET_WINDOWS:
@@ -292,7 +291,7 @@ class CpuThreads:
 
 
 class WatchThreads(Protocol):
-    def __call__(self, now: float, *, resumes: bool) -> None:
+    def __call__(self, now: float, *, after_idle_work: bool) -> None:
         """See `CpuThreads.adjust_threads`."""
         ...
 
@@ -301,5 +300,5 @@ def watch_cpu_threads(device: str) -> WatchThreads:
     """The function to call between steps; it does nothing where threads cannot compete."""
     threads = torch.get_num_threads()
     if device != "cpu" or threads == 1:
-        return lambda now, *, resumes: None
+        return lambda now, *, after_idle_work: None
     return CpuThreads(threads).adjust_threads

@@ -141,7 +141,7 @@ class Rig:
         self.now = 0.0
         self.seconds_per_turn = 0.0
         self.watched: list[tuple[float, int, bool]] = []
-        """Time, steps launched before, and whether a pause had ended, whenever the processor was looked at."""
+        """Time, steps launched before, and whether idle work came before, whenever the processor was looked at."""
         self.loop = EventLoop(
             scheduler=self.scheduler,
             step_runner=self.step_runner,
@@ -156,7 +156,9 @@ class Rig:
             overlap=overlap,
             clock=self.clock,
             tier_io=self.tier_io,
-            watch_threads=lambda now, *, resumes: self.watched.append((now, self.step_runner.launches, resumes)),
+            watch_threads=lambda now, *, after_idle_work: self.watched.append(
+                (now, self.step_runner.launches, after_idle_work)
+            ),
         )
 
     def clock(self) -> float:

@@ -46,8 +46,8 @@ QUANTIZE_ARGUMENTS = 10
 MOST, FEW = (8, 4) if DOT_LANES == 16 else (4, 2)
 """Rows of a tile, as long as so many are left."""
 VECTORS = 2
-"""Of outputs, in a tile of several rows: each number of the inputs is read once for two sums, and each of the weights
-once for all rows. (Their totals need as many registers as their sums, but are touched once in a span.)"""
+"""Vectors of outputs in a tile of several rows. Each input is loaded once for both, and each weight once for all rows.
+(With the totals of a span, a tile needs more registers than there are; LLVM keeps those in memory.)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,14 +51,14 @@ class Processor:
     def time_work(self, threads: int) -> float:
         return self.speeds[threads]
 
-    def pass_windows(self, number: int, of: float = WINDOW_S, *, resumes: bool = False) -> None:
+    def pass_windows(self, number: int, of: float = WINDOW_S, *, after_idle_work: bool = False) -> None:
         for _ in range(number):
             u = self._usage
             self._usage = Usage(
                 u.run + self.run * of, u.delay + self.delay * of, u.busy + (self.run + self.others) * of
             )
             self.now += of
-            self.governor.adjust_threads(self.now, resumes=resumes)
+            self.governor.adjust_threads(self.now, after_idle_work=after_idle_work)
 
 
 def crowded(threads: int = 2, others: float = 1.0, **speeds: float) -> Processor:
@@ -117,10 +117,10 @@ class TestCrowded:
         processor.pass_windows(1, of=40 * WINDOW_S)
         assert processor.used == [(2, False)]
 
-    def test_contention_in_a_pause_is_not_that_of_now(self) -> None:
+    def test_contention_beside_idle_work_is_not_that_of_now(self) -> None:
         processor = Processor()
         processor.delay, processor.others = 0.6, 1.0
-        processor.pass_windows(1, of=30 * WINDOW_S, resumes=True)
+        processor.pass_windows(1, of=30 * WINDOW_S, after_idle_work=True)
         assert processor.used == []
         processor.delay, processor.others = 0.0, 0.0
         processor.pass_windows(10)
@@ -242,20 +242,21 @@ class TestReading:
             spun.set()
             end.wait()
 
-        before, open_before, tasks = read(), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        before = read()
         thread = threading.Thread(target=spin)
         thread.start()
         spun.wait()
         during = read()
         assert before is not None and during is not None and during.run > before.run
-        assert len(os.listdir("/proc/self/fd")) == open_before + 1
+        task = str(thread.native_id)
+        assert task in read._tasks
         end.set()
         thread.join()
-        while len(os.listdir("/proc/self/task")) > tasks:  # the kernel's thread ends a little later
+        while Path(f"/proc/self/task/{task}").exists():  # the kernel's thread ends a little later
             time.sleep(0.001)
         after = read()
         assert after is not None and after.run < during.run, "what has ended is not counted"
-        assert len(os.listdir("/proc/self/fd")) == open_before
+        assert task not in read._tasks
 
 
 class TestThreads:
