@@ -23,10 +23,10 @@ from ..backend import AttentionBatch, AttentionSpec, GraphKind, GraphShape, Reac
 from ..torch_native import TorchNativeBackend
 from . import kernel as args
 from .copying import RowCopy
-from .kernel import ARGUMENTS, compile_kernel, scratch_bytes
+from .kernel import ARGUMENTS, attention_kernel, scratch_bytes
+from .kinds import LOG2_E
 from .pieces import TOKENS_AT_ONCE, Work, cut
 from .team import Call, Team
-from .vectors import LOG2_E
 
 SHORT_EXTEND = 32
 """New tokens up to which the kernel is faster than tiles on any processor."""
@@ -167,7 +167,7 @@ class _Kernels:
         self._narrow: dict[int, RowCopy] = {}
         for shape in {_shape(spec) for spec in specs}:
             head_dim, group, value_dim, has_cap, has_sinks = shape
-            self._kernels[shape] = compile_kernel(
+            self._kernels[shape] = attention_kernel(
                 head_dim, group, kind, value_dim=value_dim, has_cap=has_cap, has_sinks=has_sinks
             )
         if self._dtype != torch.float32:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 
-from . import operations, vectors
-from .compiling import checksum, compiled
-from .operations import KINDS, copy_row, fetch_add, peek
+from .compiling import KernelFunction, kernel_builder
+from .kinds import KINDS
 from .team import Call, Team
 
 NEXT, COUNT, SOURCE, SOURCE_STEP, TARGET, TARGET_STEP, IDS = range(7)
@@ -20,14 +18,13 @@ AT_ONCE = 8
 """Rows that a thread takes."""
 
 
-@cache
-def copy_kernel(size: int, source_kind: str, target_kind: str, *, by_id: bool) -> Any:
-    """A Numba cfunc; every thread of a team calls it."""
-    sources, first_kind, second_kind = checksum(operations, vectors), KINDS.index(source_kind), KINDS.index(target_kind)
+@kernel_builder
+def copy_kernel(size: int, source_kind: str, target_kind: str, *, by_id: bool) -> KernelFunction:
+    from .operations import copy_row, fetch_add, peek
+
+    first_kind, second_kind = KINDS.index(source_kind), KINDS.index(target_kind)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         source, target = peek(a + 8 * SOURCE), peek(a + 8 * TARGET)
         while True:
             first = fetch_add(a + 8 * NEXT, AT_ONCE)
@@ -38,7 +35,7 @@ def copy_kernel(size: int, source_kind: str, target_kind: str, *, by_id: bool) -
                 from_row = source + number * peek(a + 8 * SOURCE_STEP)
                 copy_row(size, first_kind, second_kind, from_row, target + row * peek(a + 8 * TARGET_STEP))
 
-    return compiled(kernel)
+    return kernel
 
 
 class RowCopy:

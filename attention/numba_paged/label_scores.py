@@ -5,7 +5,6 @@ A block of tokens is scored for all heads before the next one, since a token's h
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,9 +12,8 @@ import torch
 from ...memory_pool.kv_rows import is_quantized, quantize, read_rows
 from ..backend import AttentionSpec
 from ..double_sparse import score_labels
-from . import operations, vectors
-from .compiling import checksum, compiled
-from .operations import BLOCK, KINDS, fetch_add, kept_bytes, peek, score
+from .compiling import KernelFunction, kernel_builder
+from .kinds import BLOCK, KINDS, kept_bytes
 from .team import Call, Team
 
 NEXT, BLOCKS, LENGTH, QUERIES, KEYS, KEY_STEP, SLOTS, OUT = range(8)
@@ -26,16 +24,15 @@ AT_ONCE = 4
 """Blocks that a thread takes."""
 
 
-@cache
-def label_kernel(channels: int, head_dim: int, kv_heads: int, group: int, kind_name: str) -> Any:
-    """A Numba cfunc; every thread of a team calls it."""
-    sources, kind = checksum(operations, vectors), KINDS.index(kind_name)
+@kernel_builder
+def label_kernel(channels: int, head_dim: int, kv_heads: int, group: int, kind_name: str) -> KernelFunction:
+    from .operations import fetch_add, peek, score
+
+    kind = KINDS.index(kind_name)
     row = kept_bytes(head_dim, kind_name)
     fetched, fetches = 0, 1  # no values; the labels of the next block
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         blocks, length, step = peek(a + 8 * BLOCKS), peek(a + 8 * LENGTH), peek(a + 8 * KEY_STEP)
         queries, keys, out = peek(a + 8 * QUERIES), peek(a + 8 * KEYS), peek(a + 8 * OUT)
         while True:
@@ -53,7 +50,7 @@ def label_kernel(channels: int, head_dim: int, kv_heads: int, group: int, kind_n
                         slots, ahead, count, step, step, out + 4 * BLOCK * group * (head * blocks + block),
                     )  # fmt: skip
 
-    return compiled(kernel)
+    return kernel
 
 
 class LabelScores:

@@ -16,6 +16,8 @@ from ..error_text import describe_error
 from ..probe import BEAMS, DECODE, EXTEND, LONG, ProbeScene, ProbeStep, probe_backend
 from ..torch_native import TorchNativeBackend
 from ..trial_results import TrialResults
+from .backend import ANY_EXTEND, SHORT_EXTEND, NumbaPagedBackend, kernel_rows
+from .compiling import NumbaMissingError
 from .team import Team
 
 logger = logging.getLogger(__name__)
@@ -44,10 +46,6 @@ def load_attention(
     """A backend factory, once its kernels have passed the probe. kv_dtype: see `ProbeScene`. Raises
     NumbaUnavailable."""
     began = time.monotonic()
-    try:
-        from .backend import ANY_EXTEND, SHORT_EXTEND, NumbaPagedBackend
-    except ImportError as error:  # not installed, or not for this numpy
-        raise NumbaUnavailable(f"Numba cannot be imported ({error}); pip install 'baton-serve[cpu]'") from error
     where = {"page_size": page_size, "dtype": dtype, "device": device, "kv_dtype": kv_dtype}
     by_length = {
         longest: partial(NumbaPagedBackend, team=team, longest_extend=longest) for longest in (SHORT_EXTEND, ANY_EXTEND)
@@ -57,6 +55,8 @@ def load_attention(
     try:
         probe_backend(by_length[SHORT_EXTEND], specs, (DECODE, EXTEND, BEAMS, LONG), **where)
         probe_backend(by_length[ANY_EXTEND], specs, (LONG,), **where)
+    except NumbaMissingError as error:
+        raise NumbaUnavailable(str(error)) from error
     except Exception as error:
         raise NumbaUnavailable(describe_error(error)) from error
     longest, found = _longest_extend(by_length, specs[0], **where)
@@ -109,8 +109,6 @@ def probed(spec: AttentionSpec) -> AttentionSpec:
     instead of half a minute."""
     if not spec.values_in_keys:
         return spec
-    from .backend import kernel_rows
-
     return dataclasses.replace(spec, num_heads=min(spec.num_heads, FEW_HEADS[kernel_rows(spec)]))
 
 

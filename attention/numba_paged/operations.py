@@ -14,20 +14,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-from ...memory_pool.kv_rows import SCALE_BYTES, scale_offset
-from .vectors import LANES, LOG2_E, QUANTIZED, Vectors, spans
-
-KINDS = ("float32", "bfloat16", "float16", *QUANTIZED)
-"""Types of the numbers in the pool; everything is computed in float32."""
-
-ROWS_AT_ONCE = 4
-"""Rows with sums that stay in registers while values are added to them."""
+from .kinds import BLOCK, KINDS, LANES, LOG2_E, QUANTIZED, ROWS_AT_ONCE, item_bytes, kept_bytes
+from .vectors import Vectors, spans
 
 NUMBERS_AT_ONCE = 128
-"""So many numbers of each of these rows; wider values are added in parts."""
-
-BLOCK = 64
-"""Keys of a block: scores of a row are so many floats."""
+"""So many numbers of each of ROWS_AT_ONCE rows; wider values are added in parts."""
 
 intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
 
@@ -39,16 +30,6 @@ def sized(kind: types.Type) -> int:
     if not isinstance(kind, types.IntegerLiteral):
         raise TypeError(f"{kind} is no constant")
     return int(kind.literal_value)
-
-
-def item_bytes(kind: str) -> int:
-    """Bytes of a number."""
-    return 4 if kind == "float32" else 1 if kind in QUANTIZED else 2
-
-
-def kept_bytes(size: int, kind: str) -> int:
-    """Bytes of a row of the pool."""
-    return scale_offset(size) + SCALE_BYTES if kind in QUANTIZED else size * item_bytes(kind)
 
 
 def without_result(generate: Callable[[Vectors, list[Any]], None]) -> Any:

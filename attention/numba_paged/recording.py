@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
@@ -21,9 +20,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import operations
-from .compiling import checksum, compiled
-from .operations import call_at, call_with, peek
+from .compiling import KernelFunction, kernel_builder
 from .team import Call, Team
 
 COUNT, CALLS, BARRIER = 1, 2, 3
@@ -146,17 +143,14 @@ class TeamRecorder:
         return output, Program(self._team, recording.calls, self._arena).run
 
 
-@cache
-def program_kernel() -> Any:
-    """A Numba cfunc; every thread of a team calls it."""
-    sources = checksum(operations)
+@kernel_builder
+def program_kernel() -> KernelFunction:
+    from .operations import call_at, call_with, peek
 
     def program(a: Any) -> None:
-        if not sources:
-            return
         for number in range(peek(a + 8 * COUNT)):
             at = peek(a + 8 * CALLS) + 16 * number
             call_with(peek(at), peek(at + 8))
             call_at(peek(a + 8 * BARRIER))
 
-    return compiled(program)
+    return program

@@ -14,10 +14,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
+
+from .compiling import Kernel
 
 
 class NoTeamError(RuntimeError):
@@ -31,19 +33,23 @@ class Call:
     thread adds to it until nothing is left.
     """
 
-    __slots__ = ("_compiled", "address", "arguments", "function", "lasts")
+    __slots__ = ("address", "arguments", "function", "lasts")
 
-    def __init__(self, compiled: Any, size: int, *, lasts: bool = False) -> None:
-        """compiled: a Numba cfunc; its code lives as long as this does. lasts: a recording takes this very object,
-        because its owner still changes its arguments; otherwise a copy with the present ones."""
-        self._compiled, self.lasts = compiled, lasts
+    def __init__(self, kernel: Kernel, size: int, *, lasts: bool = False) -> None:
+        """lasts: a recording takes this very object, because its owner still changes its arguments; otherwise a copy
+        with the present ones."""
+        self.lasts = lasts
         self.arguments = (ctypes.c_int64 * size)()
-        self.function, self.address = compiled.address, ctypes.addressof(self.arguments)
+        self.function, self.address = kernel.address, ctypes.addressof(self.arguments)
+
+    def run_here(self) -> None:
+        """On this thread. The GIL is free meanwhile."""
+        _called(self.function)(self.address)
 
     def copied_to(self, arguments: np.ndarray) -> Call:
         """The same with arguments in other memory: int64, at least as many."""
         other = Call.__new__(Call)
-        other._compiled, other.lasts, other.function = self._compiled, self.lasts, self.function
+        other.lasts, other.function = self.lasts, self.function
         other.arguments = (ctypes.c_int64 * len(self.arguments)).from_buffer(arguments.data)
         other.arguments[:] = self.arguments
         other.address = ctypes.addressof(other.arguments)
@@ -80,7 +86,7 @@ class Team:
         elif threads > 1:
             self._parallel(call.function, call.address, threads, 0)
         else:
-            _called(call.function)(call.address)
+            call.run_here()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory on the CPU for what a call computes."""

@@ -11,26 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 from llvmlite.binding import llvm_version_info
-from numba.core import cgutils, config
+from numba.core import cgutils
 
 from ...memory_pool.kv_rows import scale_offset
-from .. import processor
-
-LANES = 16
-"""Numbers of the widest vector."""
-
-LINE = 64
-"""Bytes that a prefetch brings."""
-
-
-def has(feature: str) -> bool:
-    """True if the processor that Numba compiles for has the feature: this one, unless NUMBA_CPU_NAME or
-    NUMBA_CPU_FEATURES say otherwise. feature: as `processor.features` names it."""
-    name, listed = (getattr(config, each, None) for each in ("CPU_NAME", "CPU_FEATURES"))
-    if name is None and listed is None:
-        return feature in processor.features()
-    return f"+{feature.replace('_', '')}" in (listed or "").split(",")  # as LLVM names it
-
+from .kinds import FLOAT8, LANES, LINE, LOG2_E, QUANTIZED
+from .target import has
 
 HAS_PAIRS = has("avx512_bf16")
 """True if the processor multiplies pairs of bfloat16."""
@@ -48,15 +33,6 @@ TANH_COEFFICIENTS = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.3
 """Coefficients of (tanh(x) − x) / x³ in x², up to |x| = SMALL_TANH: those of Cephes' tanhf (Moshier 1989)."""
 
 SMALL_TANH = 0.625
-
-FLOAT8 = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}
-"""Bits of the mantissa and bias of the exponent of 8-bit floats."""
-
-QUANTIZED = ("int8", *FLOAT8)
-"""Types of numbers that have a scale, see kv_rows.py."""
-
-LOG2_E = 1.4426950408889634
-"""2^(x · log₂ e) is exp(x)."""
 
 LN2_PARTS = (-0.693359375, 2.12194440e-4)
 """−ln 2 as a sum, the first of few bits: x − n·ln 2 is then exact enough."""

@@ -11,21 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .operations import (
-    BLOCK,
-    FLOAT,
-    INT,
-    KINDS,
-    ROWS_AT_ONCE,
-    VOID,
-    add_rows,
-    intrinsic,
-    item_bytes,
-    kept_bytes,
-    sized,
-    without_result,
-)
-from .vectors import HAS_PAIRS, LANES, QUANTIZED, Vectors, spans
+from .kinds import BLOCK, KINDS, LANES, QUANTIZED, ROWS_AT_ONCE, item_bytes, kept_bytes
+from .operations import FLOAT, INT, VOID, add_rows, intrinsic, sized, without_result
+from .vectors import HAS_PAIRS, Vectors, spans
 
 
 def in_pairs(kind: str, head_dim: int, value_dim: int) -> bool:

@@ -62,9 +62,9 @@ class Embedding:
         self._slot = WeightSlot(out, into, form) if is_read else UnreadSlot(out, into)
 
     def pack(self, kernel: PackedKernel | None, rows: torch.Tensor | None) -> torch.Tensor | Sequence[PackedBlocks]:
-        """Bring a matrix that was kept packed into the form in which it is read. rows: the checkpoint's own numbers, in
-        its file, if they are floats: tokens are looked up there. Returns the matrix for a head that shares it: packed,
-        or, without a kernel for it, as floats."""
+        """Bring a matrix that was kept packed into the form in which it is read. rows: the checkpoint's own numbers, as
+        floats in its file. Tokens are looked up there, unless the matrix is in few bits: then a head that shares it has
+        it in memory. Returns the matrix for such a head: packed, or, without a kernel for it, as floats."""
         slot, self._slot = self._slot, None
         if slot is None:
             return self.weight
@@ -78,16 +78,13 @@ class Embedding:
             with contextlib.suppress(ValueError):  # there may be no kernel for this form or size
                 shared = kernel.pack([weight])
         if shared is None:
-            self.weight = widened(weight, self.dtype).to(like.device)
-            shared = self.weight
-            if rows is not None and not isinstance(weight, torch.Tensor):  # else they are the same numbers
-                self.weight = rows.to(like.device)
+            self.weight = shared = widened(weight, self.dtype).to(like.device)
+        elif isinstance(weight, QuantizedWeight) and kernel is not None:
+            self._look_up, self.weight = kernel.look_up(shared, self.dtype), like.new_empty(0)
         elif rows is not None:
             self.weight = rows.to(like.device)
         elif isinstance(weight, torch.Tensor):
             self.weight = weight
-        elif kernel is not None:
-            self._look_up, self.weight = kernel.look_up(shared, self.dtype), like.new_empty(0)
         return shared
 
     def checkpoint_views(self, prefix: str) -> dict[str, Destination]:

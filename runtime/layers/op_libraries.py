@@ -81,7 +81,7 @@ def numba_library(dtype: torch.dtype, shape: OpShape, team: Team, kv_dtype: torc
     """The library of Numba's kernels, which are compiled for one model."""
 
     def load(device: torch.device) -> Mapping[str, Callable[..., Any]]:
-        from .numba_ops import operations  # here: Numba is optional, and only for a CPU
+        from .numba_ops import operations  # here: for a CPU only
 
         return operations.load(shape, dtype, team, kv_dtype)
 

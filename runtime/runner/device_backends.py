@@ -20,6 +20,7 @@ from ...attention.backend import AttentionBackend, AttentionSpec
 from ...attention.double_sparse import DoubleSparseBackend, ScoreLabels, Sparsity, is_sparse_layer
 from ...attention.error_text import describe_error
 from ...attention.latent import LatentBackend
+from ...attention.numba_paged.compiling import NumbaMissingError
 from ...attention.numba_paged.team import NoTeamError, Team
 from ...attention.torch_native import TorchNativeBackend
 from ...attention.windowed import open_windowed
@@ -187,7 +188,7 @@ def _on_a_cpu(
 
 
 def _sized_ops(team: Team, dtype: torch.dtype) -> SizedOps | None:
-    from ..layers.numba_ops import operations  # here: Numba is optional
+    from ..layers.numba_ops import operations  # here: for a CPU only
 
     try:
         return operations.SizedOps(team, dtype)
@@ -203,7 +204,7 @@ def _label_scores(
     kv_dtype: torch.dtype | None = None,
 ) -> ScoreLabels | None:
     """The kernel for sparse decodes; None if it cannot be used."""
-    from ...attention.numba_paged.label_scores import LabelScores  # here: Numba is optional
+    from ...attention.numba_paged.label_scores import LabelScores  # here: for a CPU only
 
     scores = LabelScores(team)
     try:
@@ -223,7 +224,7 @@ def _logits(config: ModelConfig, dtype: torch.dtype, is_small: bool) -> LogitsPr
     if dtype != torch.bfloat16:  # float32 is not rounded; float16 has 11 bits, and no kernel
         return None
     try:
-        from ..layers.numba_ops.logits import ExactLogits  # here: Numba is optional
+        from ..layers.numba_ops.logits import ExactLogits  # here: for a CPU only
 
         return ExactLogits(config.hidden_size)
     except Exception as error:  # compiled code may raise anything
@@ -238,11 +239,11 @@ def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool =
         trouble = "there is no kernel for float16"
     else:
         try:
-            from ..layers.numba_ops.blocks import BlockProducts  # here: Numba is optional
+            from ..layers.numba_ops.blocks import BlockProducts  # here: for a CPU only
 
             return BlockProducts(team or Team(), dtype)
-        except ImportError as error:
-            trouble = f"Numba cannot be imported ({error}); pip install 'baton-serve[cpu]'"
+        except NumbaMissingError as error:
+            trouble = str(error)
         except Exception as error:  # compiled code may raise anything
             trouble = describe_error(error)
     if is_wanted:
@@ -255,7 +256,7 @@ def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool =
 def _packed_products(forms: Sequence[QuantForm | torch.dtype], team: Team | None = None) -> PackedKernel | None:
     """The kernel for weights in few bits or in 16; None if it cannot be used."""
     try:
-        from ..layers.numba_ops.packed_products import PackedProducts  # here: Numba is optional
+        from ..layers.numba_ops.packed_products import PackedProducts  # here: for a CPU only
 
         return PackedProducts.probed(team or Team(), forms)
     except Exception as error:  # compiled code may raise anything

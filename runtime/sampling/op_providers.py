@@ -40,7 +40,7 @@ def select_sampling_ops(device: torch.device, vocab_size: int) -> SamplingOps:
 
 def _on_cpu(vocab_size: int) -> SamplingOps:
     try:
-        from . import numba_masks, numba_ranking  # here: Numba is optional
+        from . import numba_masks, numba_ranking  # here: for a CPU only
 
         ops = replace(TORCH_OPS, apply_masks=numba_masks.apply_masks, best_tokens=numba_ranking.BestTokens())
         for probe_op in (_probe_apply_masks, _probe_best_tokens):

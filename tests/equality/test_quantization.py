@@ -72,8 +72,6 @@ def check(engine: Engine, model: Any, tie: float = TIE) -> None:
 def test_quantised_when_loaded(name: str, form: QuantForm, backend: Any) -> None:
     """And with torch's products, which read the weights as floats and round no input."""
     model = rounding_reference(TOY)
-    embedding = model.get_input_embeddings().weight
-    looked_up = embedding.detach().clone()
     with torch.no_grad():
         for module in model.modules():
             if backend == "torch":
@@ -81,7 +79,7 @@ def test_quantised_when_loaded(name: str, form: QuantForm, backend: Any) -> None
             if isinstance(module, nn.Linear):
                 is_head = module is model.get_output_embeddings()
                 module.weight = nn.Parameter(quantize(module.weight, INT8 if is_head else form).dequantized())
-        model.get_input_embeddings().weight = nn.Parameter(looked_up)  # tokens are looked up in the file
+        model.get_input_embeddings().weight = model.get_output_embeddings().weight
     with Engine(
         model_path=str(TOY),
         quantization=name,
@@ -97,12 +95,11 @@ def test_quantised_when_loaded(name: str, form: QuantForm, backend: Any) -> None
 def test_keys_and_values_in_bfloat16() -> None:
     """The default beside weights in few bits: alone, from the cache and in pieces a row's numbers are the same."""
     model = rounding_reference(TOY)
-    embedding = model.get_input_embeddings().weight.detach().clone()
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 module.weight = nn.Parameter(quantize(module.weight, INT8).dequantized())
-        model.get_input_embeddings().weight = nn.Parameter(embedding)
+        model.get_input_embeddings().weight = model.get_output_embeddings().weight
     with Engine(model_path=str(TOY), quantization="int8", max_total_tokens=2048, chunked_prefill_size=100) as engine:
         check(engine, model, tie=0.1)
 

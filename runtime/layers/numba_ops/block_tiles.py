@@ -13,8 +13,9 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-from ....attention.numba_paged.operations import KINDS, sized, without_result
-from ....attention.numba_paged.vectors import LANES, LINE, Vectors, has
+from ....attention.numba_paged.kinds import KINDS, LANES, LINE
+from ....attention.numba_paged.operations import sized, without_result
+from ....attention.numba_paged.vectors import Vectors
 
 intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
 
@@ -33,8 +34,6 @@ SUMMED = 256
 
 PAIRS = len(KINDS)
 """Stands for a weight in words of two bfloat16."""
-
-HAS_512_BITS = has("avx512_f")
 
 
 def _summed(v: Vectors, steps: Any, cells: list[Cell], add: Callable[[Any, dict[Cell, Any]], None]) -> dict[Cell, Any]:

@@ -18,14 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....attention.numba_paged import operations, vectors
-from ....attention.numba_paged.compiling import checksum, compiled
-from ....attention.numba_paged.operations import KINDS, fetch_add, peek
+from ....attention.numba_paged.compiling import KernelFunction, kernel_builder
+from ....attention.numba_paged.kinds import KINDS, LANES, LINE
+from ....attention.numba_paged.target import HAS_512_BITS
 from ....attention.numba_paged.team import Call, Team
-from ....attention.numba_paged.vectors import LANES, LINE
 from ..products import reorder
-from . import block_tiles
-from .block_tiles import HAS_512_BITS, PAIRS, block_tile
 
 NEXT, COUNT, ROWS, STEPS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP, BLOCKS, TABLE = range(13)
 """Places in the kernel's arguments, an array of int64. COUNT: number of blocks; STEPS: inputs, or pairs of them. Of
@@ -44,17 +41,18 @@ class UnknownBlocksError(ValueError):
     """oneDNN lays weights out in a way that the kernel does not read."""
 
 
-@cache
-def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> Any:
-    """A Numba cfunc; every thread of a team calls it. is_grouped: for several weights, each with rows of its own."""
-    sources, number = checksum(operations, vectors, block_tiles), KINDS.index(kind)
+@kernel_builder
+def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> KernelFunction:
+    """is_grouped: for several weights, each with rows of its own."""
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .block_tiles import PAIRS, block_tile
+
+    number = KINDS.index(kind)
     item, stored = (4, number) if kind == "float32" else (2, PAIRS)
     lines = width // LANES
     (most, in_most), (several, in_several), (few, in_few) = ((rows, min(outs, lines)) for rows, outs in TILES)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         steps, x_step, out_step = peek(a + 8 * STEPS), peek(a + 8 * X_STEP), peek(a + 8 * OUT_STEP)
         while True:
             block = fetch_add(a + 8 * NEXT, 1)
@@ -99,7 +97,7 @@ def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> Any:
                     done = 1
                 x, out, left = x + done * x_step, out + done * out_step, left - done
 
-    return compiled(kernel)
+    return kernel
 
 
 class BlockProducts:

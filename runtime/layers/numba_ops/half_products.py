@@ -8,18 +8,14 @@ WIDTH outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
-from ....attention.numba_paged import operations, vectors
-from ....attention.numba_paged.compiling import checksum, compiled
-from ....attention.numba_paged.operations import KINDS, fetch_add, peek
+from ....attention.numba_paged.compiling import KernelFunction, kernel_builder
+from ....attention.numba_paged.kinds import KINDS, LANES
+from ....attention.numba_paged.target import HAS_512_BITS
 from ....attention.numba_paged.team import Call, Team
-from ....attention.numba_paged.vectors import LANES
-from . import block_tiles
-from .block_tiles import HAS_512_BITS, block_tile, widen_line
 from .packed_blocks import NoKernelError, run_length
 
 (NEXT, COUNT, RUN, ROWS, INPUTS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP) = range(12)
@@ -33,16 +29,17 @@ MOST, FEW = (12, 4) if HAS_512_BITS else (6, 2)
 """Rows of a tile: MOST of half a block's outputs, FEW of all of them."""
 
 
-@cache
-def half_kernel(stored: str, kind: str) -> Any:
-    """A Numba cfunc; every thread of a team calls it. stored: dtype of the weight; kind: of bias and outputs."""
-    sources, to, of = checksum(operations, vectors, block_tiles), KINDS.index(kind), KINDS.index(stored)
+@kernel_builder
+def half_kernel(stored: str, kind: str) -> KernelFunction:
+    """stored: dtype of the weight; kind: of bias and outputs."""
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .block_tiles import block_tile
+
+    to, of = KINDS.index(kind), KINDS.index(stored)
     item, width, lanes = 4 if kind == "float32" else 2, WIDTH, LANES
     most, few = MOST, FEW
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         inputs, x_step, out_step = peek(a + 8 * INPUTS), peek(a + 8 * X_STEP), peek(a + 8 * OUT_STEP)
         block = end = 0
         while True:
@@ -71,7 +68,7 @@ def half_kernel(stored: str, kind: str) -> Any:
                 x, out, left = x + done * x_step, out + done * out_step, left - done
             block += 1
 
-    return compiled(kernel)
+    return kernel
 
 
 @dataclass(slots=True)
@@ -106,14 +103,15 @@ def pack_halves(weight: torch.Tensor) -> HalfBlocks:
 WIDEN_ARGUMENTS = 7
 
 
-@cache
-def widen_kernel(kind: str) -> Any:
-    """A Numba cfunc; every thread of a team calls it. kind: of the inputs."""
-    sources, number, lanes = checksum(operations, vectors, block_tiles), KINDS.index(kind), LANES
+@kernel_builder
+def widen_kernel(kind: str) -> KernelFunction:
+    """kind: of the inputs."""
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .block_tiles import widen_line
+
+    number, lanes = KINDS.index(kind), LANES
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         while True:
             row = fetch_add(a + 8 * W_NEXT, 1)
             if row >= peek(a + 8 * W_ROWS):
@@ -123,7 +121,7 @@ def widen_kernel(kind: str) -> Any:
             for line in range(peek(a + 8 * W_LINES)):
                 widen_line(number, x + 2 * lanes * line, out + 4 * lanes * line)
 
-    return compiled(kernel)
+    return kernel
 
 
 class WidenRows:

@@ -6,17 +6,10 @@ float32.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-from numba import njit
-
-from ....attention.numba_paged import operations, vectors
-from ....attention.numba_paged.compiling import checksum, compiled
-from ....attention.numba_paged.operations import KINDS, copy_row, fetch_add, kept_bytes, peek, peek_float
-from ....attention.numba_paged.vectors import QUANTIZED
-from . import rows
-from .rows import gate_row, norm_row, quantize_row, sum_row, turn_head
+from ....attention.numba_paged.compiling import KernelFunction, kernel_builder
+from ....attention.numba_paged.kinds import KINDS, QUANTIZED, item_bytes, kept_bytes
 
 NEXT, COUNT, EPS, X, X_STEP, OUT, RESIDUAL, WEIGHT, POSITIONS, ANGLES, SLOTS, KEYS, VALUES = range(13)
 ARGUMENTS = 13
@@ -25,22 +18,15 @@ AT_ONCE = 8
 """Rows that a thread takes."""
 
 
-def _sources() -> int:
-    return checksum(operations, vectors, rows)
-
-
-def _bytes(kind: str) -> int:
-    return 4 if kind == "float32" else 2
-
-
-@cache
-def norm_kernel(size: int, kind: str, *, adds: bool) -> Any:
+@kernel_builder
+def norm_kernel(size: int, kind: str, *, adds: bool) -> KernelFunction:
     """OUT = norm of X × WEIGHT; with ``adds``, RESIDUAL becomes X + RESIDUAL first, and that is normed."""
-    sources, number, step, sums = _sources(), KINDS.index(kind), size * _bytes(kind), int(adds)
+    from ....attention.numba_paged.operations import fetch_add, peek, peek_float
+    from .rows import norm_row
+
+    number, step, sums = KINDS.index(kind), size * item_bytes(kind), int(adds)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         x, out, residual, weight = peek(a + 8 * X), peek(a + 8 * OUT), peek(a + 8 * RESIDUAL), peek(a + 8 * WEIGHT)
         while True:
             first = fetch_add(a + 8 * NEXT, AT_ONCE)
@@ -50,17 +36,18 @@ def norm_kernel(size: int, kind: str, *, adds: bool) -> Any:
                 at = row * step
                 norm_row(size, number, sums, x + at, residual + at, weight, peek_float(a + 8 * EPS), out + at)
 
-    return compiled(kernel)
+    return kernel
 
 
-@cache
-def gate_kernel(size: int, kind: str) -> Any:
+@kernel_builder
+def gate_kernel(size: int, kind: str) -> KernelFunction:
     """OUT = silu(gate) × up, which lie side by side in X."""
-    sources, number, step = _sources(), KINDS.index(kind), size * _bytes(kind)
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .rows import gate_row
+
+    number, step = KINDS.index(kind), size * item_bytes(kind)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         x, out = peek(a + 8 * X), peek(a + 8 * OUT)
         while True:
             first = fetch_add(a + 8 * NEXT, AT_ONCE)
@@ -70,31 +57,25 @@ def gate_kernel(size: int, kind: str) -> Any:
                 gate = x + 2 * step * row
                 gate_row(size, number, gate, gate + step, out + step * row)
 
-    return compiled(kernel)
+    return kernel
 
 
-@njit(inline="always")
-def _convert_head(size, kind, row_kind, is_quantized, source, target):  # type: ignore
-    """One head to its row in the pool."""
-    if is_quantized:
-        quantize_row(size, kind, row_kind, source, target)
-    else:
-        copy_row(size, kind, row_kind, source, target)
-
-
-@cache
-def rotate_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, *, norms: bool, kv_kind: str = "") -> Any:
+@kernel_builder
+def rotate_kernel(
+    head_dim: int, heads: int, kv_heads: int, kind: str, *, norms: bool, kv_kind: str = ""
+) -> KernelFunction:
     """Norm and turn the heads of q and k in X, q where it lies, k on its way to KEYS; v goes to VALUES. X_STEP: bytes
     from one row of X to the next. kv_kind: of the pool; empty if it is ``kind``. Where it differs, k is turned where it
     lies, and then converted."""
-    sources, number, normed = _sources(), KINDS.index(kind), int(norms)
-    head, values = head_dim * _bytes(kind), head_dim * kv_heads
     if kv_kind not in ("", kind):
-        return _rotate_and_convert_kernel(head_dim, heads, kv_heads, kind, kv_kind, normed)
+        return _rotate_and_convert(head_dim, heads, kv_heads, kind, kv_kind, int(norms))
+    from ....attention.numba_paged.operations import copy_row, fetch_add, peek, peek_float
+    from .rows import turn_head
+
+    number, normed = KINDS.index(kind), int(norms)
+    head, values = head_dim * item_bytes(kind), head_dim * kv_heads
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         weight = peek(a + 8 * WEIGHT)
         while True:
             first = fetch_add(a + 8 * NEXT, AT_ONCE)
@@ -113,16 +94,19 @@ def rotate_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, *, norms:
                     turn_head(head_dim, number, normed, at + i * head, angles, weight + i * head, eps, k)
                 copy_row(values, number, number, at + (heads + kv_heads) * head, peek(a + 8 * VALUES) + slot)
 
-    return compiled(kernel)
+    return kernel
 
 
-def _rotate_and_convert_kernel(head_dim: int, heads: int, kv_heads: int, kind: str, kv_kind: str, normed: int) -> Any:
-    sources, number, kv_number = _sources(), KINDS.index(kind), KINDS.index(kv_kind)
-    head, kept, is_quantized = head_dim * _bytes(kind), kept_bytes(head_dim, kv_kind), kv_kind in QUANTIZED
+def _rotate_and_convert(
+    head_dim: int, heads: int, kv_heads: int, kind: str, kv_kind: str, normed: int
+) -> KernelFunction:
+    from ....attention.numba_paged.operations import fetch_add, peek, peek_float
+    from .rows import convert_head, turn_head
+
+    number, kv_number = KINDS.index(kind), KINDS.index(kv_kind)
+    head, kept, is_quantized = head_dim * item_bytes(kind), kept_bytes(head_dim, kv_kind), kv_kind in QUANTIZED
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         weight = peek(a + 8 * WEIGHT)
         while True:
             first = fetch_add(a + 8 * NEXT, AT_ONCE)
@@ -138,20 +122,21 @@ def _rotate_and_convert_kernel(head_dim: int, heads: int, kv_heads: int, kind: s
                 for i in range(kv_heads):
                     k, v = at + (heads + i) * head, at + (heads + kv_heads + i) * head
                     to_k, to_v = peek(a + 8 * KEYS) + slot + i * kept, peek(a + 8 * VALUES) + slot + i * kept
-                    _convert_head(head_dim, number, kv_number, is_quantized, k, to_k)
-                    _convert_head(head_dim, number, kv_number, is_quantized, v, to_v)
+                    convert_head(head_dim, number, kv_number, is_quantized, k, to_k)
+                    convert_head(head_dim, number, kv_number, is_quantized, v, to_v)
 
-    return compiled(kernel)
+    return kernel
 
 
-@cache
-def sum_kernel(size: int, kind: str) -> Any:
+@kernel_builder
+def sum_kernel(size: int, kind: str) -> KernelFunction:
     """OUT = X + RESIDUAL."""
-    sources, number, step = _sources(), KINDS.index(kind), size * _bytes(kind)
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .rows import sum_row
+
+    number, step = KINDS.index(kind), size * item_bytes(kind)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         x, out, residual = peek(a + 8 * X), peek(a + 8 * OUT), peek(a + 8 * RESIDUAL)
         while True:
             first = fetch_add(a + 8 * NEXT, AT_ONCE)
@@ -161,4 +146,4 @@ def sum_kernel(size: int, kind: str) -> Any:
                 at = row * step
                 sum_row(size, number, x + at, residual + at, out + at)
 
-    return compiled(kernel)
+    return kernel

@@ -7,18 +7,13 @@ last layer. It costs little: a step of few rows waits for the weight to be read,
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from ....attention.numba_paged import operations, vectors
-from ....attention.numba_paged.compiling import checksum, compiled
-from ....attention.numba_paged.operations import fetch_add, peek
+from ....attention.numba_paged.compiling import KernelFunction, kernel_builder
 from ....attention.numba_paged.team import Call, Team
-from . import tiles
-from .tiles import dot_tile
 
 NEXT, OUTS, ROWS, X, X_STEP, WEIGHT, TARGET, TARGET_STEP = range(8)
 """Places in the kernel's arguments, an array of int64. The steps are bytes from one row to the next."""
@@ -34,14 +29,12 @@ class WrongNumbers(RuntimeError):
     """The kernel does not compute what torch does."""
 
 
-@cache
-def logits_kernel(size: int) -> Any:
-    """A Numba cfunc; every thread of a team calls it."""
-    sources = checksum(operations, vectors, tiles)
+@kernel_builder
+def logits_kernel(size: int) -> KernelFunction:
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .tiles import dot_tile
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         outs, rows, x, x_step = peek(a + 8 * OUTS), peek(a + 8 * ROWS), peek(a + 8 * X), peek(a + 8 * X_STEP)
         step = peek(a + 8 * TARGET_STEP)
         while True:
@@ -69,7 +62,7 @@ def logits_kernel(size: int) -> Any:
                         dot_tile(size, 1, 1, at, x_step, weight, target, step)
                 row += TILE if several else 1
 
-    return compiled(kernel)
+    return kernel
 
 
 class ExactLogits:

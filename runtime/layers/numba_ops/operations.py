@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ....attention.numba_paged.copying import RowCopy
-from ....attention.numba_paged.operations import KINDS
+from ....attention.numba_paged.kinds import KINDS
 from ....attention.numba_paged.team import Call, Team
 from ..ops import OpShape
 from .kernels import (

@@ -17,11 +17,10 @@ from ....attention import processor
 from ....attention.numba_paged.team import Team
 from ..quantize import quantize
 from ..quantized_weights import QuantForm, QuantizedWeight, concatenated
-from . import quant_tiles
 from .half_products import HalfBlocks, HalfPart, WidenRows, pack_halves
 from .packed_blocks import NoKernelError
+from .quant_layout import DOT, SPAN, WIDTH
 from .quant_products import FEW, MOST, Blocks, Inputs, LookUpRows, QuantizeRows, QuantPart, pack
-from .quant_tiles import SPAN, WIDTH
 
 
 class PackedProducts:
@@ -42,7 +41,7 @@ class PackedProducts:
             x = torch.randn(MOST + FEW + 1, 2 * SPAN, generator=generator)
             found, expected = made.prepare(made.pack([narrow]), None, torch.float32)(x), x @ numbers.t()
             if not torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())):
-                raise RuntimeError(f"products with {form} are wrong on this processor ({quant_tiles.DOT})")
+                raise RuntimeError(f"products with {form} are wrong on this processor ({DOT})")
         return made
 
     def pack(self, weights: Sequence[torch.Tensor | QuantizedWeight]) -> list[Blocks | HalfBlocks]:

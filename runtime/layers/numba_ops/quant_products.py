@@ -8,30 +8,17 @@ Both are calls of the team, so a step with such products can be recorded. A row'
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from ....attention.numba_paged import operations, vectors
-from ....attention.numba_paged.compiling import checksum, compiled
-from ....attention.numba_paged.operations import KINDS, fetch_add, peek
+from ....attention.numba_paged.compiling import KernelFunction, kernel_builder
+from ....attention.numba_paged.kinds import KINDS
 from ....attention.numba_paged.team import Call, Team
 from ..quantized_weights import QuantForm, QuantizedWeight
-from . import quant_tiles
 from .packed_blocks import NoKernelError, run_length
-from .quant_tiles import (
-    DOT_LANES,
-    MXFP4_OFFSET,
-    SIDE,
-    SPAN,
-    WIDTH,
-    quant_tile,
-    quantize_row,
-    stores_signed,
-    widen_row,
-)
+from .quant_layout import DOT_LANES, MXFP4_OFFSET, SIDE, SPAN, WIDTH, stores_signed
 
 (NEXT, COUNT, RUN, ROWS, SPANS, X, X_STEP, SIDES, SIDE_STEP, WEIGHT, BLOCK_BYTES, SCALES, TABLE_BYTES, MINS, FACTORS,
  BIAS, OUT, OUT_STEP) = range(18)  # fmt: skip
@@ -71,14 +58,14 @@ class KernelForm:
         return cls(form.bits, form.codebook == "mxfp4", span, form.group // span, item, form.has_mins)
 
 
-@cache
-def quantize_kernel(kind: str, span: int, *, sums_as_floats: bool) -> Any:
-    """A Numba cfunc; every thread of a team calls it."""
-    sources, number, as_floats = checksum(operations, vectors, quant_tiles), KINDS.index(kind), int(sums_as_floats)
+@kernel_builder
+def quantize_kernel(kind: str, span: int, *, sums_as_floats: bool) -> KernelFunction:
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .quant_tiles import quantize_row
+
+    number, as_floats = KINDS.index(kind), int(sums_as_floats)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         while True:
             row = fetch_add(a + 8 * Q_NEXT, 1)
             if row >= peek(a + 8 * Q_ROWS):
@@ -88,13 +75,15 @@ def quantize_kernel(kind: str, span: int, *, sums_as_floats: bool) -> Any:
             sides = peek(a + 8 * Q_SIDES) + row * peek(a + 8 * Q_SIDE_STEP)
             quantize_row(number, span, as_floats, peek(a + 8 * Q_SPANS), peek(a + 8 * Q_OFFSET), x, out, sides)
 
-    return compiled(kernel)
+    return kernel
 
 
-@cache
-def product_kernel(form: KernelForm, kind: str) -> Any:
-    """A Numba cfunc; every thread of a team calls it."""
-    sources, number = checksum(operations, vectors, quant_tiles), KINDS.index(kind)
+@kernel_builder
+def product_kernel(form: KernelForm, kind: str) -> KernelFunction:
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .quant_tiles import quant_tile
+
+    number = KINDS.index(kind)
     bits, is_mxfp4, span, per = form.bits, int(form.is_mxfp4), form.span, form.spans_of_scale
     item, has_mins = form.table_item, int(form.has_mins)
     out_item = 4 if kind == "float32" else 2
@@ -102,8 +91,6 @@ def product_kernel(form: KernelForm, kind: str) -> Any:
     most, few, together = MOST, FEW, VECTORS
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         spans, x_step, side_step = peek(a + 8 * SPANS), peek(a + 8 * X_STEP), peek(a + 8 * SIDE_STEP)
         block = end = 0
         while True:
@@ -148,7 +135,7 @@ def product_kernel(form: KernelForm, kind: str) -> Any:
                 x, sides, out, left = x + done * x_step, sides + done * side_step, out + done * out_step, left - done
             block += 1
 
-    return compiled(kernel)
+    return kernel
 
 
 (L_COUNT, L_IDS, L_LINES, L_OFFSET, L_WEIGHT, L_BLOCK_BYTES, L_SCALES, L_TABLE_BYTES, L_MINS, L_FACTORS, L_OUT,
@@ -157,16 +144,16 @@ def product_kernel(form: KernelForm, kind: str) -> Any:
 LOOK_UP_ARGUMENTS = 13
 
 
-@cache
-def look_up_kernel(form: KernelForm, kind: str) -> Any:
-    """A Numba cfunc; every thread of a team calls it."""
-    sources, number = checksum(operations, vectors, quant_tiles), KINDS.index(kind)
+@kernel_builder
+def look_up_kernel(form: KernelForm, kind: str) -> KernelFunction:
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .quant_tiles import widen_row
+
+    number = KINDS.index(kind)
     bits, is_mxfp4, per = form.bits, int(form.is_mxfp4), form.span * form.spans_of_scale
     item, has_mins = form.table_item, int(form.has_mins)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         while True:
             row = fetch_add(a + 8 * NEXT, 1)
             if row >= peek(a + 8 * L_COUNT):
@@ -183,7 +170,7 @@ def look_up_kernel(form: KernelForm, kind: str) -> Any:
                 peek(a + 8 * L_OUT) + row * peek(a + 8 * L_OUT_STEP),
             )  # fmt: skip
 
-    return compiled(kernel)
+    return kernel
 
 
 @dataclass(slots=True)

@@ -6,16 +6,20 @@ computed in float32 and rounded once, when it is stored.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-from ....attention.numba_paged.operations import KINDS, sized, without_result
-from ....attention.numba_paged.vectors import LANES, Vectors, spans
+from ....attention.numba_paged.kinds import KINDS, LANES, item_bytes
+from ....attention.numba_paged.operations import peek, sized, without_result
+from ....attention.numba_paged.vectors import Vectors, spans
 from .rows import parts, sigmoid
+from .state_kernels import TABLE
 
 intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
 
@@ -29,15 +33,31 @@ ROWS = 4
 
 SCRATCH_ALIGNMENT = 64
 
-
-def item_bytes(kind: str) -> int:
-    return 4 if kind == "float32" else 2
+LINEAR_SOFTPLUS = np.float32(20.0)
+"""From here on softplus(x) is x, as in torch."""
 
 
 @intrinsic
 def peek_int32(_context: Any, _address: Any) -> Any:
     """The int32 at an address, as int64."""
     return INT(INT), lambda context, b, signature, arguments: Vectors(b).load_int(arguments[0])
+
+
+@njit(inline="always")
+def entry(a, array, index):  # type: ignore
+    """An entry of one of the arrays in the TABLE of a kernel's arguments."""
+    return peek_int32(peek(peek(a + 8 * TABLE) + 8 * array) + 4 * index)
+
+
+@njit(inline="always")
+def begin(a, array, row):  # type: ignore
+    """Where a row's tokens or segments begin: where those of the row before end."""
+    return entry(a, array, row - 1) if row else np.int64(0)
+
+
+@njit(inline="always")
+def softplus(x):  # type: ignore
+    return x if x > LINEAR_SOFTPLUS else np.float32(math.log1p(math.exp(x)))
 
 
 @intrinsic(prefer_literal=True)

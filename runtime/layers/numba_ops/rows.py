@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic as numba_intrinsic
 
-from ....attention.numba_paged.operations import KINDS, sized, without_result
-from ....attention.numba_paged.vectors import LANES, LOWEST_EXP, Vectors, spans
+from ....attention.numba_paged.kinds import KINDS, LANES
+from ....attention.numba_paged.operations import copy_row, sized, without_result
+from ....attention.numba_paged.vectors import LOWEST_EXP, Vectors, spans
 from ....memory_pool.kv_rows import LARGEST, LEAST_MAGNITUDE, scale_offset
 
 intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
@@ -192,3 +193,12 @@ def quantize_row(_context: Any, size: Any, kind: Any, row_kind: Any, _source: An
         v.store_float(scale, v.shifted(target, scale_offset(length)))
 
     return VOID(size, kind, row_kind, INT, INT), without_result(generate)
+
+
+@njit(inline="always")
+def convert_head(size, kind, row_kind, is_quantized, source, target):  # type: ignore
+    """One head to its row in the pool."""
+    if is_quantized:
+        quantize_row(size, kind, row_kind, source, target)
+    else:
+        copy_row(size, kind, row_kind, source, target)

@@ -12,30 +12,12 @@ and steps: bytes from one token, row or slot to the next. EPS is a float32.
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from ....attention.numba_paged import operations, vectors
-from ....attention.numba_paged.compiling import checksum, compiled
-from ....attention.numba_paged.operations import KINDS, copy_row, fetch_add, peek, peek_float
-from . import recurrences, rows
-from .recurrences import (
-    CHANNELS,
-    apply_delta,
-    apply_scan,
-    convolve,
-    gated_norm_row,
-    item_bytes,
-    multiply_gate,
-    peek_int32,
-    peek_number,
-    poke_float,
-    scratch,
-    unit_row,
-)
+from ....attention.numba_paged.compiling import KernelFunction, kernel_builder
+from ....attention.numba_paged.kinds import KINDS, item_bytes
 
 (
     NEXT, TABLE, COUNT, EPS, X, X_STEP, OUT, STATE, SLOT_STEP, WEIGHT, BIAS, BEFORE, BEFORE_STEP, AFTER, AFTER_STEP,
@@ -55,46 +37,23 @@ STATE_BYTES = 1 << 15
 NORM_EPS = np.float32(1e-6)
 """Added to the square of |q| and |k|."""
 
-LINEAR_SOFTPLUS = np.float32(20.0)
-"""From here on softplus(x) is x, as in torch."""
-
 AT_ONCE = 4
 """Rows that a thread takes where a row is a unit."""
 
 
-def _sources() -> int:
-    return checksum(operations, vectors, rows, recurrences)
-
-
-@njit(inline="always")
-def _entry(a, array, index):  # type: ignore
-    """An entry of one of the table's arrays."""
-    return peek_int32(peek(peek(a + 8 * TABLE) + 8 * array) + 4 * index)
-
-
-@njit(inline="always")
-def _begin(a, array, row):  # type: ignore
-    """Where a row's tokens or segments begin: where those of the row before end."""
-    return _entry(a, array, row - 1) if row else np.int64(0)
-
-
-@njit(inline="always")
-def _softplus(x):  # type: ignore
-    return x if x > LINEAR_SOFTPLUS else np.float32(math.log1p(math.exp(x)))
-
-
-@cache
-def conv_kernel(channels: int, taps: int, kind: str, *, silu: bool, has_bias: bool, is_gated: bool) -> Any:
+@kernel_builder
+def conv_kernel(channels: int, taps: int, kind: str, *, silu: bool, has_bias: bool, is_gated: bool) -> KernelFunction:
     """OUT = the convolution of X, with the last inputs in STATE; see ops.ShortConvOp."""
-    sources, number, item = _sources(), KINDS.index(kind), item_bytes(kind)
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .recurrences import CHANNELS, begin, convolve, entry
+
+    number, item = KINDS.index(kind), item_bytes(kind)
     bends, adds, gates = int(silu), int(has_bias), int(is_gated)
     whole, rest = divmod(channels, CHANNELS)
     groups = whole + (rest > 0)
     units = -(-groups // GROUPS)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         weight, bias, state, step = (
             peek(a + 8 * WEIGHT),
             peek(a + 8 * BIAS),
@@ -112,9 +71,9 @@ def conv_kernel(channels: int, taps: int, kind: str, *, silu: bool, has_bias: bo
             row, first = unit // units, unit % units * GROUPS
             for group in range(first, min(first + GROUPS, groups)):
                 at = group * CHANNELS * item
-                start, source = _begin(a, TOKEN_ENDS, row), _entry(a, SOURCES, row)
-                for segment in range(_begin(a, SEGMENT_ENDS, row), _entry(a, SEGMENT_ENDS, row)):
-                    end, target = _entry(a, ENDS, segment), _entry(a, TARGETS, segment)
+                start, source = begin(a, TOKEN_ENDS, row), entry(a, SOURCES, row)
+                for segment in range(begin(a, SEGMENT_ENDS, row), entry(a, SEGMENT_ENDS, row)):
+                    end, target = entry(a, ENDS, segment), entry(a, TARGETS, segment)
                     x_at, out_at = x + start * x_step + at, out + start * width + at
                     before_at, after_at = before + start * before_step + at, after + start * after_step + at
                     from_state, to_state = state + source * step + at, state + target * step + at
@@ -132,7 +91,7 @@ def conv_kernel(channels: int, taps: int, kind: str, *, silu: bool, has_bias: bo
                         )  # fmt: skip
                     start, source = end, target
 
-    return compiled(kernel)
+    return kernel
 
 
 def _parts_of(size: int, row_bytes: int) -> int:
@@ -145,12 +104,15 @@ LEAST_PART = 16
 """Rows or columns of the smallest part of a state."""
 
 
-@cache
+@kernel_builder
 def delta_kernel(
     key_heads: int, value_heads: int, key_size: int, value_size: int, kind: str, *, by_channel: bool, step_scale: float
-) -> Any:
+) -> KernelFunction:
     """OUT = the gated delta rule of X (q, k and v), A and B; see ops.GatedDeltaOp."""
-    sources, number, item = _sources(), KINDS.index(kind), item_bytes(kind)
+    from ....attention.numba_paged.operations import fetch_add, peek, peek_float
+    from .recurrences import apply_delta, begin, entry, peek_number, poke_float, scratch, softplus, unit_row
+
+    number, item = KINDS.index(kind), item_bytes(kind)
     blocks = _parts_of(value_size, 4 * key_size)
     columns, repeats = value_size // blocks, value_heads // key_heads
     scale, one, beta_scale = np.float32(key_size**-0.5), np.float32(1.0), np.float32(step_scale)
@@ -159,8 +121,6 @@ def delta_kernel(
     key_bytes, floats = 4 * key_size, 12 * key_size
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         x, x_step, out = peek(a + 8 * X), peek(a + 8 * X_STEP), peek(a + 8 * OUT)
         state, slot_step = peek(a + 8 * STATE), peek(a + 8 * SLOT_STEP)
         q = scratch(floats)
@@ -175,10 +135,10 @@ def delta_kernel(
             from_head = head // repeats * key_size
             offset = head * head_step + 4 * column
             rate = peek_float(peek(a + 8 * RATE) + 4 * head)
-            source = state + _entry(a, SOURCES, row) * slot_step + offset
-            start = _begin(a, TOKEN_ENDS, row)
-            for segment in range(_begin(a, SEGMENT_ENDS, row), _entry(a, SEGMENT_ENDS, row)):
-                end, target = _entry(a, ENDS, segment), state + _entry(a, TARGETS, segment) * slot_step + offset
+            source = state + entry(a, SOURCES, row) * slot_step + offset
+            start = begin(a, TOKEN_ENDS, row)
+            for segment in range(begin(a, SEGMENT_ENDS, row), entry(a, SEGMENT_ENDS, row)):
+                end, target = entry(a, ENDS, segment), state + entry(a, TARGETS, segment) * slot_step + offset
                 for token in range(start, end):
                     at = x + token * x_step
                     unit_row(key_size, number, at + from_head * item, NORM_EPS, scale, q)
@@ -187,7 +147,7 @@ def delta_kernel(
                     for channel in range(decays):
                         i = head * decays + channel
                         step = peek_number(number, peek(a + 8 * A) + token * peek(a + 8 * A_STEP) + i * item)
-                        step = _softplus(step + peek_float(peek(a + 8 * DT_BIAS) + 4 * i))
+                        step = softplus(step + peek_float(peek(a + 8 * DT_BIAS) + 4 * i))
                         last = np.float32(math.exp(-rate * step))
                         poke_float(decay + 4 * channel, last)
                     for channel in range(decays, key_size):
@@ -200,13 +160,18 @@ def delta_kernel(
                     source = target
                 start = end
 
-    return compiled(kernel)
+    return kernel
 
 
-@cache
-def ssd_kernel(heads: int, head_size: int, groups: int, state_size: int, kind: str, limits: tuple[float, float]) -> Any:
+@kernel_builder
+def ssd_kernel(
+    heads: int, head_size: int, groups: int, state_size: int, kind: str, limits: tuple[float, float]
+) -> KernelFunction:
     """OUT = Mamba 2's scan of X (x, B and C) and A (Δ); see ops.SsdOp."""
-    sources, number, item = _sources(), KINDS.index(kind), item_bytes(kind)
+    from ....attention.numba_paged.operations import copy_row, fetch_add, peek, peek_float
+    from .recurrences import apply_scan, begin, entry, peek_number, scratch, softplus
+
+    number, item = KINDS.index(kind), item_bytes(kind)
     blocks = _parts_of(head_size, 4 * state_size)
     size, repeats = head_size // blocks, heads // groups
     width, head_step = heads * head_size, 4 * head_size * state_size
@@ -214,8 +179,6 @@ def ssd_kernel(heads: int, head_size: int, groups: int, state_size: int, kind: s
     least, most = np.float32(limits[0]), np.float32(limits[1])
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         x, x_step, out = peek(a + 8 * X), peek(a + 8 * X_STEP), peek(a + 8 * OUT)
         state, slot_step = peek(a + 8 * STATE), peek(a + 8 * SLOT_STEP)
         b = scratch(floats)
@@ -230,16 +193,16 @@ def ssd_kernel(heads: int, head_size: int, groups: int, state_size: int, kind: s
             group, offset = head // repeats * state_size, head * head_step + 4 * first * state_size
             rate, bias = peek_float(peek(a + 8 * RATE) + 4 * head), peek_float(peek(a + 8 * DT_BIAS) + 4 * head)
             skip = peek_float(peek(a + 8 * SKIP) + 4 * head)
-            source = state + _entry(a, SOURCES, row) * slot_step + offset
-            start = _begin(a, TOKEN_ENDS, row)
-            for segment in range(_begin(a, SEGMENT_ENDS, row), _entry(a, SEGMENT_ENDS, row)):
-                end, target = _entry(a, ENDS, segment), state + _entry(a, TARGETS, segment) * slot_step + offset
+            source = state + entry(a, SOURCES, row) * slot_step + offset
+            start = begin(a, TOKEN_ENDS, row)
+            for segment in range(begin(a, SEGMENT_ENDS, row), entry(a, SEGMENT_ENDS, row)):
+                end, target = entry(a, ENDS, segment), state + entry(a, TARGETS, segment) * slot_step + offset
                 for token in range(start, end):
                     at = x + token * x_step
                     copy_row(state_size, number, 0, at + (width + group) * item, b)
                     copy_row(state_size, number, 0, at + (width + (groups * state_size) + group) * item, c)
                     step = peek_number(number, peek(a + 8 * A) + token * peek(a + 8 * A_STEP) + head * item)
-                    step = _softplus(step + bias)
+                    step = softplus(step + bias)
                     if end - start > 1:
                         step = min(max(step, least), most)
                     decay = np.float32(math.exp(-rate * step))
@@ -249,17 +212,18 @@ def ssd_kernel(heads: int, head_size: int, groups: int, state_size: int, kind: s
                     source = target
                 start = end
 
-    return compiled(kernel)
+    return kernel
 
 
-@cache
-def gated_norm_kernel(width: int, size: int, kind: str, *, norms_first: bool) -> Any:
+@kernel_builder
+def gated_norm_kernel(width: int, size: int, kind: str, *, norms_first: bool) -> KernelFunction:
     """OUT = the norm of each ``size`` numbers of X × WEIGHT, with the gate silu(Z); see ops.GatedNormOp."""
-    sources, number, item, gates_last = _sources(), KINDS.index(kind), item_bytes(kind), int(norms_first)
+    from ....attention.numba_paged.operations import fetch_add, peek, peek_float
+    from .recurrences import gated_norm_row
+
+    number, item, gates_last = KINDS.index(kind), item_bytes(kind), int(norms_first)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         x, x_step, out, weight = peek(a + 8 * X), peek(a + 8 * X_STEP), peek(a + 8 * OUT), peek(a + 8 * WEIGHT)
         z, z_step, eps = peek(a + 8 * Z), peek(a + 8 * Z_STEP), peek_float(a + 8 * EPS)
         while True:
@@ -272,17 +236,18 @@ def gated_norm_kernel(width: int, size: int, kind: str, *, norms_first: bool) ->
                     y_at, z_at, out_at = x + row * x_step + at, z + row * z_step + at, out + row * width * item + at
                     gated_norm_row(size, number, gates_last, y_at, z_at, weight + at, eps, out_at)
 
-    return compiled(kernel)
+    return kernel
 
 
-@cache
-def gate_by_kernel(width: int, kind: str, *, silu: bool) -> Any:
+@kernel_builder
+def gate_by_kernel(width: int, kind: str, *, silu: bool) -> KernelFunction:
     """OUT = X × silu(Z), or × σ(Z); see ops.GateOp."""
-    sources, number, item, bends = _sources(), KINDS.index(kind), item_bytes(kind), int(silu)
+    from ....attention.numba_paged.operations import fetch_add, peek
+    from .recurrences import multiply_gate
+
+    number, item, bends = KINDS.index(kind), item_bytes(kind), int(silu)
 
     def kernel(a: Any) -> None:
-        if not sources:
-            return
         x, x_step, out = peek(a + 8 * X), peek(a + 8 * X_STEP), peek(a + 8 * OUT)
         z, z_step = peek(a + 8 * Z), peek(a + 8 * Z_STEP)
         while True:
@@ -292,4 +257,4 @@ def gate_by_kernel(width: int, kind: str, *, silu: bool) -> Any:
             for row in range(first, min(first + AT_ONCE, peek(a + 8 * COUNT))):
                 multiply_gate(width, number, bends, x + row * x_step, z + row * z_step, out + row * width * item)
 
-    return compiled(kernel)
+    return kernel

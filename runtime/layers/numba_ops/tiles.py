@@ -8,8 +8,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
+from ....attention.numba_paged.kinds import LANES
 from ....attention.numba_paged.operations import sized, without_result
-from ....attention.numba_paged.vectors import LANES, Vectors, spans
+from ....attention.numba_paged.vectors import Vectors, spans
 
 intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
 

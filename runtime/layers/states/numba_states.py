@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ....attention.numba_paged.operations import KINDS
+from ....attention.numba_paged.kinds import KINDS
 from ....attention.numba_paged.team import Call, Team
 from ..numba_ops import state_kernels as k
 from .ops import DeltaHeads, SsdHeads, StateOps

@@ -50,7 +50,7 @@ def select_states(config: ModelConfig, dtype: torch.dtype, team: Team) -> StateO
     if not config.traits.uses_states:
         return TORCH_STATES
     try:
-        from .numba_states import load  # here: Numba is optional
+        from .numba_states import load  # here: for a CPU only
 
         ops = load(dtype, team)
         trouble = "; ".join(find_trouble(ops, config, dtype, CPU).values())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
-import importlib
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,130 +18,280 @@ import pytest
 
 pytest.importorskip("numba")
 
-from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.errors import TypingError
 
 from baton.attention import processor
 from baton.attention.cache_folder import cache_folder
-from baton.attention.numba_paged import compiling, kernel, operations, vectors
-from baton.attention.numba_paged.compiling import checksum, compiled
-from baton.attention.numba_paged.kernel import compile_kernel
+from baton.attention.numba_paged import compiling
+from baton.attention.numba_paged.compiling import Kernel, KernelFunction, NumbaMissingError, kernel_builder
+from baton.attention.numba_paged.kernel import attention_kernel
 
 
-def test_kernels_compile_without_writable_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    compiles = compiling.cfunc
+@dataclass(frozen=True)
+class Form:
+    """As builders take them."""
 
-    def cfunc(signature: str, cache: bool = False) -> Any:
-        asked.append(cache)
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return compiles(signature)
-
-    monkeypatch.setattr(compiling, "cfunc", cfunc)
-    assert compile_kernel.__wrapped__(16, 2, "float32").address > 0
-    assert asked == [True, False]
+    number: int
 
 
-def test_read_only_package_keeps_kernels_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling.numba_config, "CACHE_DIR", "")
-    compiling.choose_folder()
-    assert not compiling.numba_config.CACHE_DIR, "the package's folder can be written here"
-    access = os.access
-    monkeypatch.setattr(compiling.os, "access", lambda path, mode: path != compiling._PACKAGE and access(path, mode))
-    compiling.choose_folder()
-    assert str(cache_folder() / "kernels") == compiling.numba_config.CACHE_DIR
-    assert compile_kernel.__wrapped__(16, 2, "float32").address > 0
-    assert list((cache_folder() / "kernels").glob("*/kernel.*.nbi"))
-    monkeypatch.setattr(compiling.numba_config, "CACHE_DIR", "/named/by/the/user")
-    compiling.choose_folder()
-    assert compiling.numba_config.CACHE_DIR == "/named/by/the/user"
+@kernel_builder
+def writes(form: Form, *, doubled: bool = False) -> KernelFunction:
+    """Write a number to the second argument."""
+    from baton.attention.numba_paged.operations import fetch_add
+
+    number = form.number * (2 if doubled else 1)
+
+    def kernel(a: Any) -> None:
+        fetch_add(a + 8, number)
+
+    return kernel
 
 
-def test_without_any_folder_numba_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(compiling.numba_config, "CACHE_DIR", "")
-    monkeypatch.setattr(compiling.os, "access", lambda path, mode: False)
-    compiling.choose_folder()
-    assert not compiling.numba_config.CACHE_DIR
+@kernel_builder
+def divides() -> KernelFunction:
+    """Divide the first argument by the second one, into the third."""
+    from baton.attention.numba_paged.operations import fetch_add, peek
+
+    def kernel(a: Any) -> None:
+        fetch_add(a + 16, peek(a) // peek(a + 8))
+
+    return kernel
+
+
+@kernel_builder
+def is_wrong() -> KernelFunction:
+    def kernel(a: Any) -> None:
+        a.nothing()
+
+    return kernel
+
+
+def written(kernel: Kernel, *arguments: int) -> list[int]:
+    memory = (ctypes.c_int64 * 3)(*arguments)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.address)(ctypes.addressof(memory))
+    return list(memory)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Kernels are kept in a folder of the test's."""
+    folder = tmp_path / "kept"
+    monkeypatch.setattr(compiling, "_folders", lambda: iter([folder]))
+    forget()
+    return folder
+
+
+def forget() -> None:
+    """Of what this process has found so far, forget what a new one would not know."""
+    for build in (writes, divides, is_wrong, attention_kernel):
+        build.cache_clear()  # type: ignore[attr-defined]
+    compiling._USABLE.clear()
+    compiling._warn.cache_clear()
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted(folder.glob("kernels/*/*.kernel"))
+
+
+def test_kept_kernel_is_the_same_function(own_folder: Path) -> None:
+    first = writes(Form(7))
+    assert not first.was_kept and written(first, 0, 5) == [0, 12, 0]
+    (file,) = kept(own_folder)
+    forget()
+    again = writes(Form(7))
+    assert again.was_kept and written(again, 0, 5) == [0, 12, 0]
+    assert kept(own_folder) == [file]
+
+
+def test_arguments_tell_kernels_apart(own_folder: Path) -> None:
+    for expected, kernel in ((7, writes(Form(7))), (8, writes(Form(8))), (14, writes(Form(7), doubled=True))):
+        assert written(kernel) == [0, expected, 0]
+    assert len(kept(own_folder)) == 3
+    assert writes(Form(7)) is writes(Form(7))
+
+
+FRESH = """
+import sys
+from baton.attention.numba_paged.kernel import attention_kernel
+from baton.attention.numba_paged.recording import program_kernel
+found = [attention_kernel(16, 2, "float32").was_kept, program_kernel().was_kept]
+print(found, "numba" in sys.modules)
+"""
+
+
+def test_process_with_kept_kernels_does_not_import_numba(tmp_path: Path) -> None:
+    """Not even for kernels that LLVM takes for ones that may raise, whose code names functions of Numba's."""
+    seen = []
+    for _ in range(2):
+        call = [sys.executable, "-P", "-c", FRESH]
+        seen.append(subprocess.run(call, check=True, capture_output=True, text=True).stdout.split("]")[1].strip())
+    assert seen[1] == "False"
 
 
 CALL = """
+from baton.attention.numba_paged import compiling
+from pathlib import Path
 import sys
-from baton.attention import processor
-from baton.attention.numba_paged.compiling import compiled
-sys.path.insert(0, sys.argv[1])
-from module import function
-found = compiled(function)
-found.ctypes(0)
-print(found.cache_hits)
+compiling._folders = lambda: iter([Path(sys.argv[1])])
+from baton.attention.numba_paged.recording import program_kernel
+print(program_kernel().was_kept)
 """
 
 
 @pytest.mark.skipif(not processor.is_x86(), reason="other processors are not lowered")
 def test_processors_that_share_a_folder_share_no_kernels(tmp_path: Path) -> None:
     """As when a home folder goes from machine to machine: code of one might not run on the other."""
-    (tmp_path / "module.py").write_text("def function(a):\n    pass\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    environment["NUMBA_CACHE_DIR"] = str(tmp_path / "kernels")
     hits = []
     for level in ("avx2", "", "avx2", ""):
         lowered = environment | {processor.VARIABLE: level}
         call = [sys.executable, "-P", "-c", CALL, str(tmp_path)]
-        hits.append(int(subprocess.run(call, env=lowered, check=True, capture_output=True, text=True).stdout))
-    assert hits == [0, 0, 1, 1]
+        hits.append(subprocess.run(call, env=lowered, check=True, capture_output=True, text=True).stdout.strip())
+    assert hits == ["False", "False", "True", "True"]
 
 
-def test_truncated_cached_kernel_is_recompiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda whole: whole[:-20], id="cut off"),
+        pytest.param(lambda whole: b"", id="empty"),
+        pytest.param(lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), id="a bit of the code"),
+        pytest.param(lambda whole: whole.replace(b'"symbol": "cfunc', b'"symbol": "dfunc'), id="the symbol"),
+        pytest.param(lambda whole: b"\xff" + whole[1:], id="the checksum"),
+    ],
+)
+def test_damaged_kernel_is_compiled_again(
+    own_folder: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
     """As after a power cut."""
-    function = importlib.import_module(write_module(tmp_path)).function
-    for _ in range(2):
-        assert compiled(function).address > 0
-    kept = list(Path(FunctionCache(function).cache_path).glob("*.nb[ic]"))
-    assert len(kept) == 2
-    for file in kept:
-        file.write_bytes(file.read_bytes()[:-20])
-        compiling._warn.cache_clear()
-        assert compiled(function).address > 0
-        assert "recompiling: " in caplog.text and str(file.parent) in caplog.text
-        caplog.clear()
-        assert compiled(function).cache_hits == 1 and not caplog.text, "it is kept again"
+    writes(Form(7))
+    (file,) = kept(own_folder)
+    whole = file.read_bytes()
+    assert damage(whole) != whole
+    file.write_bytes(damage(whole))
+    forget()
+    again = writes(Form(7))
+    assert not again.was_kept and written(again) == [0, 7, 0]
+    assert "is damaged or another's" in caplog.text and str(file) in caplog.text
+    caplog.clear()
+    forget()
+    assert writes(Form(7)).was_kept and not caplog.text, "it is kept again"
 
 
-def test_kernels_compile_when_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    function = importlib.import_module(write_module(tmp_path)).function
+def test_another_kernels_file_is_not_loaded(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writes(Form(7))
+    (seven,) = kept(own_folder)
+    writes(Form(8))
+    (eight,) = set(kept(own_folder)) - {seven}
+    eight.write_bytes(seven.read_bytes())
+    forget()
+    assert written(writes(Form(8))) == [0, 8, 0]
+    assert "is damaged or another's" in caplog.text
 
+
+def test_kernel_of_missing_functions_is_compiled_again(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM ends a process that loads code whose functions it does not find."""
+    compiles = compiling._compile
+    monkeypatch.setattr(
+        compiling,
+        "_compile",
+        lambda build, digest: compiling.Code(
+            (code := compiles(build, digest)).symbol, ("no_such_function",), code.data
+        ),
+    )
+    with pytest.raises(RuntimeError, match="needs no_such_function, which this process does not have"):
+        writes(Form(21))
+    monkeypatch.setattr(compiling, "_compile", compiles)
+    forget()
+    kernel = writes(Form(21))
+    assert not kernel.was_kept and written(kernel) == [0, 21, 0]
+
+
+def test_cache_folder_is_used_where_the_package_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    beside, cache = compiling._folders()
+    assert beside == Path(compiling.__file__).parent / "__pycache__" and cache == cache_folder()
+    access = os.access
+    monkeypatch.setenv("BATON_CACHE_DIR", str(cache))
+    monkeypatch.setattr(compiling.os, "access", lambda path, mode: beside not in path.parents and access(path, mode))
+    forget()
+    assert written(writes(Form(7))) == [0, 7, 0]
+    assert len(kept(cache)) == 1
+    forget()
+
+
+def test_kernels_compile_without_writable_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(compiling, "_folders", lambda: iter([tmp_path / "file"]))
+    assert written(writes(Form(7))) == [0, 7, 0]
+    assert "compiled kernels cannot be kept" in caplog.text and "BATON_CACHE_DIR" in caplog.text
+
+
+def test_kernels_compile_when_disk_is_full(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def is_full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(IndexDataCacheFile, "_save_data", is_full)
-    assert compiled(function).address > 0
+    monkeypatch.setattr(compiling.os, "replace", is_full)
+    assert written(writes(Form(7))) == [0, 7, 0]
+    assert "a compiled kernel cannot be kept" in caplog.text
+    assert not list(own_folder.glob("kernels/*/.*")), "nothing unfinished stays"
 
 
-def test_a_function_that_cannot_be_compiled_raises_an_error(tmp_path: Path) -> None:
-    function = importlib.import_module(write_module(tmp_path, body="a.nothing()")).function
+def test_folder_is_of_all_sources_and_versions(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = compiling._sources()
+    names = {path.name for pattern in compiling._SOURCES for path in compiling._PACKAGE.glob(pattern)}
+    assert {"operations.py", "vectors.py", "quant_tiles.py", "kv_rows.py", "numba_intrinsics.py"} <= names
+    monkeypatch.setattr(compiling, "_version", lambda name: "another")
+    versions = compiling._sources.__wrapped__()
+    assert versions != before
+    package = tmp_path / "attention/numba_paged"
+    package.mkdir(parents=True)
+    (package / "operations.py").write_text("changed")
+    monkeypatch.setattr(compiling, "_PACKAGE", tmp_path)
+    assert compiling._sources.__wrapped__() not in (before, versions)
+
+
+def test_kernels_of_other_sources_are_deleted_after_a_month(own_folder: Path) -> None:
+    old, recent = own_folder / "kernels/old", own_folder / "kernels/recent"
+    for folder in (old, recent):
+        folder.mkdir(parents=True)
+        (folder / "a.kernel").touch()
+    month_ago = time.time() - 31 * 24 * 3600
+    os.utime(old, (month_ago, month_ago))
+    writes(Form(7))
+    assert not old.exists() and recent.exists()
+    assert len(kept(own_folder)) == 2
+
+
+def test_division_by_zero_does_not_end_the_process() -> None:
+    kernel = divides()
+    assert written(kernel, 7, 2, 0) == [7, 2, 3]
+    assert written(kernel, 7, 0, 0)[:2] == [7, 0]
+
+
+def test_function_that_cannot_be_compiled_raises_an_error(own_folder: Path) -> None:
     with pytest.raises(TypingError, match="nothing"):
-        compiled(function)
+        is_wrong()
+    assert not kept(own_folder)
 
 
-def write_module(folder: Path, body: str = "pass") -> str:
-    """A module with one function, in a folder that can be imported from."""
-    name = f"module_{folder.name}"
-    (folder / f"{name}.py").write_text(f"def function(a):\n    {body}\n")
-    sys.path.insert(0, str(folder))
-    return name
+def test_missing_numba_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(NumbaMissingError, match=r"pip install 'baton-serve\[cpu\]'"):
+        writes(Form(9))
 
 
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    compiling._warn.cache_clear()
-
-
-def test_kernel_cache_checksum_covers_all_source_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba looks at the kernel's own file only."""
-    before = checksum(operations, vectors)
-    assert before == checksum(operations, vectors) and before
-    monkeypatch.setattr(operations, "__file__", kernel.__file__)
-    assert checksum(operations, vectors) != before
+def test_threads_may_ask_for_the_same_kernel() -> None:
+    found: list[Kernel] = []
+    threads = [threading.Thread(target=lambda: found.append(writes(Form(11)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [written(kernel)[1] for kernel in found] == [11] * 4

@@ -8,10 +8,9 @@ import pytest
 pytest.importorskip("numba")
 
 from numba import njit
-from numba.core import config
 
 from baton.attention import processor
-from baton.attention.numba_paged import vectors
+from baton.attention.numba_paged import target, vectors
 from baton.attention.numba_paged.operations import soften
 
 
@@ -22,9 +21,12 @@ def test_features_follow_numba_target_cpu(monkeypatch: pytest.MonkeyPatch) -> No
         ("haswell", None, [False, False]),
         ("haswell", "+avx2,-avx512bf16", [True, False]),
     ):
-        monkeypatch.setattr(config, "CPU_NAME", name, raising=False)
-        monkeypatch.setattr(config, "CPU_FEATURES", features, raising=False)
-        assert [vectors.has("avx2"), vectors.has("avx512_bf16")] == found
+        for variable, value in ((target.CPU_NAME, name), (target.CPU_FEATURES, features)):
+            if value is None:
+                monkeypatch.delenv(variable, raising=False)
+            else:
+                monkeypatch.setenv(variable, value)
+        assert [target.has("avx2"), target.has("avx512_bf16")] == found
 
 
 def test_tanh_is_right_to_a_few_last_digits() -> None:

@@ -14,6 +14,7 @@ import torch
 from baton.attention.backend import AttentionSpec
 from baton.attention.flashinfer import library
 from baton.attention.flashinfer.library import FlashInferUnavailable
+from baton.attention.numba_paged.compiling import NumbaMissingError
 from baton.memory_pool.kv_pool import MHAKVPool, uniform_shapes
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.config import ModelArgs
@@ -119,7 +120,8 @@ def test_packed_weight_products_use_numba_kernel(caplog, monkeypatch):
     caplog.clear()
     with pytest.raises(ModelLoadError, match=r"--linear-backend numba: ZeroDivisionError: .*; or use auto"):
         in_float32(CPU, [SMALL], linear_backend="numba")
-    monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.blocks", None)
+    monkeypatch.setattr(blocks, "width_of_blocks", lambda *_: 64)
+    monkeypatch.setattr(blocks, "block_kernel", cannot_compile)
     with pytest.raises(
         ModelLoadError, match=r"--linear-backend numba: Numba cannot .* pip install 'baton-serve\[cpu\]'"
     ):
@@ -153,9 +155,17 @@ def test_wrong_attention_kernel_is_not_used(monkeypatch, caplog):
         choose(CPU, attention_backend="numba")
 
 
+def cannot_compile(*_args, **_kwargs):
+    """As a builder of kernels, none of which is kept, without Numba."""
+    raise NumbaMissingError("Numba cannot be imported (no module); pip install 'baton-serve[cpu]'")
+
+
 def test_missing_numba_warns_with_install_command(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "baton.attention.numba_paged.backend", None)
-    monkeypatch.setitem(sys.modules, "baton.runtime.layers.numba_ops.logits", None)
+    from baton.attention.numba_paged import backend
+    from baton.runtime.layers.numba_ops import logits
+
+    monkeypatch.setattr(backend, "attention_kernel", cannot_compile)
+    monkeypatch.setattr(logits, "logits_kernel", cannot_compile)
     backends = choose(CPU)
     assert (backends.ops, backends.attention) == (TORCH_OPS, TORCH_BACKENDS.attention) and backends.logits is None
     assert "pip install 'baton-serve[cpu]'" in caplog.text and "logits are rounded to bfloat16" in caplog.text
@@ -211,6 +221,7 @@ def test_cpu_worker_imports_no_cuda_libraries():
     code = """
 import sys, baton.runtime.worker, baton.runtime.runner.model_runner
 assert "numba" not in sys.modules, "imported only where it is used"
+from baton.attention.numba_paged.compiling import NumbaMissingError
 from baton.attention.numba_paged.team import Team
 from baton.runtime.config import ModelArgs
 from baton.runtime.layers.op_libraries import select_ops

@@ -172,7 +172,7 @@ def test_products_of_every_form(tmp_path, form: str, changes: dict[str, Any]) ->
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 128,
-        "vocab_size": 192,
+        "vocab_size": 256,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
     }
