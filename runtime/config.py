@@ -47,10 +47,11 @@ class ModelArgs:
         "bfloat16 instead of float32. int8, fp8 (e4m3) and fp8_e5m2: one byte each, and a scale for each token and "
         "head; an approximation. A GPU and latent attention take auto only.",
     )
-    quantization: Literal["auto", "int8", "int4"] = flag(
+    quantization: Literal["auto", "int8", "int4", "fp8"] = flag(
         "auto",
         "Weights of matrix products and of the head in few bits. int8: 8.5 bits per weight, groups of 32 inputs with "
-        "a scale; int4: 5 bits, groups of 32 with a scale and a minimum, and the head as with int8. Made from floats "
+        "a scale; int4: 5 bits, groups of 32 with a scale and a minimum, and the head as with int8; fp8: e4m3 with a "
+        "scale for each output, multiplied by inputs that are not rounded, and the head as with int8. Made from floats "
         "when the model is loaded; what the checkpoint has in few bits stays as it is. auto: as the checkpoint has "
         "them.",
     )

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from ..layers.quantized_weights import PackedWeight, QuantizedWeight
 from .model_files import ModelLoadError
+from .packed_safetensors import PackedTensor
 from .tensor_names import TIED_HEAD, ignored_reason
 from .text_part import text_part
 from .weight_files import shorten
@@ -97,9 +98,15 @@ def _widen(weight: PackedWeight, destination: torch.Tensor) -> None:
         destination[..., rows, :].copy_(weight.outputs(rows).dequantized())
 
 
-def holds_packed_weights(folder: Path) -> bool:
-    """True if some weights of the checkpoint are in few bits. Raises ModelLoadError."""
-    return any(tensor.is_packed for tensor in open_source(folder).tensors.values())
+def packed_kinds(folder: Path) -> set[str]:
+    """The numbers of those weights of the checkpoint that are in few bits: "integers", "float8". Raises
+    ModelLoadError."""
+    packed = (tensor for tensor in open_source(folder).tensors.values() if tensor.is_packed)
+    return {"float8" if _is_float8(tensor) else "integers" for tensor in packed}
+
+
+def _is_float8(tensor: object) -> bool:
+    return isinstance(tensor, PackedTensor) and tensor.settings.packing == "float8"
 
 
 def fill_dummy(views: Mapping[str, torch.Tensor | WeightSlot], *, seed: int = 0) -> None:

@@ -13,7 +13,7 @@ from .linear import Destination, Linear
 from .norm import RMSNorm
 from .ops import Ops
 from .products import LookUp, PackedBlocks, PackedKernel, Product
-from .quantized_weights import QuantForm, QuantizedWeight
+from .quantized_weights import QuantizedWeight, WeightForm
 from .weight_slots import UnreadSlot, WeightSlot, in_dtype, widened
 
 
@@ -55,7 +55,7 @@ class Embedding:
         assert rows.shape == self.weight.shape
         self.weight = rows
 
-    def keep_packed(self, form: QuantForm | None, *, is_read: bool) -> None:
+    def keep_packed(self, form: WeightForm | None, *, is_read: bool) -> None:
         """Load the matrix in few bits, see `Linear.keep_packed`; is_read: False leaves it in its file, for
         `read_from`."""
         out, into = self.weight.shape

@@ -11,7 +11,7 @@ import torch
 
 from .low_rank import LowRankUpdates
 from .products import NUMBA, PLAIN, BlockKernel, PackedBlocks, PackedKernel, ProductChoice, Source
-from .quantized_weights import QuantForm, QuantizedWeight
+from .quantized_weights import Float8Weight, PackedWeight, QuantizedWeight, WeightForm
 from .weight_slots import WeightSlot, in_dtype, pick_outputs, widened
 
 Destination = torch.Tensor | WeightSlot
@@ -81,7 +81,7 @@ class Linear:
         assert self.weight is not None and weight.shape == self.weight.shape
         self.weight, self._product = weight, PLAIN.prepare(Source(weight, self.bias))
 
-    def keep_packed(self, form: QuantForm | None) -> None:
+    def keep_packed(self, form: WeightForm | None) -> None:
         """Load the weight as the checkpoint has it, in few bits or in 16, or, if it has floats, in the form (None: as
         floats). Before `checkpoint_views`; then call `pack` before the first product."""
         assert not self.is_shared, "the weight is another layer's"
@@ -98,12 +98,10 @@ class Linear:
         if self.output_order is not None:
             weights = pick_outputs(weights, self.output_order[: sum(self.parts.values())].cpu())
         self._slots = None
-        plain = [weight for weight in weights if isinstance(weight, torch.Tensor | QuantizedWeight)]
-        if kernel is not None and len(plain) == len(weights):
-            if spare := self.out_features - sum(self.parts.values()):
-                plain.append(_zeros_like(plain[-1], spare))
+        if kernel is not None:
+            spare = self.out_features - sum(self.parts.values())
             try:
-                self.packed = kernel.pack(plain)
+                self.packed = kernel.pack([*weights, _zeros_like(weights[-1], spare)] if spare else weights)
             except ValueError:  # there is no kernel for this form or size
                 pass
             else:
@@ -186,9 +184,11 @@ class Linear:
         return views
 
 
-def _zeros_like(weight: torch.Tensor | QuantizedWeight, outputs: int) -> torch.Tensor | QuantizedWeight:
+def _zeros_like(weight: torch.Tensor | PackedWeight, outputs: int) -> torch.Tensor | PackedWeight:
     """Outputs that are 0, for the same inputs, in the same form."""
     if isinstance(weight, torch.Tensor):
         return weight.new_zeros(outputs, weight.shape[1])
     zeros = weight.outputs(torch.zeros(outputs, dtype=torch.int64))
+    if isinstance(zeros, Float8Weight):
+        return replace(zeros, scales=torch.zeros_like(zeros.scales))
     return replace(zeros, rows=torch.zeros(outputs))

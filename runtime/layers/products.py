@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from ...attention import processor
-from .quantized_weights import QuantizedWeight
+from .quantized_weights import PackedWeight
 
 ROW_COUNTS = (1, 8, 32, 512)
 """Row counts typical of serving: one sequence, a few, a full batch, a prompt."""
@@ -80,10 +80,10 @@ class LookUp(Protocol):
 
 
 class PackedKernel(Protocol):
-    """Makes products of weights in few bits, and of 16-bit floats that the processor does not multiply:
+    """Makes products of weights in few bits, and of narrow floats that the processor does not multiply:
     numba_ops.packed_products.PackedProducts."""
 
-    def pack(self, weights: Sequence[torch.Tensor | QuantizedWeight], /) -> Sequence[PackedBlocks]:
+    def pack(self, weights: Sequence[torch.Tensor | PackedWeight], /) -> Sequence[PackedBlocks]:
         """weights: [out, in], of one input; tensors are 16-bit floats. Raises ValueError where there is no kernel for
         one of them."""
         ...

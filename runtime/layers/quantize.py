@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .quantized_weights import QuantForm, QuantizedWeight
+from .quantized_weights import FLOAT8, Float8Weight, PackedWeight, QuantForm, QuantizedWeight, WeightForm
 
 SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8)
 """Shares of a group's range that are tried for 4 bits: what lies outside is cut off, and the rest rounded more finely.
@@ -22,6 +22,26 @@ def quantize(weight: torch.Tensor, form: QuantForm) -> QuantizedWeight:
     for begin in range(0, out, ROWS):
         part = slice(begin, begin + ROWS)
         _fill(found.outputs(part), weight[part].float())
+    return found
+
+
+def narrowed(weight: torch.Tensor, form: WeightForm) -> torch.Tensor | PackedWeight:
+    """A float weight [out, in], finite, in the form."""
+    if isinstance(form, QuantForm):
+        return quantize(weight, form)
+    return _float8(weight) if form == FLOAT8 else weight.to(form)
+
+
+def _float8(weight: torch.Tensor) -> Float8Weight:
+    """With one scale for each output, so that its largest number is the type's largest."""
+    found = Float8Weight(torch.empty(weight.shape, dtype=FLOAT8), torch.empty(len(weight), 1), 0)
+    largest = torch.finfo(FLOAT8).max
+    for begin in range(0, len(weight), ROWS):
+        part = weight[begin : begin + ROWS].float()
+        scales = (part.abs().amax(1, keepdim=True) / largest).clamp(min=torch.finfo(torch.float32).tiny)
+        # Beyond its largest number the type has only NaN.
+        found.codes[begin : begin + ROWS] = (part / scales).clamp(-largest, largest).to(FLOAT8)
+        found.scales[begin : begin + ROWS] = scales
     return found
 
 

@@ -46,6 +46,10 @@ class QuantForm:
         return kind + grouped + (" with minima" if self.has_mins else "")
 
 
+WeightForm = QuantForm | torch.dtype
+"""In few bits, or as narrow floats."""
+
+FLOAT8 = torch.float8_e4m3fn
 INT8 = QuantForm(8, 32)
 INT4 = QuantForm(4, 32, has_mins=True)
 """What float weights become. One scale for all inputs of an output would do for 8 bits in large models; small ones lose
@@ -138,6 +142,12 @@ class Float8Weight:
     def dequantized(self) -> torch.Tensor:
         """float32 [out, in]"""
         return self.codes.float() * _spread(self.scales, self.group or self.codes.shape[1], self.codes.shape[1])
+
+    @classmethod
+    def concatenated(cls, weights: Sequence[Float8Weight]) -> Float8Weight:
+        """The outputs of several weights with equal groups, one behind the other."""
+        codes = torch.cat([each.codes.view(torch.uint8) for each in weights]).view(weights[0].codes.dtype)
+        return cls(codes, torch.cat([each.scales for each in weights]), weights[0].group)
 
 
 PackedWeight = QuantizedWeight | Float8Weight

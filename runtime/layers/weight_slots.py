@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from .quantize import quantize
-from .quantized_weights import PackedWeight, QuantForm
+from .quantize import narrowed
+from .quantized_weights import PackedWeight, WeightForm
 
 
 class WeightSlot:
     """Takes one weight as the checkpoint has it, or in few bits. See checkpoint.weights.WeightSlot."""
 
-    def __init__(self, out: int, into: int, form: QuantForm | None) -> None:
+    def __init__(self, out: int, into: int, form: WeightForm | None) -> None:
         """form: what a float weight becomes; None: it stays one."""
         self.shape = out, into
         self._form = form
@@ -23,7 +23,7 @@ class WeightSlot:
         if not isinstance(weight, torch.Tensor):
             self._weight = weight
         else:
-            self._weight = weight.clone() if self._form is None else quantize(weight, self._form)
+            self._weight = weight.clone() if self._form is None else narrowed(weight, self._form)
 
     @property
     def weight(self) -> torch.Tensor | PackedWeight:

@@ -30,7 +30,7 @@ from ..layers.norm import RMSNorm
 from ..layers.ops import Ops
 from ..layers.product_trials import LateTrials, choose_products
 from ..layers.products import BlockKernel, PackedKernel
-from ..layers.quantized_weights import INT8, QuantForm
+from ..layers.quantized_weights import INT8, WeightForm
 from ..layers.rotary import RotaryEmbedding, head_order, scaled_by_position
 from ..layers.states.ops import StateOps
 from ..layers.states.torch_states import TORCH_STATES
@@ -567,7 +567,7 @@ class Decoder:
         assert self.label_head is not None, "the model has no classification head"
         return self.label_head(hidden, self.norm)
 
-    def keep_packed(self, form: QuantForm | None, *, has_stored_rows: bool) -> None:
+    def keep_packed(self, form: WeightForm | None, *, has_stored_rows: bool) -> None:
         """Load the weights of matrix products as the checkpoint has them, in few bits or in 16, and with a form all its
         floats in few bits: in the form, embedding and head in 8 bits. To be called before `checkpoint_views`; `pack`
         follows `finish_loading`.

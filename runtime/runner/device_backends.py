@@ -31,7 +31,7 @@ from ..layers.embedding import LogitsProduct, widened_product
 from ..layers.op_libraries import select_ops
 from ..layers.ops import TORCH_OPS, Ops, OpShape
 from ..layers.products import NUMBA, BlockKernel, PackedKernel
-from ..layers.quantized_weights import QuantForm
+from ..layers.quantized_weights import WeightForm
 from ..layers.states.ops import StateOps
 from ..layers.states.selection import select_gpu_states, select_states
 from ..layers.states.torch_states import TORCH_STATES
@@ -93,7 +93,7 @@ def choose_backends(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    packed_forms: Sequence[QuantForm | torch.dtype] = (),
+    packed_forms: Sequence[WeightForm] = (),
     kv_dtype: torch.dtype | None = None,
 ) -> DeviceBackends:
     """config: of a model that `Ops` compute; None for one that computes all but attention by itself. specs: its
@@ -140,7 +140,7 @@ def _on_a_cpu(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    packed_forms: Sequence[QuantForm | torch.dtype],
+    packed_forms: Sequence[WeightForm],
     kv_dtype: torch.dtype,
 ) -> DeviceBackends:
     wanted = args.attention_backend
@@ -253,7 +253,7 @@ def _products(dtype: torch.dtype, team: Team | None = None, *, is_wanted: bool =
     return None
 
 
-def _packed_products(forms: Sequence[QuantForm | torch.dtype], team: Team | None = None) -> PackedKernel | None:
+def _packed_products(forms: Sequence[WeightForm], team: Team | None = None) -> PackedKernel | None:
     """The kernel for weights in few bits or in 16; None if it cannot be used."""
     try:
         from ..layers.numba_ops.packed_products import PackedProducts  # here: for a CPU only

@@ -38,7 +38,7 @@ from ...scheduler.batch import ScheduleBatch, StateRows
 from ...scheduler.config import DEFAULT_CHUNK
 from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.model_files import ModelLoadError, UnsupportedModelError, resolve_model_folder
-from ..checkpoint.weights import fill_dummy, holds_packed_weights, load_weights, mapped_tensor
+from ..checkpoint.weights import fill_dummy, load_weights, mapped_tensor, packed_kinds
 from ..config import ModelArgs
 from ..double_sparsity import ChannelMeter, load_sparsity
 from ..kv_transfer.transfer import Transfers
@@ -53,7 +53,7 @@ from ..layers.product_trials import (
     UnusableFormError,
 )
 from ..layers.products import NUMBA
-from ..layers.quantized_weights import INT4, INT8
+from ..layers.quantized_weights import FLOAT8, INT4, INT8, WeightForm
 from ..layers.states.state_batch import StatePlanner, plan_states
 from ..layers.step_inputs import StepInputs
 from ..lora.adapter_weights import AdapterWeights
@@ -81,7 +81,7 @@ MAX_RECORDED = 48
 """Tokens of the largest step that is recorded on a CPU: in larger ones the products take nearly all the time."""
 
 
-QUANT_FORMS = {"auto": None, "int8": INT8, "int4": INT4}
+QUANT_FORMS: dict[str, WeightForm | None] = {"auto": None, "int8": INT8, "int4": INT4, "fp8": FLOAT8}
 """--quantization -> what float weights become."""
 
 
@@ -142,13 +142,18 @@ class ModelRunner:
         opened = _open_model(args, folder, context_length, self.device)
         foreign = opened if isinstance(opened, TransformersModel) else None
         self.config: ServedConfig = opened.config if isinstance(opened, TransformersModel) else opened
-        is_packed = args.quantization != "auto"
+        is_packed, kinds = args.quantization != "auto", set[str]()
         if foreign is not None:
             self.dtype = foreign.dtype
         else:
-            is_packed |= args.load_format != "dummy" and holds_packed_weights(folder)
+            kinds = packed_kinds(folder) if args.load_format != "dummy" else set()
+            is_packed |= bool(kinds)
             self.dtype = _dtype(args.dtype, self.config, self.device, is_packed=is_packed)
-        packed_forms = (INT8, INT4) if is_packed else _narrow_forms(args, opened, self.dtype, self.device)
+        packed_forms: Sequence[WeightForm] = (
+            _packed_forms(args.quantization, kinds)
+            if is_packed
+            else _narrow_forms(args, opened, self.dtype, self.device)
+        )
         max_running = max_running_requests or num_rows
         self._max_sampled = max(max_running, max_sampled_tokens)
         self._settings = MemorySettings(
@@ -748,6 +753,13 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError("--device cuda, but this torch sees no CUDA device; use --device cpu")
     return torch.device(name)
+
+
+def _packed_forms(quantization: str, kinds: set[str]) -> list[WeightForm]:
+    """Forms with which the kernels that the model needs are tried out. kinds: by `packed_kinds`."""
+    has_float8 = quantization == "fp8" or "float8" in kinds
+    has_integers = quantization != "auto" or "integers" in kinds  # with fp8, embedding and head
+    return [*((INT8, INT4) if has_integers else ()), *((FLOAT8,) if has_float8 else ())]
 
 
 def _narrow_forms(

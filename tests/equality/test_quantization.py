@@ -15,9 +15,10 @@ from baton.attention.numba_paged.vectors import LANES
 from baton.entrypoints.engine import Engine
 from baton.runtime.config import ModelArgs
 from baton.runtime.layers.numba_ops import packed_products
-from baton.runtime.layers.numba_ops.half_products import HalfBlocks
-from baton.runtime.layers.quantize import quantize
-from baton.runtime.layers.quantized_weights import INT4, INT8, QuantForm
+from baton.runtime.layers.numba_ops.narrow_products import NarrowBlocks
+from baton.runtime.layers.quantize import narrowed, quantize
+from baton.runtime.layers.quantized_weights import FLOAT8, INT4, INT8, WeightForm
+from baton.runtime.layers.weight_slots import widened
 from baton.runtime.models.decoder import Decoder
 from baton.runtime.runner.model_runner import ModelRunner
 from tests.doubles.lowered_processor import lower_to_avx2
@@ -67,18 +68,23 @@ def check(engine: Engine, model: Any, tie: float = TIE) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "form", "backend"), [("int8", INT8, "auto"), ("int4", INT4, "auto"), ("int8", INT8, "torch")]
+    ("name", "form", "backend"),
+    [
+        *(("int8", INT8, "auto"), ("int4", INT4, "auto"), ("fp8", FLOAT8, "auto")),
+        *(("int8", INT8, "torch"), ("fp8", FLOAT8, "torch")),
+    ],
 )
-def test_quantised_when_loaded(name: str, form: QuantForm, backend: Any) -> None:
+def test_quantised_when_loaded(name: str, form: WeightForm, backend: Any) -> None:
     """And with torch's products, which read the weights as floats and round no input."""
     model = rounding_reference(TOY)
     with torch.no_grad():
         for module in model.modules():
-            if backend == "torch":
+            is_head = module is model.get_output_embeddings()
+            if backend == "torch" or (form == FLOAT8 and not is_head):
                 module._forward_pre_hooks.clear()
             if isinstance(module, nn.Linear):
-                is_head = module is model.get_output_embeddings()
-                module.weight = nn.Parameter(quantize(module.weight, INT8 if is_head else form).dequantized())
+                narrow = narrowed(module.weight, INT8 if is_head else form)
+                module.weight = nn.Parameter(widened(narrow, torch.float32))
         model.get_input_embeddings().weight = model.get_output_embeddings().weight
     with Engine(
         model_path=str(TOY),
@@ -130,6 +136,21 @@ def test_floats_when_another_product_is_asked_for(tmp_path: Path) -> None:
     assert abs(found["meta_info"]["output_token_logprobs"][0][0] - float(scores.max())) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["fp8-outputs", "fp8-tensor", "fp8-blocks", "deepseek-fp8"])
+def test_8_bit_floats_stay_so(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is rounded beyond what the checkpoint has rounded."""
+    from transformers import AutoModelForCausalLM
+
+    write_packed(TOY, tmp_path / "packed", tmp_path / "widened", FORMATS[name])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "widened", dtype=torch.float32)
+    packed, pack_float8 = [], packed_products.pack_float8
+    monkeypatch.setattr(packed_products, "pack_float8", lambda weight: packed.append(weight) or pack_float8(weight))
+    floats: Any = {"dtype": "float32", "kv_cache_dtype": "float32"}
+    with Engine(model_path=str(tmp_path / "packed"), max_total_tokens=2048, **floats) as engine:
+        assert len(packed) >= 4 * model.config.num_hidden_layers  # qkv, o, gate and up, down
+        check(engine, model, tie=1e-3)
+
+
 @pytest.mark.parametrize("stored", ["bfloat16", "float16"])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_weights_of_16_bits_are_computed_in_float32(
@@ -150,15 +171,15 @@ def test_weights_of_16_bits_are_computed_in_float32(
     lower_to_avx2(monkeypatch)
     monkeypatch.setattr("baton.runtime.layers.dtype_trial.SMALL_MODEL_BYTES", 0)
     packed: list[tuple[int, int]] = []
-    pack_halves = packed_products.pack_halves
+    pack_floats = packed_products.pack_floats
 
-    def noted(weight: torch.Tensor) -> HalfBlocks:
+    def noted(weight: torch.Tensor) -> NarrowBlocks:
         assert weight.dtype == getattr(torch, stored)
         out, into = weight.shape
         packed.append((out, into))
-        return pack_halves(weight)
+        return pack_floats(weight)
 
-    monkeypatch.setattr(packed_products, "pack_halves", noted)
+    monkeypatch.setattr(packed_products, "pack_floats", noted)
     with Engine(
         model_path=str(tmp_path), max_total_tokens=2048, chunked_prefill_size=100, attention_backend="numba"
     ) as engine:

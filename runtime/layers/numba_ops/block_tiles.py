@@ -2,7 +2,7 @@
 
 In float32 a block of a weight [out, in] holds, input by input, its numbers for WIDTH outputs. In bfloat16, where the
 processor multiplies it, pair by pair of inputs: for each output two numbers, which make a word of 32 bits. Where it
-does not, numbers of 16 bits lie as those of float32 do, and are widened.
+does not, numbers of 16 bits lie as those of float32 do, and are widened; so do those of 8 bits, which have scales.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-from ....attention.numba_paged.kinds import KINDS, LANES, LINE
+from ....attention.numba_paged.kinds import KINDS, LANES, QUANTIZED, item_bytes
 from ....attention.numba_paged.operations import sized, without_result
 from ....attention.numba_paged.vectors import Vectors
 
@@ -36,11 +36,19 @@ PAIRS = len(KINDS)
 """Stands for a weight in words of two bfloat16."""
 
 
-def _summed(v: Vectors, steps: Any, cells: list[Cell], add: Callable[[Any, dict[Cell, Any]], None]) -> dict[Cell, Any]:
-    """The sums of all steps. ``add`` adds those of one step to what lies in variables."""
-    b, at_once, unrolled = v.b, v.i64_of(SUMMED), v.i64_of(UNROLLED)
+def _summed(
+    v: Vectors,
+    steps: Any,
+    at_once: Any,
+    cells: list[Cell],
+    add: Callable[[Any, dict[Cell, Any]], None],
+    join: Callable[[Any, Cell, Any, Any], Any],
+) -> dict[Cell, Any]:
+    """The sums of all steps. ``add`` adds those of one step to what lies in variables; ``join(number of the run, cell,
+    sum, total)`` adds the sum of a run of ``at_once`` steps to the total."""
+    b, unrolled = v.b, v.i64_of(UNROLLED)
     totals = {cell: v.variable(v.constant(0.0)) for cell in cells}
-    with v.loop(b.udiv(b.add(steps, v.i64_of(SUMMED - 1)), at_once)) as run:
+    with v.loop(b.udiv(b.add(steps, b.sub(at_once, v.i64_of(1))), at_once)) as run:
         begin = b.mul(run.index, at_once)
         left = b.sub(steps, begin)
         count = b.select(b.icmp_signed("<", left, at_once), left, at_once)
@@ -54,7 +62,7 @@ def _summed(v: Vectors, steps: Any, cells: list[Cell], add: Callable[[Any, dict[
         with v.loop(b.sub(count, done)) as loop:
             add(b.add(begin, b.add(done, loop.index)), sums)
         for cell in cells:
-            b.store(b.fadd(b.load(totals[cell]), b.load(sums[cell])), totals[cell])
+            b.store(join(run.index, cell, b.load(sums[cell]), b.load(totals[cell])), totals[cell])
     return {cell: b.load(total) for cell, total in totals.items()}
 
 
@@ -73,19 +81,25 @@ def block_tile(
     _bias: Any,
     _target: Any,
     _target_step: Any,
+    _scales: Any,
+    _run: Any,
+    _scale_step: Any,
 ) -> Any:
     """target[row, j] = x[row] · weight[:, j] + bias[j], for ``vectors`` × LANES outputs of a block of ``width``.
 
     stored: of the weight, kind_out: of bias and target; indices into KINDS, or for stored PAIRS. x: float32, or with
     PAIRS bfloat16. steps: inputs, or pairs of them. The other steps are bytes from row to row. bias: 0 for none.
+    scales: of weights in 8 bits, float32, ``scale_step`` bytes from those of one run of inputs to the next one's; else
+    these three are 0.
     """
     num_rows, num, wide = sized(rows), sized(vectors), sized(width)
     is_paired, name = sized(stored) == PAIRS, KINDS[sized(kind_out)]
     kind_of_line = "float32" if is_paired else KINDS[sized(stored)]
-    item, line_bytes = 4 if name == "float32" else 2, LINE if kind_of_line == "float32" else LINE // 2
+    item, line_bytes = item_bytes(name), LANES * item_bytes(kind_of_line)
+    is_scaled = kind_of_line in QUANTIZED
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
-        steps, x, x_step, weight, bias, target, target_step = arguments[5:]
+        steps, x, x_step, weight, bias, target, target_step, scales, run_steps, scale_step = arguments[5:]
         b = v.b
         from_x = [b.add(x, b.mul(x_step, v.i64_of(row))) for row in range(num_rows)]
         cells = [(row, part) for row in range(num_rows) for part in range(num)]
@@ -103,7 +117,13 @@ def block_tile(
                     multiply = v.fma_of_pairs if is_paired else v.fma
                     b.store(multiply(lines[part], by, total), sums[row, part])
 
-        totals = _summed(v, steps, cells, add)
+        def join(run: Any, cell: Cell, found: Any, total: Any) -> Any:
+            if not is_scaled:
+                return b.fadd(total, found)
+            place = b.add(scales, b.mul(run, scale_step))
+            return v.fma(found, v.load(v.shifted(place, 4 * LANES * cell[1]), LANES), total)
+
+        totals = _summed(v, steps, run_steps if is_scaled else v.i64_of(SUMMED), cells, add, join)
         places = [b.add(target, b.mul(target_step, v.i64_of(row))) for row in range(num_rows)]
         with b.if_else(b.icmp_signed("!=", bias, v.i64_of(0))) as (then, otherwise):
             with then:
@@ -114,7 +134,7 @@ def block_tile(
                 for row, part in cells:
                     v.store(totals[row, part], v.shifted(places[row], item * LANES * part), name)
 
-    return VOID(rows, vectors, width, stored, kind_out, *[INT] * 7), without_result(generate)
+    return VOID(rows, vectors, width, stored, kind_out, *[INT] * 10), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)

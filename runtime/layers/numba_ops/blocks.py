@@ -75,25 +75,32 @@ def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> KernelFu
                         at = part * in_most * LANES * item
                         line, more = w + LINE * in_most * part, bias + at if bias != 0 else 0
                         block_tile(
-                            most, in_most, width, stored, number, steps, x, x_step, line, more, out + at, out_step
-                        )
+                            most, in_most, width, stored, number,
+                            steps, x, x_step, line, more, out + at, out_step, 0, 0, 0,
+                        )  # fmt: skip
                     done = most
                 elif left >= several:
                     for part in range(lines // in_several):
                         at = part * in_several * LANES * item
                         line, more = w + LINE * in_several * part, bias + at if bias != 0 else 0
                         block_tile(
-                            several, in_several, width, stored, number, steps, x, x_step, line, more, out + at, out_step
-                        )
+                            several, in_several, width, stored, number,
+                            steps, x, x_step, line, more, out + at, out_step, 0, 0, 0,
+                        )  # fmt: skip
                     done = several
                 elif left >= few:
                     for part in range(lines // in_few):
                         at = part * in_few * LANES * item
                         line, more = w + LINE * in_few * part, bias + at if bias != 0 else 0
-                        block_tile(few, in_few, width, stored, number, steps, x, x_step, line, more, out + at, out_step)
+                        block_tile(
+                            few, in_few, width, stored, number,
+                            steps, x, x_step, line, more, out + at, out_step, 0, 0, 0,
+                        )  # fmt: skip
                     done = few
                 else:
-                    block_tile(1, lines, width, stored, number, steps, x, x_step, w, bias, out, out_step)
+                    block_tile(
+                        1, lines, width, stored, number, steps, x, x_step, w, bias, out, out_step, 0, 0, 0
+                    )  # fmt: skip
                     done = 1
                 x, out, left = x + done * x_step, out + done * out_step, left - done
 

@@ -1,4 +1,4 @@
-"""Products with packed weights, in few bits (quant_products.py) and in 16 (half_products.py), side by side.
+"""Products with packed weights, of integers (quant_products.py) and narrow floats (narrow_products.py), side by side.
 
     x ─▶ rounded, or widened, as each weight wants it ─▶ a call for each weight ─▶ its outputs, in their columns of y
 
@@ -15,9 +15,9 @@ import torch
 
 from ....attention import processor
 from ....attention.numba_paged.team import Team
-from ..quantize import quantize
-from ..quantized_weights import QuantForm, QuantizedWeight, concatenated
-from .half_products import HalfBlocks, HalfPart, WidenRows, pack_halves
+from ..quantize import narrowed
+from ..quantized_weights import Float8Weight, PackedWeight, QuantForm, QuantizedWeight, WeightForm, concatenated
+from .narrow_products import NarrowBlocks, NarrowPart, WidenRows, pack_float8, pack_floats
 from .packed_blocks import NoKernelError
 from .quant_layout import DOT, SPAN, WIDTH
 from .quant_products import FEW, MOST, Blocks, Inputs, LookUpRows, QuantizeRows, QuantPart, pack
@@ -30,50 +30,56 @@ class PackedProducts:
         self._team = team
 
     @classmethod
-    def probed(cls, team: Team, forms: Sequence[QuantForm | torch.dtype]) -> PackedProducts:
+    def probed(cls, team: Team, forms: Sequence[WeightForm]) -> PackedProducts:
         """forms: of weights, some that are to be multiplied. Raises RuntimeError if their products are wrong on this
         processor, and whatever compiling raises."""
         made, generator = cls(team), torch.Generator().manual_seed(0)
         for form in forms:
             weight = torch.randn(WIDTH, 2 * SPAN, generator=generator)
-            narrow = quantize(weight, form) if isinstance(form, QuantForm) else weight.to(form)
-            numbers = narrow.dequantized() if isinstance(narrow, QuantizedWeight) else narrow.float()
+            narrow = narrowed(weight, form)
+            numbers = narrow.float() if isinstance(narrow, torch.Tensor) else narrow.dequantized()
             x = torch.randn(MOST + FEW + 1, 2 * SPAN, generator=generator)
             found, expected = made.prepare(made.pack([narrow]), None, torch.float32)(x), x @ numbers.t()
             if not torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())):
                 raise RuntimeError(f"products with {form} are wrong on this processor ({DOT})")
         return made
 
-    def pack(self, weights: Sequence[torch.Tensor | QuantizedWeight]) -> list[Blocks | HalfBlocks]:
+    def pack(self, weights: Sequence[torch.Tensor | PackedWeight]) -> list[Blocks | NarrowBlocks]:
         """The weights of a layer's projections, neighbours of one form together. Raises NoKernelError, for floats if
         the processor multiplies them as they are."""
-        packed: list[Blocks | HalfBlocks] = []
+        packed: list[Blocks | NarrowBlocks] = []
         for _, group in groupby(weights, key=_form):
             same = list(group)
             few = [weight for weight in same if isinstance(weight, QuantizedWeight)]
             if few:
                 packed.append(pack(concatenated(few)))
                 continue
+            if float8 := [weight for weight in same if isinstance(weight, Float8Weight)]:
+                packed.append(pack_float8(Float8Weight.concatenated(float8)))
+                continue
             floats = [weight for weight in same if isinstance(weight, torch.Tensor)]
             if processor.multiplies(floats[0].dtype):
                 raise NoKernelError(f"{floats[0].dtype} needs no packing")
-            packed.append(pack_halves(torch.cat(floats) if len(floats) > 1 else floats[0]))
+            packed.append(pack_floats(torch.cat(floats) if len(floats) > 1 else floats[0]))
         return packed
 
     def prepare(
-        self, packed: Sequence[Blocks | HalfBlocks], bias: torch.Tensor | None, dtype: torch.dtype
+        self, packed: Sequence[Blocks | NarrowBlocks], bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PackedProduct:
         """bias: [out] of all of them, or None. dtype: of inputs and outputs. Raises whatever compiling raises."""
         return PackedProduct(self._team, packed, bias, dtype)
 
-    def look_up(self, packed: Sequence[Blocks | HalfBlocks], dtype: torch.dtype) -> LookUpRows:
+    def look_up(self, packed: Sequence[Blocks | NarrowBlocks], dtype: torch.dtype) -> LookUpRows:
         """Rows of one packed weight in few bits, by number. Raises whatever compiling raises."""
         (blocks,) = packed
         assert isinstance(blocks, Blocks), "tokens of a float embedding are looked up in its matrix"
         return LookUpRows(self._team, blocks, dtype)
 
 
-def _form(weight: torch.Tensor | QuantizedWeight) -> QuantForm | torch.dtype:
+def _form(weight: torch.Tensor | PackedWeight) -> QuantForm | torch.dtype | int:
+    """What neighbours must have in common to be multiplied together; of fp8 the group."""
+    if isinstance(weight, Float8Weight):
+        return weight.group
     return weight.dtype if isinstance(weight, torch.Tensor) else weight.form
 
 
@@ -81,20 +87,20 @@ class PackedProduct:
     """y = x Wᵀ + b for weights that stand side by side."""
 
     def __init__(
-        self, team: Team, packed: Sequence[Blocks | HalfBlocks], bias: torch.Tensor | None, dtype: torch.dtype
+        self, team: Team, packed: Sequence[Blocks | NarrowBlocks], bias: torch.Tensor | None, dtype: torch.dtype
     ) -> None:
         kind = str(dtype).removeprefix("torch.")
         self._team, self._step = team, dtype.itemsize
         self._preparations: dict[Inputs | None, Any] = {}
         """Prepare the inputs of a weight: round them, or (None) widen them."""
-        self._parts: list[tuple[Inputs | None, QuantPart | HalfPart, int]] = []
+        self._parts: list[tuple[Inputs | None, QuantPart | NarrowPart, int]] = []
         """Each with the offset of its first output, in bytes."""
         column = padded = 0
         for blocks in packed:
             out = blocks.size[0]
             own = None if bias is None else bias[column : column + out]
-            if isinstance(blocks, HalfBlocks):
-                part, inputs = HalfPart(team, blocks, own, kind), None
+            if isinstance(blocks, NarrowBlocks):
+                part, inputs = NarrowPart(team, blocks, own, kind), None
             else:
                 part = QuantPart(team, blocks, own, kind)
                 inputs = part.inputs

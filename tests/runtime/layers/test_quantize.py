@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.runtime.layers.quantize import quantize
-from baton.runtime.layers.quantized_weights import INT4, INT8, QuantForm, QuantizedWeight, concatenated
+from baton.runtime.layers.quantize import narrowed, quantize
+from baton.runtime.layers.quantized_weights import (
+    FLOAT8,
+    INT4,
+    INT8,
+    Float8Weight,
+    QuantForm,
+    QuantizedWeight,
+    concatenated,
+)
 
 FORMS = [
     (QuantForm(8), 127),
@@ -52,6 +60,24 @@ def test_weights_that_have_the_form_come_back_unchanged(form: QuantForm, _steps:
     numbers = quantize(some_weight(), form).dequantized()
     again = quantize(numbers, form).dequantized()
     torch.testing.assert_close(again, numbers, rtol=1e-6, atol=0)
+
+
+def test_8_bit_floats_are_off_by_their_rounding_alone() -> None:
+    """Half a unit of three bits of mantissa, or of the smallest number beside the largest of the row."""
+    weight = some_weight()
+    found = narrowed(weight, FLOAT8)
+    assert isinstance(found, Float8Weight) and found.shape == tuple(weight.shape)
+    numbers, largest = found.dequantized(), weight.abs().amax(1, keepdim=True)
+    assert numbers.isfinite().all() and not numbers[3].any()
+    assert ((numbers - weight).abs() <= torch.maximum(weight.abs() / 16, largest / 448 * 2**-10) * (1 + 1e-5)).all()
+    again = narrowed(numbers, FLOAT8)
+    assert isinstance(again, Float8Weight)
+    torch.testing.assert_close(again.dequantized(), numbers, rtol=1e-6, atol=0)
+
+
+def test_16_bit_floats_are_rounded_once() -> None:
+    weight = some_weight()
+    assert torch.equal(torch.as_tensor(narrowed(weight, torch.bfloat16)), weight.bfloat16())
 
 
 def test_search_leaves_smaller_squared_errors_than_the_whole_range() -> None:

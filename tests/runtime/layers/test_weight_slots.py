@@ -44,7 +44,10 @@ class Twin:
         return lambda ids: packed[0].dequantized()[ids].to(dtype)
 
 
-def _bits(weight: torch.Tensor | QuantizedWeight) -> int:
+def _bits(weight: torch.Tensor | QuantizedWeight | Float8Weight) -> int:
+    """-8: of 8-bit floats."""
+    if isinstance(weight, Float8Weight):
+        return -8
     return 8 * weight.dtype.itemsize if isinstance(weight, torch.Tensor) else weight.form.bits
 
 
@@ -96,6 +99,16 @@ def test_floats_of_16_bits_stay_so_in_a_layer_of_float32() -> None:
     found = linear(x)
     torch.testing.assert_close(found[:, :64], torch.nn.functional.linear(x, whole, bias))
     assert (found[:, 64:] == torch.arange(64.0, 96.0)).all() and found.shape == (3, 96)
+
+
+def test_additional_outputs_of_8_bit_floats_are_zeros() -> None:
+    weight = Float8Weight(some_weight(32).to(torch.float8_e4m3fn), torch.full((32, 1), 0.5), 0)
+    linear, twin = loaded({"o": weight}, None, bias=False, multiple=48), Twin(knows=(-8,))
+    assert linear.pack(twin) == [] and [_bits(each) for each in twin.packed] == [-8, -8]
+    x = some_weight(3, seed=2)
+    found = linear(x)
+    torch.testing.assert_close(found[:, :32], x @ weight.dequantized().t())
+    assert found.shape == (3, 48) and not found[:, 32:].any()
 
 
 def test_floats_are_rounded_to_the_dtype_of_a_narrow_layer() -> None:
@@ -174,9 +187,7 @@ def test_embedding_left_in_its_file_is_looked_up_on_the_model_s_device() -> None
 
 @pytest.mark.parametrize("kernel", [Twin(), None], ids=["kernel", "floats"])
 @pytest.mark.parametrize("has_rows", [True, False])
-def test_tied_head_is_quantised_and_tokens_are_looked_up_as_the_file_has_them(
-    kernel: Twin | None, has_rows: bool
-) -> None:
+def test_tied_head_is_quantised_and_tokens_are_looked_up_in_its_matrix(kernel: Twin | None, has_rows: bool) -> None:
     rows, settings = some_weight(8), {"dtype": torch.float32, "device": CPU}
     embedding = Embedding(8, 64, TORCH_OPS, **settings)
     head = LMHead(8, 64, tied_to=embedding, **settings)
@@ -187,7 +198,7 @@ def test_tied_head_is_quantised_and_tokens_are_looked_up_as_the_file_has_them(
     head.pack(kernel, embedding.pack(kernel, rows if has_rows else None))
     rounded = quantize(rows, INT8).dequantized()
     ids = torch.tensor([3, 1, 7])
-    assert torch.equal(embedding(ids), (rows if has_rows else rounded)[ids])
+    assert torch.equal(embedding(ids), rounded[ids])
     hidden, norm = some_weight(3, seed=2), RMSNorm(64, 0.0, TORCH_OPS, **settings)
     norm.weight.fill_(1.0)
     torch.testing.assert_close(head(hidden, norm), norm(hidden) @ rounded.t())

@@ -1,6 +1,8 @@
-"""Products with weights of 16 bits that are widened as they are read, against the product in float64."""
+"""Products with weights of 16 and 8 bits that are widened as they are read, against the product in float64."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ pytest.importorskip("numba")
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers.numba_ops.packed_blocks import NoKernelError
 from baton.runtime.layers.numba_ops.packed_products import PackedProducts
-from baton.runtime.layers.quantize import quantize
-from baton.runtime.layers.quantized_weights import INT8
+from baton.runtime.layers.quantize import narrowed, quantize
+from baton.runtime.layers.quantized_weights import FLOAT8, INT8, Float8Weight, PackedWeight
 
 TEAM = Team()
 HALVES = [torch.bfloat16, torch.float16]
@@ -24,7 +26,9 @@ def _without_units(monkeypatch: pytest.MonkeyPatch) -> None:
     lower_to_avx2(monkeypatch)
 
 
-def product_of(weights: list[torch.Tensor], bias: torch.Tensor | None = None, dtype: torch.dtype = torch.float32):
+def product_of(
+    weights: list[torch.Tensor | PackedWeight], bias: torch.Tensor | None = None, dtype: torch.dtype = torch.float32
+):
     kernel = PackedProducts(TEAM)
     return kernel.prepare(kernel.pack(weights), bias, dtype)
 
@@ -74,6 +78,59 @@ def test_results_of_a_row_do_not_depend_on_its_batch(stored: torch.dtype) -> Non
         assert torch.equal(product(x[-rows:]), whole[-rows:])
 
 
+def float8(out: int, into: int, group: int, seed: int = 0) -> Float8Weight:
+    codes = (60 * numbers(out, into, seed=seed)).clamp(-448, 448).to(FLOAT8)
+    return Float8Weight(codes, 0.01 + numbers(out, -(-into // group) if group else 1, seed=seed + 1).abs(), group)
+
+
+@pytest.mark.parametrize("group", [0, 128, 100, 1000])
+@pytest.mark.parametrize(("out", "into", "has_bias"), [(96, 256, True), (70, 1040, False), (1, 16, True)])
+def test_8_bit_floats_round_nothing_but_sums(out: int, into: int, has_bias: bool, group: int) -> None:
+    """Also where the last group has fewer inputs, or one group has all."""
+    weight, x = float8(out, into, group), numbers(31, into, seed=5)
+    bias = numbers(out, seed=2) if has_bias else None
+    found = product_of([weight], bias)(x)
+    expected = x.double() @ weight.dequantized().double().t() + (0 if bias is None else bias.double())
+    torch.testing.assert_close(found.double(), expected, atol=2e-4 * into**0.5, rtol=4e-6)
+
+
+@pytest.mark.parametrize("group", [0, 128])
+def test_8_bit_results_of_a_row_do_not_depend_on_its_batch(group: int) -> None:
+    product, x = product_of([float8(96, 1408, group)]), numbers(31, 1408, seed=1)
+    whole = product(x)
+    for rows in (1, 2, 3, 5, 6, 7, 11, 12, 13, 24):
+        assert torch.equal(product(x[:rows]), whole[:rows])
+        assert torch.equal(product(x[-rows:]), whole[-rows:])
+
+
+def test_every_number_of_8_bits_is_widened_exactly() -> None:
+    """Subnormal ones and both zeros too."""
+    codes = torch.arange(256, dtype=torch.uint8).view(FLOAT8)
+    finite = codes[~codes.float().isnan()]
+    weight = torch.zeros(len(finite), 16, dtype=FLOAT8)
+    weight[:, 0] = finite
+    x = torch.zeros(1, 16)
+    x[0, 0] = 1.0
+    found = product_of([Float8Weight(weight, torch.ones(len(finite), 1), 0)])(x)[0]
+    assert torch.equal(found, finite.float())
+
+
+def test_8_bit_floats_of_several_groups_stand_side_by_side() -> None:
+    parts = [float8(33, 256, 0), float8(20, 256, 0, seed=2), float8(40, 256, 128, seed=4)]
+    few, x = quantize(numbers(40, 256, seed=6), INT8), numbers(7, 256, seed=7)
+    kernel = PackedProducts(TEAM)
+    packed = kernel.pack([*parts, few])
+    assert [blocks.size for blocks in packed] == [(53, 256), (40, 256), (40, 256)]
+    found = kernel.prepare(packed, None, torch.float32)(x)
+    expected = x.double() @ torch.cat([each.dequantized() for each in (*parts, few)]).double().t()
+    torch.testing.assert_close(found[:, :93].double(), expected[:, :93], atol=5e-3, rtol=4e-6)
+
+
+@pytest.mark.parametrize("form", [FLOAT8, torch.bfloat16, torch.float16, INT8])
+def test_forms_are_tried_out(form: Any) -> None:
+    assert isinstance(PackedProducts.probed(TEAM, [form]), PackedProducts)
+
+
 def test_floats_and_few_bits_stand_side_by_side() -> None:
     """A fused layer of a file that quantises some projections only; the first one's outputs do not fill its blocks."""
     floats = [numbers(70, 64).bfloat16(), numbers(5, 64, seed=1).bfloat16(), numbers(33, 64, seed=2).half()]
@@ -91,6 +148,8 @@ def test_floats_and_few_bits_stand_side_by_side() -> None:
 def test_weights_without_a_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoKernelError, match="17 inputs"):
         PackedProducts(TEAM).pack([numbers(32, 17).bfloat16()])
+    with pytest.raises(NoKernelError, match="17 inputs"):
+        PackedProducts(TEAM).pack([narrowed(numbers(32, 17), FLOAT8)])
     with pytest.raises(NoKernelError, match="float32 needs no packing"):
         PackedProducts(TEAM).pack([numbers(32, 32)])
     monkeypatch.setattr("baton.attention.processor.multiplies", lambda dtype: True)

@@ -1,8 +1,9 @@
-"""A product with a weight of 16 bits, on processors without arithmetic for them: a kernel widens it as it reads.
+"""A product with a weight of narrow floats: a kernel widens it as it reads.
 
-The weight is read from memory in half the time that float32 takes, and nothing is rounded but what its checkpoint has
-rounded: inputs are float32, and so are products and sums. It lies in blocks of our own: input by input, its numbers for
-WIDTH outputs.
+Of 16 bits, on processors without arithmetic for them: the weight is read from memory in half the time that float32
+takes. Of 8 bits, with float32 scales, one for a run of inputs of each output, or one for all: a quarter. Nothing is
+rounded but what its checkpoint has rounded: inputs are float32, and so are products and sums. It lies in blocks of our
+own: input by input, its numbers for WIDTH outputs.
 """
 
 from __future__ import annotations
@@ -13,34 +14,43 @@ from typing import Any
 import torch
 
 from ....attention.numba_paged.compiling import KernelFunction, kernel_builder
-from ....attention.numba_paged.kinds import KINDS, LANES
+from ....attention.numba_paged.kinds import KINDS, LANES, item_bytes
 from ....attention.numba_paged.target import HAS_512_BITS
 from ....attention.numba_paged.team import Call, Team
+from ..quantized_weights import Float8Weight
 from .packed_blocks import NoKernelError, run_length
 
-(NEXT, COUNT, RUN, ROWS, INPUTS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP) = range(12)
+(NEXT, COUNT, RUN, ROWS, INPUTS, X, X_STEP, WEIGHT, BLOCK_BYTES, BIAS, OUT, OUT_STEP, SCALES, TABLE_BYTES, GROUP,
+ SCALE_STEP) = range(16)  # fmt: skip
 """Places in the kernel's arguments, an array of int64. COUNT: number of blocks. RUN: blocks that a thread takes at a
-time."""
-ARGUMENTS = 12
+time. TABLE_BYTES: of a block's scales; GROUP: inputs that are summed before a scale is applied, and SCALE_STEP the
+bytes to the next group's."""
+ARGUMENTS = 16
 
 WIDTH = 2 * LANES
 """Outputs of a block."""
 MOST, FEW = (12, 4) if HAS_512_BITS else (6, 2)
 """Rows of a tile: MOST of half a block's outputs, FEW of all of them."""
 
+LOADED_SMALLER = 256.0
+"""Numbers of float8_e4m3fn are loaded divided by it, see `Vectors.load`."""
+SUMMED = 256
+"""Inputs that are summed before the one scale of an output is applied."""
+
 
 @kernel_builder
-def half_kernel(stored: str, kind: str) -> KernelFunction:
+def narrow_kernel(stored: str, kind: str) -> KernelFunction:
     """stored: dtype of the weight; kind: of bias and outputs."""
     from ....attention.numba_paged.operations import fetch_add, peek
     from .block_tiles import block_tile
 
     to, of = KINDS.index(kind), KINDS.index(stored)
-    item, width, lanes = 4 if kind == "float32" else 2, WIDTH, LANES
+    item, narrow, width, lanes = item_bytes(kind), item_bytes(stored), WIDTH, LANES
     most, few = MOST, FEW
 
     def kernel(a: Any) -> None:
         inputs, x_step, out_step = peek(a + 8 * INPUTS), peek(a + 8 * X_STEP), peek(a + 8 * OUT_STEP)
+        group, scale_step = peek(a + 8 * GROUP), peek(a + 8 * SCALE_STEP)
         block = end = 0
         while True:
             if block == end:
@@ -49,6 +59,7 @@ def half_kernel(stored: str, kind: str) -> KernelFunction:
                 if block >= end:
                     return
             w, bias = peek(a + 8 * WEIGHT) + block * peek(a + 8 * BLOCK_BYTES), peek(a + 8 * BIAS)
+            scales = peek(a + 8 * SCALES) + block * peek(a + 8 * TABLE_BYTES)
             if bias != 0:
                 bias += item * width * block
             x, out, left = peek(a + 8 * X), peek(a + 8 * OUT) + block * width * item, peek(a + 8 * ROWS)
@@ -56,15 +67,22 @@ def half_kernel(stored: str, kind: str) -> KernelFunction:
                 if left >= most:
                     done = most
                     for part in range(2):
-                        line, at = w + 2 * lanes * part, out + item * lanes * part
+                        line, at = w + narrow * lanes * part, out + item * lanes * part
                         more = bias + item * lanes * part if bias != 0 else 0
-                        block_tile(most, 1, width, of, to, inputs, x, x_step, line, more, at, out_step)
+                        block_tile(
+                            most, 1, width, of, to, inputs, x, x_step, line, more, at, out_step,
+                            scales + 4 * lanes * part, group, scale_step,
+                        )  # fmt: skip
                 elif left >= few:
                     done = few
-                    block_tile(few, 2, width, of, to, inputs, x, x_step, w, bias, out, out_step)
+                    block_tile(
+                        few, 2, width, of, to, inputs, x, x_step, w, bias, out, out_step, scales, group, scale_step
+                    )
                 else:
                     done = 1
-                    block_tile(1, 2, width, of, to, inputs, x, x_step, w, bias, out, out_step)
+                    block_tile(
+                        1, 2, width, of, to, inputs, x, x_step, w, bias, out, out_step, scales, group, scale_step
+                    )
                 x, out, left = x + done * x_step, out + done * out_step, left - done
             block += 1
 
@@ -72,30 +90,49 @@ def half_kernel(stored: str, kind: str) -> KernelFunction:
 
 
 @dataclass(slots=True)
-class HalfBlocks:
-    """A packed weight of 16 bits: plain memory that a kernel reads."""
+class NarrowBlocks:
+    """A packed weight: plain memory that a kernel reads."""
 
     size: tuple[int, int]
     codes: torch.Tensor
-    """bfloat16 or float16 [blocks, in, WIDTH]; 0 for outputs that there are not"""
+    """bfloat16, float16 or float8_e4m3fn [blocks, in, WIDTH]; 0 for outputs that there are not"""
+    scales: torch.Tensor | None = None
+    """Of numbers of 8 bits: float32 [blocks, groups, WIDTH]"""
+    group: int = 0
+    """Inputs that share a scale; 0: all."""
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes
+        return self.codes.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
-def pack_halves(weight: torch.Tensor) -> HalfBlocks:
+def pack_floats(weight: torch.Tensor) -> NarrowBlocks:
     """weight: bfloat16 or float16 [out, in]. Raises NoKernelError."""
     out, into = weight.shape
     if into % LANES:
         raise NoKernelError(f"there is no kernel for {into} inputs, no multiple of {LANES}")
-    packed = weight.new_empty(-(-out // WIDTH), into, WIDTH)
+    return NarrowBlocks((out, into), _in_blocks(weight))
+
+
+def pack_float8(weight: Float8Weight) -> NarrowBlocks:
+    """Raises NoKernelError."""
+    out, into = weight.shape
+    if into % LANES:
+        raise NoKernelError(f"there is no kernel for {into} inputs, no multiple of {LANES}")
+    codes = _in_blocks(weight.codes.view(torch.uint8)).view(weight.codes.dtype)
+    return NarrowBlocks((out, into), codes, _in_blocks(weight.scales) * LOADED_SMALLER, weight.group)
+
+
+def _in_blocks(table: torch.Tensor) -> torch.Tensor:
+    """[out, n] -> [blocks, n, WIDTH]"""
+    out, length = table.shape
+    packed = table.new_empty(-(-out // WIDTH), length, WIDTH)
     whole = out // WIDTH
-    packed[:whole] = weight[: whole * WIDTH].view(whole, WIDTH, into).transpose(1, 2)
+    packed[:whole] = table[: whole * WIDTH].view(whole, WIDTH, length).transpose(1, 2)
     if rest := out - whole * WIDTH:
-        packed[whole, :, :rest] = weight[whole * WIDTH :].t()
+        packed[whole, :, :rest] = table[whole * WIDTH :].t()
         packed[whole, :, rest:] = 0
-    return HalfBlocks((out, into), packed)
+    return packed
 
 
 (W_NEXT, W_ROWS, W_LINES, W_X, W_X_STEP, W_OUT, W_OUT_STEP) = range(7)
@@ -144,19 +181,22 @@ class WidenRows:
         return wide
 
 
-class HalfPart:
+class NarrowPart:
     """The product of one packed weight."""
 
-    def __init__(self, team: Team, blocks: HalfBlocks, bias: torch.Tensor | None, kind: str) -> None:
+    def __init__(self, team: Team, blocks: NarrowBlocks, bias: torch.Tensor | None, kind: str) -> None:
         """bias: [out]. kind: of the outputs. Raises whatever compiling raises."""
-        codes = blocks.codes
+        codes, scales = blocks.codes, blocks.scales
         self.padded = len(codes) * WIDTH
         """Outputs of whole blocks."""
         self._team, self._blocks, self._bias = team, blocks, None
-        self._call = Call(half_kernel(str(codes.dtype).removeprefix("torch."), kind), ARGUMENTS)
+        self._call = Call(narrow_kernel(str(codes.dtype).removeprefix("torch."), kind), ARGUMENTS)
         a = self._call.arguments
         a[COUNT], a[INPUTS] = len(codes), blocks.size[1]
         a[WEIGHT], a[BLOCK_BYTES] = codes.data_ptr(), codes.nbytes // len(codes)
+        if scales is not None:
+            a[SCALES], a[TABLE_BYTES] = scales.data_ptr(), scales.nbytes // len(codes)
+            a[GROUP], a[SCALE_STEP] = (blocks.group, 4 * WIDTH) if blocks.group else (SUMMED, 0)
         if bias is not None:
             self._bias = torch.zeros(self.padded, dtype=getattr(torch, kind))
             self._bias[: len(bias)] = bias
