@@ -5,7 +5,7 @@ baton serve --model-path FOLDER        the server; the same as ``baton-server`` 
 baton analyze LOG                      what a recorded log says about cache sizes
 baton simulate …                       a workload on the real scheduler, with a simulated device
 baton bench --base-url URL             load on a server: throughput and latencies
-baton convert FOLDER --output DIR      weights in pickles to safetensors
+baton convert FOLDER --output DIR      weights in pickles to safetensors, or floats to few bits
 baton ds-channels --model-path FOLDER …    the channels that --enable-double-sparsity needs
 """
 
@@ -24,7 +24,7 @@ COMMANDS = {
     "simulate": ("entrypoints.simulate.__main__", "run a workload on the real scheduler with a simulated device"),
     "bench": ("entrypoints.bench.__main__", "send load to a server and measure throughput and latencies"),
     "ds-channels": ("entrypoints.ds_channels", "find the heavy channels of a model's keys, for double sparsity"),
-    "convert": ("entrypoints.convert_weights", "convert pickled weights to safetensors"),
+    "convert": ("entrypoints.convert_weights", "convert pickled weights to safetensors, or floats to few bits"),
 }
 """Name -> module of baton with a ``main(argv)``, one line of help. Imported when it is used."""
 

@@ -11,11 +11,11 @@ reported before any number is read. Modules that the quantisation left out keep 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .model_files import ModelLoadError
-from .quantization_config import Packing, PackingSettings, Quantization
+from .quantization_config import OWN_METHOD, Packing, PackingSettings, Quantization
 from .weight_files import StoredTensor, shorten
 
 
@@ -38,6 +38,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 _CODES: dict[Packing, str] = {
     "gptq": "qweight", "awq": "qweight", "packed": "weight_packed", "int8": "weight", "float8": "weight",
+    "plain": "weight_codes",
 }  # fmt: skip
 _PARTS: dict[Packing, tuple[str, ...]] = {
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
@@ -45,9 +46,10 @@ _PARTS: dict[Packing, tuple[str, ...]] = {
     "packed": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
     "int8": ("weight", "weight_scale", "weight_zero_point"),
     "float8": ("weight", "weight_scale", "weight_scale_inv"),
+    "plain": ("weight_codes", "weight_rows", "weight_scales", "weight_mins"),
 }
 _CODE_TYPES: dict[Packing, str] = {
-    "gptq": "I32", "awq": "I32", "packed": "I32", "int8": "I8", "float8": "F8_E4M3",
+    "gptq": "I32", "awq": "I32", "packed": "I32", "int8": "I8", "float8": "F8_E4M3", "plain": "U8",
 }  # fmt: skip
 _FLOATS = ("F16", "BF16", "F32")
 _HARMLESS = (
@@ -76,6 +78,8 @@ def packed_tensors(
         if packing is not None:
             stored = next(iter(parts.values())).name.rpartition(".")[0]  # of the whole model, whose names targets are
             settings = quantization.settings(stored)
+            if quantization.method == OWN_METHOD and packing == "float8":
+                settings = PackingSettings("float8", 8)
             if settings is None or settings.packing != packing:
                 declared = "no packed weight" if settings is None else f"weights of the kind {settings.packing}"
                 raise ModelLoadError(
@@ -84,7 +88,8 @@ def packed_tensors(
                     "config.json and weights are of different models"
                 )
             used = {part: parts[part] for part in _PARTS[packing] if part in parts}
-            found[f"{module}.weight"] = _packed(module, used, settings)
+            make = _plain if packing == "plain" else _packed
+            found[f"{module}.weight"] = make(module, used, settings)
             taken = set(used)
         for part, tensor in parts.items():
             if part not in taken and part not in _HARMLESS:
@@ -132,6 +137,8 @@ def _packing_of(parts: Mapping[str, StoredTensor]) -> Packing | None:
         return "gptq" if scales is None or codes.shape[1:] == scales.shape[1:] else "awq"
     if "weight_packed" in parts:
         return "packed"
+    if "weight_codes" in parts:
+        return "plain"
     weight = parts.get("weight")
     if weight is not None and weight.dtype == "I8":
         return "int8"
@@ -191,6 +198,31 @@ def _packed(module: str, parts: Mapping[str, StoredTensor], settings: PackingSet
         raise refuse(f"has {out} outputs, which is no multiple of {per_word}")
     kind = "float8" if packing == "float8" else f"int{settings.bits}"
     return PackedTensor(codes.file, codes.name, f"{kind} ({packing})", (out, into), settings, parts)
+
+
+def _plain(module: str, parts: Mapping[str, StoredTensor], settings: PackingSettings) -> PackedTensor:
+    """A weight of `baton convert`, whose width follows from the shapes. Raises ModelLoadError."""
+    codes, scales, mins = parts["weight_codes"], parts.get("weight_scales"), parts.get("weight_mins")
+    out, columns = codes.shape if len(codes.shape) == 2 else (0, 0)
+    into = settings.group * (scales.shape[1] if scales is not None and len(scales.shape) == 2 else 0)
+    wanted = {
+        "weight_codes": [("U8", (out, into)), ("U8", (out, into // 2))],
+        "weight_rows": [("F32", (out,))],
+        "weight_scales": [("F16", (out, into // settings.group))],
+        "weight_mins": [("F16", (out, into // settings.group))],
+    }
+    has_all = wanted.keys() - {"weight_mins"} <= parts.keys()
+    fits = all((tensor.dtype, tensor.shape) in wanted[part] for part, tensor in parts.items())
+    if not has_all or not fits or not out * into:
+        shapes = ", ".join(f"{part} {tensor.dtype} {list(tensor.shape)}" for part, tensor in parts.items())
+        raise ModelLoadError(
+            f"{codes.file}: the weight of {module} needs weight_codes U8 [out, in or in / 2], weight_rows F32 [out], "
+            f"weight_scales F16 [out, in / {settings.group}], and may have weight_mins like these; it has {shapes}. "
+            "The file is damaged: convert the model again"
+        )
+    settings = replace(settings, bits=8 if columns == into else 4)
+    kind = f"int{settings.bits}" + (" with minima" if mins is not None else "")
+    return PackedTensor(codes.file, codes.name, f"{kind} (plain)", (out, into), settings, parts)
 
 
 def _zeros_shapes(packing: Packing, out: int, groups: int, per_word: int) -> list[tuple[str, tuple[int, ...]]]:

@@ -54,7 +54,7 @@ def convert_folder(folder: Path, output: Path) -> list[Path]:
             unfinished = Path(made) / "model"
             unfinished.mkdir()
             names = _write_weights(files, unfinished)
-            _copy_others(folder, unfinished)
+            copy_others(folder, unfinished)
             unfinished.rename(output)
     except OSError as error:
         raise ConversionError(f"cannot write {output}: {error}") from error
@@ -181,7 +181,7 @@ def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return apart
 
 
-def _copy_others(folder: Path, output: Path) -> None:
+def copy_others(folder: Path, output: Path) -> None:
     """Copy config, tokenizer and templates."""
     for pattern in PATTERNS:
         for file in sorted(folder.glob(pattern)):

@@ -18,7 +18,7 @@ from .model_files import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
-Packing = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4"]
+Packing = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4", "plain"]
 """How a module's weight is stored:
 
 - gptq: qweight int32 [in / 8 or 4, out], qzeros, scales [in / group, out], g_idx
@@ -27,7 +27,12 @@ Packing = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4"]
 - int8 (compressed-tensors): weight int8 [out, in], weight_scale, weight_zero_point
 - float8: weight [out, in] of 8-bit floats, and a scale per tensor, output or block: weight_scale, weight_scale_inv
 - mxfp4 (gpt-oss): of all experts of a layer, NAME_blocks uint8 [experts, out, in / 32, 16], NAME_scales uint8
+- plain (Baton's own, by `baton convert`): weight_codes uint8 [out, in or in / 2], weight_rows float32 [out],
+  weight_scales and weight_mins float16 [out, in / 32], see QuantizedWeight
 """
+
+OWN_METHOD, OWN_FORMAT = "baton", 1
+"""Folders that `baton convert --quantization` writes."""
 
 READ = "GPTQ and AWQ (4 bits; GPTQ also 8), compressed-tensors (W4A16, W8A16, W8A8, FP8), fp8, mxfp4, and GGUF files"
 """The formats that are read, for error messages."""
@@ -200,7 +205,18 @@ def _parse_mxfp4(given: Mapping[str, Any], source: str) -> _Groups:
     return ((_ALL, PackingSettings("mxfp4", 4, 32)),)
 
 
+def _parse_own(given: Mapping[str, Any], source: str) -> _Groups:
+    if given.get("format") != OWN_FORMAT:
+        raise _refusal(
+            source,
+            f"weights in few bits of format {given.get('format')!r} of `baton convert` are not supported; format "
+            f"{OWN_FORMAT} is: convert the model again",
+        )
+    return ((_ALL, PackingSettings("plain", 8, 32)),)
+
+
 _PARSERS = {
+    OWN_METHOD: _parse_own,
     "gptq": _parse_gptq,
     "awq": _parse_awq,
     "compressed-tensors": _parse_compressed,

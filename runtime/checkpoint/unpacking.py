@@ -29,6 +29,8 @@ def unpack_weight(stored: PackedTensor, parts: Mapping[str, torch.Tensor]) -> Pa
     try:
         if packing == "float8":
             return _float8(stored, parts)
+        if packing == "plain":
+            return _plain(stored, parts)
         if packing == "gptq":
             return _gptq(stored, parts)
         return _awq(stored, parts) if packing == "awq" else _compressed(stored, parts)
@@ -156,6 +158,12 @@ def _float8(stored: PackedTensor, parts: Mapping[str, torch.Tensor]) -> Float8We
         return Float8Weight(codes, _table(scales, out).contiguous(), 0)
     table = scales.float().repeat_interleave(block[0], dim=0)[:out].contiguous()
     return Float8Weight(codes, table, block[1])
+
+
+def _plain(stored: PackedTensor, parts: Mapping[str, torch.Tensor]) -> QuantizedWeight:
+    mins = parts.get("weight_mins")
+    form = QuantForm(stored.settings.bits, stored.settings.group, has_mins=mins is not None)
+    return QuantizedWeight(form, parts["weight_codes"], parts["weight_rows"], parts["weight_scales"], mins)
 
 
 def _table(table: torch.Tensor, out: int) -> torch.Tensor:

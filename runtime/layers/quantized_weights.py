@@ -56,6 +56,10 @@ INT4 = QuantForm(4, 32, has_mins=True)
 a fifth of a percent of perplexity by it. With a minimum, 4 bits lose a small part of what they lose without."""
 
 
+QUANTIZATIONS: dict[str, WeightForm | None] = {"auto": None, "int8": INT8, "int4": INT4, "fp8": FLOAT8}
+"""`--quantization` -> the form of the layers' weights; None: as the checkpoint has them."""
+
+
 @dataclass(slots=True)
 class QuantizedWeight:
     """A weight [out, in]; see the head of the file."""

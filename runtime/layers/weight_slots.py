@@ -14,7 +14,7 @@ class WeightSlot:
     def __init__(self, out: int, into: int, form: WeightForm | None) -> None:
         """form: what a float weight becomes; None: it stays one."""
         self.shape = out, into
-        self._form = form
+        self.form = form
         self._weight: torch.Tensor | PackedWeight | None = None
 
     def store(self, weight: torch.Tensor | PackedWeight) -> None:
@@ -23,7 +23,7 @@ class WeightSlot:
         if not isinstance(weight, torch.Tensor):
             self._weight = weight
         else:
-            self._weight = weight.clone() if self._form is None else narrowed(weight, self._form)
+            self._weight = weight.clone() if self.form is None else narrowed(weight, self.form)
 
     @property
     def weight(self) -> torch.Tensor | PackedWeight:

@@ -53,7 +53,7 @@ from ..layers.product_trials import (
     UnusableFormError,
 )
 from ..layers.products import NUMBA
-from ..layers.quantized_weights import FLOAT8, INT4, INT8, WeightForm
+from ..layers.quantized_weights import FLOAT8, INT4, INT8, QUANTIZATIONS, WeightForm
 from ..layers.states.state_batch import StatePlanner, plan_states
 from ..layers.step_inputs import StepInputs
 from ..lora.adapter_weights import AdapterWeights
@@ -81,7 +81,6 @@ MAX_RECORDED = 48
 """Tokens of the largest step that is recorded on a CPU: in larger ones the products take nearly all the time."""
 
 
-QUANT_FORMS: dict[str, WeightForm | None] = {"auto": None, "int8": INT8, "int4": INT4, "fp8": FLOAT8}
 """--quantization -> what float weights become."""
 
 
@@ -504,7 +503,7 @@ class ModelRunner:
             model = Decoder(config, backends.ops, backends.states, dtype=self.dtype, device=self.device)
             rows = mapped_tensor(folder, f"{EMBEDDING}.weight") if args.load_format != "dummy" else None
             if is_packed:
-                model.keep_packed(QUANT_FORMS[args.quantization], has_stored_rows=rows is not None)
+                model.keep_packed(QUANTIZATIONS[args.quantization], has_stored_rows=rows is not None)
             if args.load_format == "dummy":
                 fill_dummy(model.checkpoint_views())
             else:

@@ -21,6 +21,7 @@ from baton.runtime.layers.quantized_weights import FLOAT8, INT4, INT8, WeightFor
 from baton.runtime.layers.weight_slots import widened
 from baton.runtime.models.decoder import Decoder
 from baton.runtime.runner.model_runner import ModelRunner
+from baton.runtime.runner.quantized_folder import quantize_folder
 from tests.doubles.lowered_processor import lower_to_avx2
 from tests.doubles.model_driver import ModelDriver
 from tests.doubles.quantized_checkpoints import FORMATS, write_packed
@@ -96,6 +97,19 @@ def test_quantised_when_loaded(name: str, form: WeightForm, backend: Any) -> Non
         linear_backend=backend,
     ) as engine:
         check(engine, model, 1e-4 if backend == "torch" else TIE)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+def test_converted_folders_give_the_same_logprobs(name: str, tmp_path: Path) -> None:
+    """Bit for bit those of a start that quantises."""
+    quantize_folder(TOY, tmp_path / "made", name)
+    options: Any = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    found = []
+    for settings in ({"model_path": str(TOY), "quantization": name}, {"model_path": str(tmp_path / "made")}):
+        with Engine(max_total_tokens=2048, **settings) as engine:  # type: ignore[arg-type]
+            answers = engine.generate(input_ids=PROMPTS, sampling_params=options, return_logprob=True)
+        found.append([(each["output_ids"], each["meta_info"]["output_token_logprobs"]) for each in answers])
+    assert found[0] == found[1]
 
 
 def test_keys_and_values_in_bfloat16() -> None:
