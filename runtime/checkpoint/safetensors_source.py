@@ -17,7 +17,7 @@ from .weight_files import StoredTensor
 if TYPE_CHECKING:
     import torch
 
-    from ..layers.quantized_weights import PackedWeight
+    from ..layers.quantized_weights import ExpertsWeight, PackedWeight
 
 _OPEN_FILES = 2
 """Tensors of one weight may lie on both sides of a border between files; more files are not kept mapped."""
@@ -31,7 +31,7 @@ class SafetensorsSource:
         self.tensors = tensors
         self._handles: OrderedDict[Path, Any] = OrderedDict()
 
-    def read(self, name: str) -> torch.Tensor | PackedWeight:
+    def read(self, name: str) -> torch.Tensor | PackedWeight | ExpertsWeight:
         """See `WeightSource.read`."""
         stored = self.tensors[name]
         if not isinstance(stored, PackedTensor):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..layers.quantized_weights import MXFP4_VALUES, Float8Weight, PackedWeight, QuantForm, QuantizedWeight
+from ..layers.quantized_weights import ExpertsWeight, Float8Weight, PackedWeight, QuantForm, QuantizedWeight
 from .model_files import ModelLoadError
 from .packed_safetensors import PackedTensor
 
@@ -38,15 +38,16 @@ def unpack_weight(stored: PackedTensor, parts: Mapping[str, torch.Tensor]) -> Pa
         raise ModelLoadError(f"{stored.file}: the weight of {stored.name.rpartition('.')[0]} {error}") from error
 
 
-def unpack_experts(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The weights of all experts of a layer of gpt-oss, widened: bfloat16 has all numbers of MXFP4.
+def unpack_experts(blocks: torch.Tensor, scales: torch.Tensor) -> ExpertsWeight:
+    """The weights of all experts of a layer of gpt-oss.
 
     blocks: uint8 [experts, out, in / 32, 16], the earlier of two inputs in the lower half of a byte. scales: uint8
-    [experts, out, in / 32], exponents of 2 plus 127. Returns [experts, in, out]."""
-    values = torch.tensor(MXFP4_VALUES, dtype=torch.bfloat16)
-    numbers = torch.stack((values[(blocks & 15).int()], values[(blocks >> 4).int()]), dim=-1).flatten(-2)
-    widened = numbers * torch.exp2(scales.float() - 127).to(torch.bfloat16)[..., None]
-    return widened.flatten(2).transpose(1, 2)
+    [experts, out, in / 32], exponents of 2 plus 127."""
+    form, experts = QuantForm(4, 32, codebook="mxfp4"), []
+    for codes, exponents in zip(blocks, scales, strict=True):
+        rows, tables, _ = fit_tables(form, torch.exp2(exponents.float() - 127), None)
+        experts.append(QuantizedWeight(form, codes.flatten(1), rows, tables, None))
+    return ExpertsWeight(experts)
 
 
 def make_weight(

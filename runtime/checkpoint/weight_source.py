@@ -25,7 +25,7 @@ from .weight_files import StoredTensor, shorten, text_tensors
 if TYPE_CHECKING:
     import torch
 
-    from ..layers.quantized_weights import PackedWeight
+    from ..layers.quantized_weights import ExpertsWeight, PackedWeight
 
 
 class WeightSource(Protocol):
@@ -36,7 +36,7 @@ class WeightSource(Protocol):
         """All weights, by name. Only headers are read for this."""
         ...
 
-    def read(self, name: str) -> torch.Tensor | PackedWeight:
+    def read(self, name: str) -> torch.Tensor | PackedWeight | ExpertsWeight:
         """The numbers of a weight, as its file has them, nothing rounded but what the format's docstring says. Plain
         tensors are mapped: only what is read of them takes memory. Raises ModelLoadError."""
         ...

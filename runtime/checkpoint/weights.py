@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from ..layers.quantized_weights import PackedWeight, QuantizedWeight
+from ..layers.quantized_weights import ExpertsWeight, PackedWeight, QuantizedWeight
 from .model_files import ModelLoadError
 from .packed_safetensors import PackedTensor
 from .tensor_names import TIED_HEAD, ignored_reason
@@ -44,7 +44,7 @@ class WeightSlot(Protocol):
         """[out, in]"""
         ...
 
-    def store(self, weight: torch.Tensor | PackedWeight) -> None:
+    def store(self, weight: torch.Tensor | PackedWeight | ExpertsWeight) -> None:
         """Take a weight of this shape. A tensor may be mapped from its file: copy it."""
         ...
 
@@ -91,8 +91,12 @@ def mapped_tensor(folder: Path, name: str) -> torch.Tensor | None:
     return weight
 
 
-def _widen(weight: PackedWeight, destination: torch.Tensor) -> None:
-    """destination: [out, in], or [copies, out, in]"""
+def _widen(weight: PackedWeight | ExpertsWeight, destination: torch.Tensor) -> None:
+    """destination: [out, in], or [copies, out, in]; of experts [experts, in, out]"""
+    if isinstance(weight, ExpertsWeight):
+        for number in range(len(weight.experts)):
+            destination[number].copy_(weight.experts[number].dequantized().t())
+        return
     for start in range(0, weight.shape[0], _WIDENED_ROWS):
         rows = slice(start, start + _WIDENED_ROWS)
         destination[..., rows, :].copy_(weight.outputs(rows).dequantized())
@@ -176,7 +180,7 @@ def _is_zero_bias(name: str, source: WeightSource) -> bool:
     return isinstance(bias, torch.Tensor) and not bias.any()
 
 
-def _check_finite(view: torch.Tensor, weight: torch.Tensor | PackedWeight, where: str) -> None:
+def _check_finite(view: torch.Tensor, weight: torch.Tensor | PackedWeight | ExpertsWeight, where: str) -> None:
     """Raises ModelLoadError if a weight is NaN or infinite; one pass over the memory, without a copy."""
     if not view.is_floating_point() or view.element_size() < 2 or view.numel() == 0:
         return
@@ -195,8 +199,12 @@ def _check_finite(view: torch.Tensor, weight: torch.Tensor | PackedWeight, where
     )
 
 
-def _check_finite_scales(weight: PackedWeight, where: str) -> None:
+def _check_finite_scales(weight: PackedWeight | ExpertsWeight, where: str) -> None:
     """`_check_finite` for a weight in few bits, which is not widened for this."""
+    if isinstance(weight, ExpertsWeight):
+        for expert in weight.experts:
+            _check_finite_scales(expert, where)
+        return
     tables = [weight.scales]
     if isinstance(weight, QuantizedWeight):
         tables += [weight.rows, weight.mins]
@@ -214,6 +222,7 @@ def _check_finite_scales(weight: PackedWeight, where: str) -> None:
 def _check_tied(source: WeightSource, folder: Path) -> None:
     """Raises ModelLoadError if the head, which is not read, is not the embedding. Numbers are compared as stored."""
     head, embedding = source.read(TIED_HEAD), source.read(_EMBEDDING)
+    assert not isinstance(head, ExpertsWeight) and not isinstance(embedding, ExpertsWeight)
     same = tuple(head.shape) == tuple(embedding.shape) and all(
         torch.equal(*_as_one_dtype(_rows(head, row), _rows(embedding, row)))
         for row in range(0, head.shape[0], _COMPARED_ROWS)

@@ -19,6 +19,8 @@ from ..model_config import Choice, ExpertTraits, ModelConfig
 from .activations import clamped_swiglu, gated_activation
 from .linear import Destination, Linear
 from .products import NUMBA, BlockKernel, GroupedProduct, ProductChoice
+from .quantized_weights import WeightForm
+from .weight_slots import ExpertsSlot, WeightSlot
 
 LEAST_SUM = 1e-12
 """Weights are divided by their sum, or by this if it is smaller."""
@@ -160,6 +162,14 @@ class Experts:
             self._grouped = first, second, gate_up, down
         return self._grouped[2:]
 
+    def keep_packed(self, form: WeightForm | None) -> None:
+        """Load weights that a checkpoint holds in one tensor as it has them, or in the form: see `Linear.keep_packed`,
+        which does it for all others."""
+        if self._packed is not None:
+            self._packed.keep_packed(
+                [[linear.keep_own_packed(form) for linear in linears] for linears in (self.gate_up, self.down)]
+            )
+
     def release_packed(self) -> None:
         """Keep no more references to weights than the `Linear`s, which may replace them."""
         self._packed = None
@@ -192,7 +202,9 @@ class PackedExperts:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(count, *shape, dtype=dtype, device=device)
 
-        self._weights = empty(2 * size, hidden), empty(hidden, size)
+        self._weights = [empty(2 * size, hidden), empty(hidden, size)]
+        self._slots: list[ExpertsSlot] = []
+        """Take the weights, if they are kept packed."""
         self._biases = (empty(2 * size), empty(hidden)) if traits.has_bias else None
         self._names = traits.names
 
@@ -204,12 +216,20 @@ class PackedExperts:
             *(None if bias is None else bias[expert] for bias in biases),
         )
 
+    def keep_packed(self, slots: list[list[list[WeightSlot]]]) -> None:
+        """slots: of gate and up, and of down, those of each expert."""
+        self._weights = []
+        self._slots = [ExpertsSlot(each, is_transposed=self._names.is_transposed) for each in slots]
+
     def checkpoint_views(self, prefix: str) -> dict[str, Destination]:
         assert self._names.packed is not None
         views: dict[str, Destination] = {}
         for number, name in enumerate(self._names.packed):
-            weight = self._weights[number]
-            views[f"{prefix}.{name}"] = weight.transpose(1, 2) if self._names.is_transposed else weight
+            if self._slots:
+                views[f"{prefix}.{name}"] = self._slots[number]
+            else:
+                weight = self._weights[number]
+                views[f"{prefix}.{name}"] = weight.transpose(1, 2) if self._names.is_transposed else weight
             if self._biases is not None:
                 views[f"{prefix}.{name}_bias"] = self._biases[number]
         return views

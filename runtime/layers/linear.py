@@ -12,9 +12,9 @@ import torch
 from .low_rank import LowRankUpdates
 from .products import NUMBA, PLAIN, BlockKernel, PackedBlocks, PackedKernel, ProductChoice, Source
 from .quantized_weights import Float8Weight, PackedWeight, QuantizedWeight, WeightForm
-from .weight_slots import WeightSlot, in_dtype, pick_outputs, widened
+from .weight_slots import ExpertsSlot, WeightSlot, in_dtype, pick_outputs, widened
 
-Destination = torch.Tensor | WeightSlot
+Destination = torch.Tensor | WeightSlot | ExpertsSlot
 """Where a tensor of the checkpoint goes."""
 
 USUAL_MULTIPLE = 64
@@ -87,6 +87,13 @@ class Linear:
         assert not self.is_shared, "the weight is another layer's"
         self.weight = None
         self._slots = {name: WeightSlot(size, self.in_features, form) for name, size in self.parts.items()}
+
+    def keep_own_packed(self, form: WeightForm | None) -> list[WeightSlot]:
+        """The same for a shared weight, which becomes the layer's own; the slots of its parts take it."""
+        self.is_shared = False
+        self.keep_packed(form)
+        assert self._slots is not None
+        return list(self._slots.values())
 
     def pack(self, kernel: PackedKernel | None) -> list[str]:
         """Bring weights that were kept packed into the form in which they are computed. kernel: multiplies by them;

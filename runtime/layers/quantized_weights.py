@@ -157,6 +157,32 @@ class Float8Weight:
 PackedWeight = QuantizedWeight | Float8Weight
 
 
+@dataclass(slots=True)
+class ExpertsWeight:
+    """The weights of all experts of a layer, which a checkpoint holds together."""
+
+    experts: list[QuantizedWeight]
+    """[out, in] each"""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(experts, in, out)"""
+        out, into = self.experts[0].shape
+        return len(self.experts), into, out
+
+    @property
+    def nbytes(self) -> int:
+        return sum(expert.nbytes for expert in self.experts)
+
+    def outputs(self, which: slice) -> ExpertsWeight:
+        """Those of some experts."""
+        return ExpertsWeight(self.experts[which])
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [experts, in, out]"""
+        return torch.stack([expert.dequantized().t() for expert in self.experts])
+
+
 def _spread(table: torch.Tensor, group: int, into: int) -> torch.Tensor:
     """[out, groups] -> float32 [out, in]"""
     return table.float().repeat_interleave(group, dim=1)[:, :into]

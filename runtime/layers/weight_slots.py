@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .quantize import narrowed
-from .quantized_weights import PackedWeight, WeightForm
+from .quantized_weights import ExpertsWeight, PackedWeight, WeightForm
 
 
 class WeightSlot:
@@ -17,9 +19,10 @@ class WeightSlot:
         self.form = form
         self._weight: torch.Tensor | PackedWeight | None = None
 
-    def store(self, weight: torch.Tensor | PackedWeight) -> None:
+    def store(self, weight: torch.Tensor | PackedWeight | ExpertsWeight) -> None:
         """weight: [out, in]; a tensor is copied."""
         assert tuple(weight.shape) == self.shape, f"{tuple(weight.shape)} is not {self.shape}"
+        assert not isinstance(weight, ExpertsWeight)
         if not isinstance(weight, torch.Tensor):
             self._weight = weight
         else:
@@ -36,13 +39,42 @@ class WeightSlot:
         return 0 if self._weight is None else self._weight.nbytes
 
 
+class ExpertsSlot:
+    """Takes the weights of all experts, which a checkpoint holds as one tensor: see checkpoint.weights.WeightSlot."""
+
+    def __init__(self, experts: Sequence[Sequence[WeightSlot]], *, is_transposed: bool) -> None:
+        """experts: of each the slots whose outputs stand side by side. is_transposed: the tensor is [experts, in, out],
+        else [experts, out, in]."""
+        self._experts, self._is_transposed = experts, is_transposed
+        out, into = sum(slot.shape[0] for slot in experts[0]), experts[0][0].shape[1]
+        self.shape = (len(experts), into, out) if is_transposed else (len(experts), out, into)
+
+    def store(self, weight: torch.Tensor | PackedWeight | ExpertsWeight) -> None:
+        """weight: of this shape."""
+        assert tuple(weight.shape) == self.shape and isinstance(weight, torch.Tensor | ExpertsWeight), weight.shape
+        for number, slots in enumerate(self._experts):
+            if isinstance(weight, ExpertsWeight):
+                whole: torch.Tensor | PackedWeight = weight.experts[number]
+            else:
+                whole = weight[number].t().contiguous() if self._is_transposed else weight[number]
+            start = 0
+            for slot in slots:
+                own = slice(start, start + slot.shape[0])
+                slot.store(whole[own] if isinstance(whole, torch.Tensor) else whole.outputs(own))
+                start = own.stop
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slot.nbytes for slots in self._experts for slot in slots)
+
+
 class UnreadSlot(WeightSlot):
     """Leaves a weight in its file, where it is looked up."""
 
     def __init__(self, out: int, into: int) -> None:
         super().__init__(out, into, None)
 
-    def store(self, weight: torch.Tensor | PackedWeight) -> None:
+    def store(self, weight: torch.Tensor | PackedWeight | ExpertsWeight) -> None:
         pass
 
 

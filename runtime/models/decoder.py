@@ -577,6 +577,9 @@ class Decoder:
         for linear in (linear for layer in self.layers for linear in layer.linears):
             if not linear.is_shared:
                 linear.keep_packed(form)
+        for layer in self.layers:
+            if isinstance(layer.mlp, SparseMLP):
+                layer.mlp.experts.keep_packed(form)
         # 4 bits in the head cost small models as much perplexity as in all layers together.
         of_head = None if form is None else INT8
         is_tied = self.lm_head is not None and self.lm_head.is_tied

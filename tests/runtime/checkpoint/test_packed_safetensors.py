@@ -15,6 +15,7 @@ from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.checkpoint.weight_source import open_source
 from baton.runtime.checkpoint.weights import load_weights, mapped_tensor
 from baton.runtime.layers.quantized_weights import Float8Weight, PackedWeight, QuantizedWeight
+from baton.runtime.layers.weight_slots import ExpertsSlot, WeightSlot, widened
 from tests.doubles.quantized_checkpoints import FORMATS, Format, Tensors
 
 OUT, INTO = 192, 256
@@ -320,6 +321,21 @@ def test_experts_of_gpt_oss_are_widened(tmp_path):
     views = {name: torch.zeros(3, 64, 40), f"{name}_bias": torch.zeros(3, 40)}
     load_weights(views, tmp_path)
     assert torch.equal(views[name], numbers.float()) and numbers.shape == (3, 64, 40)
+
+
+def test_experts_of_gpt_oss_stay_packed_in_slots(tmp_path):
+    _, numbers = write_experts(tmp_path)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    halves = [[WeightSlot(16, 64, None), WeightSlot(24, 64, None)] for _ in range(3)]
+    slot, bias = ExpertsSlot(halves, is_transposed=True), torch.zeros(3, 40)
+    assert slot.shape == (3, 64, 40)
+    load_weights({name: slot, f"{name}_bias": bias}, tmp_path)
+    for expert, pair in enumerate(halves):
+        weights = [each.weight for each in pair]
+        assert all(isinstance(each, QuantizedWeight) and each.form.codebook == "mxfp4" for each in weights)
+        whole = torch.cat([widened(each, torch.float32) for each in weights])
+        assert torch.equal(whole, numbers[expert].float().t())
+    assert slot.nbytes < numbers.nbytes / 3
 
 
 def test_experts_without_their_scales_are_refused(tmp_path):

@@ -13,7 +13,7 @@ from baton.runtime.layers.norm import RMSNorm
 from baton.runtime.layers.ops import TORCH_OPS
 from baton.runtime.layers.quantize import quantize
 from baton.runtime.layers.quantized_weights import INT4, INT8, Float8Weight, QuantForm, QuantizedWeight
-from baton.runtime.layers.weight_slots import UnreadSlot, WeightSlot, pick_outputs, widened
+from baton.runtime.layers.weight_slots import ExpertsSlot, UnreadSlot, WeightSlot, pick_outputs, widened
 
 CPU = torch.device("cpu")
 
@@ -99,6 +99,24 @@ def test_floats_of_16_bits_stay_so_in_a_layer_of_float32() -> None:
     found = linear(x)
     torch.testing.assert_close(found[:, :64], torch.nn.functional.linear(x, whole, bias))
     assert (found[:, 64:] == torch.arange(64.0, 96.0)).all() and found.shape == (3, 96)
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("form", [None, INT8])
+def test_experts_in_one_tensor_go_to_their_slots(is_transposed: bool, form: QuantForm | None) -> None:
+    experts = torch.stack([some_weight(32, seed=number).bfloat16() for number in range(3)])
+    slots = [[WeightSlot(8, 64, form), WeightSlot(24, 64, form)] for _ in range(3)]
+    together = ExpertsSlot(slots, is_transposed=is_transposed)
+    stored = experts.transpose(1, 2).contiguous() if is_transposed else experts
+    assert together.shape == tuple(stored.shape)
+    together.store(stored)
+    for expert, pair in zip(experts, slots):
+        for part, slot in zip(expert.split([8, 24]), pair):
+            expected = part.float() if form is None else quantize(part, form).dequantized()
+            assert torch.equal(widened(slot.weight, torch.float32), expected)
+            if isinstance(slot.weight, torch.Tensor):
+                assert slot.weight.is_contiguous() and slot.weight.dtype == torch.bfloat16
+    assert together.nbytes == sum(slot.nbytes for pair in slots for slot in pair)
 
 
 def test_additional_outputs_of_8_bit_floats_are_zeros() -> None:

@@ -105,9 +105,7 @@ def test_parts_that_do_not_fit_each_other_are_refused(tmp_path: Path, part: str,
     save_file(tensors, tmp_path / "made" / "model.safetensors", metadata={"format": "pt"})
     for old in (file, tmp_path / "made" / "model.safetensors.index.json"):
         old.unlink()
-    with pytest.raises(
-        ModelLoadError, match=r"layers\.0\.mlp\.up_proj needs weight_codes U8 .* convert the model"
-    ):
+    with pytest.raises(ModelLoadError, match=r"layers\.0\.mlp\.up_proj needs weight_codes U8 .* convert the model"):
         open_source(tmp_path / "made")
 
 
