@@ -24,7 +24,7 @@ from ..checkpoint.weight_source import open_source
 from ..layers.ops import TORCH_OPS
 from ..layers.quantize import narrowed
 from ..layers.quantized_weights import QUANTIZATIONS, Float8Weight, PackedWeight, WeightForm
-from ..layers.weight_slots import WeightSlot
+from ..layers.weight_slots import ExpertsSlot, WeightSlot
 from ..models.decoder import Decoder
 
 SHARD_BYTES = 2 << 30
@@ -67,7 +67,13 @@ def _forms(folder: Path, form: WeightForm) -> dict[str, WeightForm]:
         )
     model = Decoder(load_model_config(folder), TORCH_OPS, dtype=torch.float32, device=torch.device("meta"))
     model.keep_packed(form, has_stored_rows=True)
-    slots = {name: view for name, view in model.checkpoint_views().items() if isinstance(view, WeightSlot)}
+    views = model.checkpoint_views()
+    if together := [name for name, view in views.items() if isinstance(view, ExpertsSlot)]:
+        raise ModelLoadError(
+            f"{folder} holds all experts of a layer in one tensor ({together[0]}), which cannot be converted; serve it "
+            "with --quantization"
+        )
+    slots = {name: view for name, view in views.items() if isinstance(view, WeightSlot)}
     return {name: slot.form for name, slot in slots.items() if slot.form is not None and name in source.tensors}
 
 

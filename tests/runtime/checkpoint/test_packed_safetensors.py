@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from baton.runtime.checkpoint.model_files import ModelLoadError
 from baton.runtime.checkpoint.weight_source import open_source
 from baton.runtime.checkpoint.weights import load_weights, mapped_tensor
-from baton.runtime.layers.quantized_weights import Float8Weight, PackedWeight, QuantizedWeight
+from baton.runtime.layers.quantized_weights import ExpertsWeight, Float8Weight, PackedWeight, QuantizedWeight
 from baton.runtime.layers.weight_slots import ExpertsSlot, WeightSlot, widened
 from tests.doubles.quantized_checkpoints import FORMATS, Format, Tensors
 
@@ -49,7 +49,7 @@ def made(form: Format, *, scale: float = 0.05) -> tuple[Tensors, torch.Tensor]:
 
 def read_packed(folder: Path, name: str = f"{LAYER}.weight") -> PackedWeight:
     weight = open_source(folder).read(name)
-    assert not isinstance(weight, torch.Tensor)
+    assert isinstance(weight, QuantizedWeight | Float8Weight)
     return weight
 
 
@@ -62,7 +62,7 @@ def test_numbers_are_those_of_the_file(tmp_path, name):
     stored = source.tensors[f"{LAYER}.weight"]
     assert stored.shape == (OUT, INTO) and stored.is_packed and not source.tensors["model.norm.weight"].is_packed
     weight = source.read(f"{LAYER}.weight")
-    assert not isinstance(weight, torch.Tensor) and weight.shape == (OUT, INTO)
+    assert isinstance(weight, QuantizedWeight | Float8Weight) and weight.shape == (OUT, INTO)
     if isinstance(weight, QuantizedWeight):
         assert str(weight.form) == FORMS[name]
     else:
@@ -79,9 +79,9 @@ def test_numbers_are_those_of_the_file(tmp_path, name):
 def test_destinations_are_tensors_or_slots(tmp_path, name):
     class Slot:
         shape = OUT, INTO
-        stored: torch.Tensor | PackedWeight | None = None
+        stored: torch.Tensor | PackedWeight | ExpertsWeight | None = None
 
-        def store(self, weight: torch.Tensor | PackedWeight) -> None:
+        def store(self, weight: torch.Tensor | PackedWeight | ExpertsWeight) -> None:
             self.stored = weight
 
     tensors, _ = made(FORMATS[name])
@@ -98,7 +98,7 @@ def test_plain_weights_fill_slots(tmp_path):
     class Slot:
         shape = 3, 2
 
-        def store(self, weight: torch.Tensor | PackedWeight) -> None:
+        def store(self, weight: torch.Tensor | PackedWeight | ExpertsWeight) -> None:
             assert isinstance(weight, torch.Tensor)
             self.stored = weight.clone()
 

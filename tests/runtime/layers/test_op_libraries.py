@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.attention.numba_paged import compiling
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers import sgl_ops
 from baton.runtime.layers.op_libraries import (
@@ -140,11 +141,12 @@ def test_real_loader_without_sglang_kernel_installed(caplog):
     assert "sglang-kernel cannot be used (ModuleNotFoundError: No module named 'sgl_kernel')" in warnings[0]
 
 
-def test_cpu_without_numba_uses_torch_and_warns(caplog, monkeypatch):
+def test_cpu_without_numba_uses_torch_and_warns(caplog, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(compiling, "_folders", lambda: iter([tmp_path]))  # no kernel is kept
     for name in [name for name in sys.modules if ".numba_ops" in name]:
         monkeypatch.delitem(sys.modules, name)
     with caplog.at_level(logging.INFO, logger="baton.runtime.layers.op_libraries"):
         assert select_ops(CPU, torch.float32, SHAPE, Team()) == TORCH_OPS
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "numba cannot be used (ModuleNotFoundError" in warning and "pip install 'baton-serve[cpu]'" in warning
+    assert "numba cannot be used (NumbaMissingError" in warning and "pip install 'baton-serve[cpu]'" in warning

@@ -18,6 +18,7 @@ from baton.runtime.layers.quantize import narrowed
 from baton.runtime.layers.quantized_weights import INT8, QUANTIZATIONS, Float8Weight, QuantizedWeight
 from baton.runtime.runner import quantized_folder
 from baton.runtime.runner.quantized_folder import quantize_folder
+from tests.doubles.tiny_models import MODELS, make_reference
 
 TOY = Path(__file__).parents[3] / "examples" / "toy_model"
 NAMES = [name for name, form in QUANTIZATIONS.items() if form is not None]
@@ -116,3 +117,9 @@ def test_folders_of_another_format_are_refused(tmp_path: Path) -> None:
     (tmp_path / "made" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match="format 2 of `baton convert` are not supported; format 1 is"):
         open_source(tmp_path / "made")
+
+
+def test_experts_in_one_tensor_are_refused(tmp_path: Path) -> None:
+    make_reference(*MODELS["granitemoe"]).save_pretrained(tmp_path / "experts")
+    with pytest.raises(ModelLoadError, match=r"all experts of a layer in one tensor .* serve it with --quantization"):
+        quantize_folder(tmp_path / "experts", tmp_path / "made", "int8")
