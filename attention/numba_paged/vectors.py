@@ -123,9 +123,10 @@ class Vectors:
         def word(number: int) -> Any:
             return ir.Constant(words, [number] * width)
 
-        bits = b.shl(b.zext(found, words), word(8))
-        if kind == "float8_e4m3fn":
-            bits = b.or_(b.and_(bits, word(0x8000)), b.lshr(b.and_(bits, word(0x7FFF)), word(1)))
+        if kind == "float8_e4m3fn":  # the sign twice, then the other bits; the second one must be 0
+            bits = b.and_(b.shl(b.sext(found, words), word(7)), word(0xBFFF))
+        else:
+            bits = b.shl(b.zext(found, words), word(8))
         return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), width)), self.vector(width))
 
     def load_scale(self, row: Any, size: int, kind: str) -> Any:

@@ -41,6 +41,7 @@ FORMATS = {
         Format("bfloat16", {"dtype": "bfloat16"}),
         Format("int8", int_of(8), goal=0.3),
         Format("int4", int_of(4), goal=4.0),
+        Format("fp8", {"dtype": "float32", "quantization": "fp8"}),
         Format("int8, KV int8", int_of(8) | {"kv_cache_dtype": "int8"}),
         *(Format(f"GGUF {kind}", {"dtype": "float32"}, file=kind) for kind in GGUF_TYPES),
         *(Format(f"llama.cpp {kind}", file=kind, by_llama_cpp=True) for kind in ("F32", *GGUF_TYPES)),
