@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from .kernel import (
+from .arguments import (
     BEGINS,
     ENDS,
     GROUP_FIELDS,

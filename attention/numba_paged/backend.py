@@ -21,9 +21,10 @@ import torch
 from ...memory_pool.kv_pool import KVPool
 from ..backend import AttentionBatch, AttentionSpec, GraphKind, GraphShape, Reach
 from ..torch_native import TorchNativeBackend
-from . import kernel as args
+from . import arguments as args
+from .arguments import ARGUMENTS
 from .copying import RowCopy
-from .kernel import ARGUMENTS, attention_kernel, scratch_bytes
+from .kernel import attention_kernel, scratch_bytes
 from .kinds import LOG2_E
 from .pieces import TOKENS_AT_ONCE, Work, cut
 from .team import Call, Team

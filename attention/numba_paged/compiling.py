@@ -49,6 +49,7 @@ _SOURCES = (
     "attention/numba_paged/*.py",
     "memory_pool/kv_rows.py",
     "runtime/layers/numba_ops/*.py",
+    "runtime/sampling/mask_ops.py",
     "runtime/sampling/numba_*.py",
 )
 """The files that decide what code a kernel has: any change of them gives a folder of its own."""
@@ -104,18 +105,22 @@ def kernel_builder(build: Callable[P, KernelFunction]) -> Callable[P, Kernel]:
 
 
 def find_kernel(name: str, values: list[str], build: Callable[[], KernelFunction]) -> Kernel:
-    """Load a kernel, or compile and keep it. name: of the builder; values: its arguments."""
-    key = json.dumps([name, values, target.description()])
+    """Load a kernel, or compile and keep it. name: of the builder; values: its arguments. Raises as what
+    `kernel_builder` makes."""
+    try:
+        key = json.dumps([name, values, target.description()])
+    except ImportError as error:  # llvmlite comes with Numba
+        raise _missing(error) from error
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     file = f"{name.rpartition('.')[2]}-{digest}.kernel"
-    folder = _folder()
-    code = None if folder is None else _read(folder / file, key)
-    was_kept = code is not None and all(map(_resolves, code.needs))
-    if code is None or not was_kept:
-        code = _compile(build, digest)
-        if folder is not None:
-            _write(folder / file, key, code)
-    return Kernel(_load(code), was_kept)
+    for folder in _folders():
+        code = _read(folder / file, key)
+        if code is not None and all(map(_resolves, code.needs)):
+            return Kernel(_load(code), was_kept=True)
+    code = _compile(build, digest)
+    if (folder := _folder_to_write()) is not None:
+        _write(folder / file, key, code)
+    return Kernel(_load(code), was_kept=False)
 
 
 # -- compiling ---------------------------------------------------------------------------------------------------------
@@ -127,7 +132,7 @@ def _compile(build: Callable[[], KernelFunction], digest: str) -> Code:
     try:
         from numba import cfunc
     except ImportError as error:  # not installed, or not for this numpy
-        raise NumbaMissingError(f"Numba cannot be imported ({error}); pip install 'baton-serve[cpu]'") from error
+        raise _missing(error) from error
     function = build()
     function.__qualname__ = f"{function.__name__}_{digest}"
     # In Python's model of errors a division would be one that may raise.
@@ -136,6 +141,10 @@ def _compile(build: Callable[[], KernelFunction], digest: str) -> Code:
     needs = re.findall(r'^(?:declare [^@]*|(?=@\S+ = external ))@"?([^"( ]+)', library.get_llvm_str(), re.MULTILINE)
     outside = sorted({name for name in needs if not name.startswith("llvm.")})
     return Code(compiled.native_name, tuple(outside), library._get_compiled_object())
+
+
+def _missing(error: ImportError) -> NumbaMissingError:
+    return NumbaMissingError(f"Numba cannot be imported ({error}); pip install 'baton-serve[cpu]'")
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------
@@ -160,8 +169,8 @@ def _load(code: Code) -> int:
     """The address of its function."""
     from llvmlite import binding
 
-    engine = _engine()
     with _LOADING:
+        engine = _engine()
         if code.symbol in _LOADED:  # by another thread
             return _LOADED[code.symbol]
         if not all(map(_resolves, code.needs)):  # LLVM would end the process
@@ -192,7 +201,7 @@ def _resolves(name: str) -> bool:
 # -- keeping -----------------------------------------------------------------------------------------------------------
 
 
-def _folders() -> Iterator[Path]:
+def _parents() -> Iterator[Path]:
     """Where kernels may be kept: beside their source, as Python keeps its own compiled code, else in the cache
     folder."""
     yield Path(__file__).parent / "__pycache__"
@@ -200,27 +209,33 @@ def _folders() -> Iterator[Path]:
         yield cache_folder()
 
 
-def _folder() -> Path | None:
+def _folders() -> Iterator[Path]:
+    """The folders in which these sources' kernels are looked for. An image may bring some that cannot be written to."""
+    for parent in _parents():
+        folder = parent / "kernels" / _sources()
+        if folder not in _USED:
+            _USED.add(folder)
+            with contextlib.suppress(OSError):  # it need not exist
+                os.utime(folder)  # it is in use, see `_delete_old`
+        yield folder
+
+
+_USED: set[Path] = set()
+
+
+def _folder_to_write() -> Path | None:
     """The first folder that can be written to; None, with a warning, if there is none."""
-    for parent in _folders():
-        whole = parent / "kernels" / _sources()
-        if whole in _USABLE:
-            return whole
+    for folder in _folders():
         try:
-            whole.mkdir(parents=True, exist_ok=True)
-            os.utime(whole)
-            if not os.access(whole, os.W_OK | os.X_OK):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
                 continue
         except OSError:
             continue
-        _USABLE.add(whole)
-        _delete_old(whole)
-        return whole
+        _delete_old(folder)
+        return folder
     _warn(f"compiled kernels cannot be kept; every start compiles them. Set {VARIABLE} to a folder that can be written")
     return None
-
-
-_USABLE: set[Path] = set()
 
 
 def _delete_old(folder: Path) -> None:
@@ -252,7 +267,7 @@ def _read(path: Path, key: str) -> Code | None:
     """The code in the file; None if there is no file, or it is damaged or another kernel's, which is logged."""
     try:
         whole = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         _warn(f"cannot read a compiled kernel; compiling it again: {error}")

@@ -8,6 +8,8 @@ from functools import cache
 from .. import processor
 
 CPU_NAME, CPU_FEATURES = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"
+LOWERED = (CPU_NAME, CPU_FEATURES, "NUMBA_ENABLE_AVX", "NUMBA_OPT")
+"""Variables that change what Numba makes of a kernel."""
 
 
 def has(feature: str) -> bool:
@@ -24,16 +26,10 @@ HAS_512_BITS = has("avx512_f")
 
 @cache
 def description() -> str:
-    """What decides which instructions a kernel may have: equal on processors that can run each other's kernels."""
+    """What decides which instructions a kernel has: equal only on processors that can run each other's kernels. Raises
+    ImportError without llvmlite."""
     from llvmlite import binding
 
-    name, listed = os.environ.get(CPU_NAME), os.environ.get(CPU_FEATURES)
-    own = not name and not listed
-    return " ".join(
-        [
-            binding.get_process_triple(),
-            name or (binding.get_host_cpu_name() if own else "generic"),
-            listed or (binding.get_host_cpu_features().flatten() if own else ""),
-            *sorted(processor.features()),
-        ]
-    )
+    own = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    lowered = [f"{name}={os.environ[name]}" for name in LOWERED if name in os.environ]
+    return " ".join([binding.get_process_triple(), *own, *lowered, *sorted(processor.features())])

@@ -11,11 +11,11 @@ reported before any number is read. Modules that the quantisation left out keep 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from .model_files import ModelLoadError
-from .quantization_config import OWN_METHOD, Packing, PackingSettings, Quantization
+from .quantization_config import OWN_METHOD, PLAIN_GROUP, Packing, PackingSettings, Quantization
 from .weight_files import StoredTensor, shorten
 
 
@@ -78,8 +78,8 @@ def packed_tensors(
         if packing is not None:
             stored = next(iter(parts.values())).name.rpartition(".")[0]  # of the whole model, whose names targets are
             settings = quantization.settings(stored)
-            if quantization.method == OWN_METHOD and packing == "float8":
-                settings = PackingSettings("float8", 8)
+            if quantization.method == OWN_METHOD:
+                settings = _own_settings(packing, parts)
             if settings is None or settings.packing != packing:
                 declared = "no packed weight" if settings is None else f"weights of the kind {settings.packing}"
                 raise ModelLoadError(
@@ -88,6 +88,11 @@ def packed_tensors(
                     "config.json and weights are of different models"
                 )
             used = {part: parts[part] for part in _PARTS[packing] if part in parts}
+            if "weight" in parts and "weight" not in _PARTS[packing]:
+                raise ModelLoadError(
+                    f"{folder}: {module} has a packed weight and a plain one ({shorten(parts)}); which of them counts "
+                    "cannot be told: download the folder again"
+                )
             make = _plain if packing == "plain" else _packed
             found[f"{module}.weight"] = make(module, used, settings)
             taken = set(used)
@@ -200,27 +205,38 @@ def _packed(module: str, parts: Mapping[str, StoredTensor], settings: PackingSet
     return PackedTensor(codes.file, codes.name, f"{kind} ({packing})", (out, into), settings, parts)
 
 
+def _own_settings(packing: Packing, parts: Mapping[str, StoredTensor]) -> PackingSettings | None:
+    """Those of a module of `baton convert`, by its tensors: 4 bits have half as many columns as inputs."""
+    if packing == "float8":
+        return PackingSettings("float8", 8)
+    if packing != "plain":
+        return None
+    codes, scales = (parts[part].shape[1:] if part in parts else () for part in ("weight_codes", "weight_scales"))
+    is_wide = [-(-columns // PLAIN_GROUP) for columns in codes] == list(scales)
+    return PackingSettings("plain", 8 if is_wide else 4, PLAIN_GROUP)
+
+
 def _plain(module: str, parts: Mapping[str, StoredTensor], settings: PackingSettings) -> PackedTensor:
-    """A weight of `baton convert`, whose width follows from the shapes. Raises ModelLoadError."""
+    """A weight of `baton convert`. Raises ModelLoadError."""
     codes, scales, mins = parts["weight_codes"], parts.get("weight_scales"), parts.get("weight_mins")
     out, columns = codes.shape if len(codes.shape) == 2 else (0, 0)
-    into = settings.group * (scales.shape[1] if scales is not None and len(scales.shape) == 2 else 0)
+    into = columns if settings.bits == 8 else 2 * columns
+    table = "F16", (out, -(-into // settings.group))
     wanted = {
-        "weight_codes": [("U8", (out, into)), ("U8", (out, into // 2))],
-        "weight_rows": [("F32", (out,))],
-        "weight_scales": [("F16", (out, into // settings.group))],
-        "weight_mins": [("F16", (out, into // settings.group))],
+        "weight_codes": ("U8", (out, columns)),
+        "weight_rows": ("F32", (out,)),
+        "weight_scales": table,
+        "weight_mins": table,
     }
     has_all = wanted.keys() - {"weight_mins"} <= parts.keys()
-    fits = all((tensor.dtype, tensor.shape) in wanted[part] for part, tensor in parts.items())
-    if not has_all or not fits or not out * into:
+    fits = all((tensor.dtype, tensor.shape) == wanted[part] for part, tensor in parts.items())
+    if scales is None or not has_all or not fits or not out * into:
         shapes = ", ".join(f"{part} {tensor.dtype} {list(tensor.shape)}" for part, tensor in parts.items())
         raise ModelLoadError(
             f"{codes.file}: the weight of {module} needs weight_codes U8 [out, in or in / 2], weight_rows F32 [out], "
             f"weight_scales F16 [out, in / {settings.group}], and may have weight_mins like these; it has {shapes}. "
             "The file is damaged: convert the model again"
         )
-    settings = replace(settings, bits=8 if columns == into else 4)
     kind = f"int{settings.bits}" + (" with minima" if mins is not None else "")
     return PackedTensor(codes.file, codes.name, f"{kind} (plain)", (out, into), settings, parts)
 

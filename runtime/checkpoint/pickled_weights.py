@@ -19,9 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from .model_files import PATTERNS, PICKLE_SUFFIXES
+from .pooling_files import module_configs
 from .weight_files import INDEX_FILE, SINGLE_FILE, shorten
 
 _INDEX = "pytorch_model.bin.index.json"
@@ -56,7 +58,7 @@ def convert_folder(folder: Path, output: Path) -> list[Path]:
             names = _write_weights(files, unfinished)
             copy_others(folder, unfinished)
             unfinished.rename(output)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ConversionError(f"cannot write {output}: {error}") from error
     return [output / name for name in names]
 
@@ -182,10 +184,13 @@ def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def copy_others(folder: Path, output: Path) -> None:
-    """Copy config, tokenizer and templates."""
+    """Copy config, tokenizer and templates, and the configs of an embedding model's modules."""
     for pattern in PATTERNS:
         for file in sorted(folder.glob(pattern)):
             if file.is_file() and file.name != _INDEX and file.suffix != ".safetensors":
                 shutil.copyfile(file, output / file.name)
     if (templates := folder / "additional_chat_templates").is_dir():
         shutil.copytree(templates, output / templates.name)
+    for config in module_configs(folder):
+        (output / config).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / config, output / config)

@@ -52,6 +52,18 @@ def read_embedding_config(folder: Path) -> EmbeddingConfig:
     return EmbeddingConfig(is_embedder=True, pooling=pooling, normalizes=normalizes, refusal=refusal)
 
 
+def module_configs(folder: Path) -> list[Path]:
+    """The configs of the modules, relative to the folder, as far as they lie in it. Raises ModelLoadError for a
+    modules.json that cannot be read."""
+    modules, found = _read(folder / MODULES_FILE), []
+    for module in modules if isinstance(modules, list) else []:
+        path = str(module.get("path") or "") if isinstance(module, Mapping) else ""
+        config = folder / path / "config.json"
+        if path and config.is_file() and config.resolve().is_relative_to(folder.resolve()):
+            found.append(config.relative_to(folder))
+    return found
+
+
 def _pooling_of(config: Any) -> PoolingKind | None:
     """None for a pooling that is not served: another one, or several side by side."""
     if config is None:

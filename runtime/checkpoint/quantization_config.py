@@ -33,6 +33,8 @@ Packing = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4", "plain"]
 
 OWN_METHOD, OWN_FORMAT = "baton", 1
 """Folders that `baton convert --quantization` writes."""
+PLAIN_GROUP = 32
+"""Inputs that share a scale in them."""
 
 READ = "GPTQ and AWQ (4 bits; GPTQ also 8), compressed-tensors (W4A16, W8A16, W8A8, FP8), fp8, mxfp4, and GGUF files"
 """The formats that are read, for error messages."""
@@ -212,7 +214,7 @@ def _parse_own(given: Mapping[str, Any], source: str) -> _Groups:
             f"weights in few bits of format {given.get('format')!r} of `baton convert` are not supported; format "
             f"{OWN_FORMAT} is: convert the model again",
         )
-    return ((_ALL, PackingSettings("plain", 8, 32)),)
+    return ((_ALL, PackingSettings("plain", 8, PLAIN_GROUP)),)
 
 
 _PARSERS = {

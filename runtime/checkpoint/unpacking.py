@@ -156,7 +156,8 @@ def _float8(stored: PackedTensor, parts: Mapping[str, torch.Tensor]) -> Float8We
     scales = next(parts[name] for name in ("weight_scale", "weight_scale_inv") if name in parts)
     block = stored.settings.block
     if block is None:
-        return Float8Weight(codes, _table(scales, out).contiguous(), 0)
+        table = _table(scales, out).contiguous()
+        return Float8Weight(codes, table, stored.settings.group if table.shape[1] > 1 else 0)
     table = scales.float().repeat_interleave(block[0], dim=0)[:out].contiguous()
     return Float8Weight(codes, table, block[1])
 

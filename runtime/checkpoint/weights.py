@@ -58,7 +58,7 @@ def load_weights(destinations: Mapping[str, torch.Tensor | WeightSlot], folder: 
     that the config ties to the embedding although it differs from it.
     """
     source = open_source(folder)
-    _check_fit(destinations, source, folder)
+    check_tensors(destinations, source, folder)
     names = [name for name in source.tensors if name in destinations]
     names.sort(key=lambda name: source.tensors[name].file)
     for name in tqdm(names, desc="Loading weights", unit="tensor", disable=None):
@@ -76,8 +76,7 @@ def load_weights(destinations: Mapping[str, torch.Tensor | WeightSlot], folder: 
         else:
             _widen(weight, destination)
         _check_finite(destination, weight, where)
-    if TIED_HEAD in source.tensors and TIED_HEAD not in destinations and _EMBEDDING in destinations:
-        _check_tied(source, folder)
+    check_tied(destinations, source, folder)
 
 
 def mapped_tensor(folder: Path, name: str) -> torch.Tensor | None:
@@ -128,7 +127,7 @@ def fill_dummy(views: Mapping[str, torch.Tensor | WeightSlot], *, seed: int = 0)
         view.normal_(0.0, 0.02, generator=generator)
 
 
-def _check_fit(views: Mapping[str, torch.Tensor | WeightSlot], source: WeightSource, folder: Path) -> None:
+def check_tensors(views: Mapping[str, torch.Tensor | WeightSlot], source: WeightSource, folder: Path) -> None:
     """Raises ModelLoadError unless the tensors are those that the model needs, and harmless ones. Logs the latter."""
     tensors, config = source.tensors, _text_config(folder)
     surplus: list[str] = []
@@ -167,6 +166,8 @@ def _check_fit(views: Mapping[str, torch.Tensor | WeightSlot], source: WeightSou
 
 
 def _fits(view: torch.Tensor | WeightSlot, shape: tuple[int, ...]) -> bool:
+    if not isinstance(view, torch.Tensor):
+        return tuple(view.shape) == shape
     return tuple(view.shape) == shape or (len(view.shape) == len(shape) + 1 and tuple(view.shape[1:]) == shape)
 
 
@@ -219,8 +220,11 @@ def _check_finite_scales(weight: PackedWeight | ExpertsWeight, where: str) -> No
         )
 
 
-def _check_tied(source: WeightSource, folder: Path) -> None:
-    """Raises ModelLoadError if the head, which is not read, is not the embedding. Numbers are compared as stored."""
+def check_tied(destinations: Mapping[str, torch.Tensor | WeightSlot], source: WeightSource, folder: Path) -> None:
+    """Raises ModelLoadError if there is a head that is not read, and it is not the embedding. Numbers are compared as
+    stored."""
+    if TIED_HEAD not in source.tensors or TIED_HEAD in destinations or _EMBEDDING not in destinations:
+        return
     head, embedding = source.read(TIED_HEAD), source.read(_EMBEDDING)
     assert not isinstance(head, ExpertsWeight) and not isinstance(embedding, ExpertsWeight)
     same = tuple(head.shape) == tuple(embedding.shape) and all(

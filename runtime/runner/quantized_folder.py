@@ -12,15 +12,17 @@ import tempfile
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tqdm import tqdm
 
 from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.load_errors import ModelLoadError
 from ..checkpoint.pickled_weights import copy_others
-from ..checkpoint.quantization_config import OWN_FORMAT, OWN_METHOD
+from ..checkpoint.quantization_config import OWN_FORMAT, OWN_METHOD, PLAIN_GROUP
 from ..checkpoint.weight_files import INDEX_FILE
 from ..checkpoint.weight_source import open_source
+from ..checkpoint.weights import check_tensors, check_tied
 from ..layers.ops import TORCH_OPS
 from ..layers.quantize import narrowed
 from ..layers.quantized_weights import QUANTIZATIONS, Float8Weight, PackedWeight, WeightForm
@@ -52,13 +54,14 @@ def quantize_folder(folder: Path, output: Path, quantization: str) -> list[Path]
             names = _write_weights(folder, unfinished, forms)
             _write_config(folder, unfinished, quantization)
             unfinished.rename(output)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"cannot write {output}: {error}") from error
     return [output / name for name in names]
 
 
-def _forms(folder: Path, form: WeightForm) -> dict[str, WeightForm]:
-    """The forms of the weights that are to be in few bits, by name. Raises ModelLoadError."""
+def _forms(folder: Path, form: WeightForm) -> dict[str, WeightForm | None]:
+    """The weights that the model needs, by name, and the form that each is to have; None: its own. Raises
+    ModelLoadError."""
     source = open_source(folder)
     if packed := [name for name, tensor in source.tensors.items() if tensor.is_packed]:
         raise ModelLoadError(
@@ -73,11 +76,19 @@ def _forms(folder: Path, form: WeightForm) -> dict[str, WeightForm]:
             f"{folder} holds all experts of a layer in one tensor ({together[0]}), which cannot be converted; serve it "
             "with --quantization"
         )
-    slots = {name: view for name, view in views.items() if isinstance(view, WeightSlot)}
-    return {name: slot.form for name, slot in slots.items() if slot.form is not None and name in source.tensors}
+    check_tensors(views, source, folder)
+    check_tied(views, source, folder)
+    if small := [name for name in views if source.tensors[name].dtype.startswith("F8_")]:
+        raise ModelLoadError(f"{folder} has 8-bit floats without scales ({small[0]}); give a release in 16 or 32 bits")
+    # What else there is, such as a copy of a tied embedding, is not needed. Few inputs would not be worth it, and the
+    # shapes of their codes and scales would not tell how many bits they have.
+    return {
+        name: view.form if isinstance(view, WeightSlot) and view.shape[1] > PLAIN_GROUP else None
+        for name, view in views.items()
+    }
 
 
-def _write_weights(folder: Path, output: Path, forms: dict[str, WeightForm]) -> list[str]:
+def _write_weights(folder: Path, output: Path, forms: dict[str, WeightForm | None]) -> list[str]:
     """Returns the names of the files written."""
     source, weight_map = open_source(folder), dict[str, str]()
     shard, written = dict[str, torch.Tensor](), list[str]()
@@ -89,14 +100,14 @@ def _write_weights(folder: Path, output: Path, forms: dict[str, WeightForm]) -> 
         shard.clear()
 
     total = 0
-    names = sorted(source.tensors, key=lambda name: source.tensors[name].file)
+    names = sorted(forms, key=lambda name: source.tensors[name].file)
     for name in tqdm(names, desc="Quantising weights", unit="tensor", disable=None):
         weight = source.read(name)
         assert isinstance(weight, torch.Tensor), "the folder has floats alone"
-        if name in forms:
+        if (form := forms[name]) is not None:
             if not bool(weight.isfinite().all()):
                 raise ModelLoadError(f"tensor {name} in {source.tensors[name].file} has NaN or infinite numbers")
-            narrow = narrowed(weight, forms[name])
+            narrow = narrowed(weight, form)
             assert not isinstance(narrow, torch.Tensor)
             parts = _parts(name.removesuffix("weight"), narrow)
         else:

@@ -19,7 +19,7 @@ from ....attention.numba_paged.kinds import KINDS, LANES, item_bytes
 from ....attention.numba_paged.operations import peek, sized, without_result
 from ....attention.numba_paged.vectors import Vectors, spans
 from .rows import parts, sigmoid
-from .state_kernels import TABLE
+from .state_arguments import TABLE
 
 intrinsic: Any = numba_intrinsic  # a kernel calls them without the context that their definitions begin with
 

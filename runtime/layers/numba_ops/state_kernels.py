@@ -4,9 +4,6 @@ The work is cut into units, of which threads take one after the other: a row of 
 channels. Units share no number of any state, so that one may overwrite the state that it starts from. A unit starts
 from its row's source. Where a segment of its row ends, the state stays in that segment's target, and the next segment
 starts from it.
-
-Arguments are an array of int64: NEXT (the unit that is taken next), TABLE (see state_batch.RowTable), then addresses,
-and steps: bytes from one token, row or slot to the next. EPS is a float32.
 """
 
 from __future__ import annotations
@@ -18,15 +15,37 @@ import numpy as np
 
 from ....attention.numba_paged.compiling import KernelFunction, kernel_builder
 from ....attention.numba_paged.kinds import KINDS, item_bytes
-
-(
-    NEXT, TABLE, COUNT, EPS, X, X_STEP, OUT, STATE, SLOT_STEP, WEIGHT, BIAS, BEFORE, BEFORE_STEP, AFTER, AFTER_STEP,
-    A, A_STEP, B, B_STEP, RATE, DT_BIAS, SKIP, Z, Z_STEP,
-) = range(24)  # fmt: skip
-ARGUMENTS = 24
-
-TOKEN_ENDS, SOURCES, SEGMENT_ENDS, ENDS, TARGETS = range(1, 6)
-"""Indices in the table, behind the number of rows."""
+from .state_arguments import (
+    A_STEP,
+    AFTER,
+    AFTER_STEP,
+    B_STEP,
+    BEFORE,
+    BEFORE_STEP,
+    BIAS,
+    COUNT,
+    DT_BIAS,
+    ENDS,
+    EPS,
+    NEXT,
+    OUT,
+    RATE,
+    SEGMENT_ENDS,
+    SKIP,
+    SLOT_STEP,
+    SOURCES,
+    STATE,
+    TABLE,
+    TARGETS,
+    TOKEN_ENDS,
+    WEIGHT,
+    X_STEP,
+    Z_STEP,
+    A,
+    B,
+    X,
+    Z,
+)
 
 GROUPS = 4
 """Groups of CHANNELS that are a unit of a convolution."""

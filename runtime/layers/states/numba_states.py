@@ -14,7 +14,8 @@ import torch
 
 from ....attention.numba_paged.kinds import KINDS
 from ....attention.numba_paged.team import Call, Team
-from ..numba_ops import state_kernels as k
+from ..numba_ops import state_arguments as k
+from ..numba_ops.state_kernels import conv_kernel, delta_kernel, gate_by_kernel, gated_norm_kernel, ssd_kernel
 from .ops import DeltaHeads, SsdHeads, StateOps
 from .state_batch import StateBatch
 from .torch_states import TORCH_STATES
@@ -77,7 +78,7 @@ class Kernels:
         """See ops.ShortConvOp."""
         taps, channels = weight.shape
         call, _ = self._call(
-            k.conv_kernel,
+            conv_kernel,
             channels,
             taps,
             self._kind,
@@ -110,7 +111,7 @@ class Kernels:
         """See ops.GatedDeltaOp."""
         sizes = heads.key_heads, heads.value_heads, heads.key_size, heads.value_size
         by_channel = a.shape[1] != heads.value_heads
-        call, _ = self._call(k.delta_kernel, *sizes, self._kind, by_channel=by_channel, step_scale=heads.step_scale)
+        call, _ = self._call(delta_kernel, *sizes, self._kind, by_channel=by_channel, step_scale=heads.step_scale)
         out = self._team.empty((len(qkv), heads.value_heads * heads.value_size), qkv.dtype)
         self._set_scan(call, qkv, out, recurrent, states)
         arguments = call.arguments
@@ -133,7 +134,7 @@ class Kernels:
     ) -> torch.Tensor:
         """See ops.SsdOp."""
         sizes = heads.heads, heads.head_size, heads.groups, heads.state_size
-        call, _ = self._call(k.ssd_kernel, *sizes, self._kind, heads.limits)
+        call, _ = self._call(ssd_kernel, *sizes, self._kind, heads.limits)
         out = self._team.empty((len(xbc), heads.width), xbc.dtype)
         self._set_scan(call, xbc, out, recurrent, states)
         arguments = call.arguments
@@ -153,18 +154,18 @@ class Kernels:
         self, y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, size: int, *, norms_first: bool
     ) -> torch.Tensor:
         """See ops.GatedNormOp."""
-        call, epsilon = self._call(k.gated_norm_kernel, y.shape[1], size, self._kind, norms_first=norms_first)
+        call, epsilon = self._call(gated_norm_kernel, y.shape[1], size, self._kind, norms_first=norms_first)
         epsilon.value = eps
         call.arguments[k.WEIGHT] = weight.data_ptr()
         return self._gated(call, y, z)
 
     def silu_gate(self, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """See ops.GateOp."""
-        return self._gated(self._call(k.gate_by_kernel, y.shape[1], self._kind, silu=True)[0], y, z)
+        return self._gated(self._call(gate_by_kernel, y.shape[1], self._kind, silu=True)[0], y, z)
 
     def sigmoid_gate(self, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """See ops.GateOp."""
-        return self._gated(self._call(k.gate_by_kernel, y.shape[1], self._kind, silu=False)[0], y, z)
+        return self._gated(self._call(gate_by_kernel, y.shape[1], self._kind, silu=False)[0], y, z)
 
     def _gated(self, call: Call, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         out, a = self._team.empty(tuple(y.shape), y.dtype), call.arguments

@@ -26,6 +26,8 @@ from baton.attention.numba_paged import compiling
 from baton.attention.numba_paged.compiling import Kernel, KernelFunction, NumbaMissingError, kernel_builder
 from baton.attention.numba_paged.kernel import attention_kernel
 
+ENGINES: list[Any] = []
+
 
 @dataclass(frozen=True)
 class Form:
@@ -76,7 +78,7 @@ def written(kernel: Kernel, *arguments: int) -> list[int]:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Kernels are kept in a folder of the test's."""
     folder = tmp_path / "kept"
-    monkeypatch.setattr(compiling, "_folders", lambda: iter([folder]))
+    monkeypatch.setattr(compiling, "_parents", lambda: iter([folder]))
     forget()
     return folder
 
@@ -85,7 +87,7 @@ def forget() -> None:
     """Of what this process has found so far, forget what a new one would not know."""
     for build in (writes, divides, is_wrong, attention_kernel):
         build.cache_clear()  # type: ignore[attr-defined]
-    compiling._USABLE.clear()
+    compiling._USED.clear()
     compiling._warn.cache_clear()
 
 
@@ -132,7 +134,7 @@ CALL = """
 from baton.attention.numba_paged import compiling
 from pathlib import Path
 import sys
-compiling._folders = lambda: iter([Path(sys.argv[1])])
+compiling._parents = lambda: iter([Path(sys.argv[1])])
 from baton.attention.numba_paged.recording import program_kernel
 print(program_kernel().was_kept)
 """
@@ -209,7 +211,7 @@ def test_kernel_of_missing_functions_is_compiled_again(own_folder: Path, monkeyp
 
 def test_cache_folder_is_used_where_the_package_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    beside, cache = compiling._folders()
+    beside, cache = compiling._parents()
     assert beside == Path(compiling.__file__).parent / "__pycache__" and cache == cache_folder()
     access = os.access
     monkeypatch.setenv("BATON_CACHE_DIR", str(cache))
@@ -224,9 +226,32 @@ def test_kernels_compile_without_writable_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(compiling, "_folders", lambda: iter([tmp_path / "file"]))
+    monkeypatch.setattr(compiling, "_parents", lambda: iter([tmp_path / "file"]))
     assert written(writes(Form(7))) == [0, 7, 0]
     assert "compiled kernels cannot be kept" in caplog.text and "BATON_CACHE_DIR" in caplog.text
+
+
+def test_kernels_of_a_folder_that_cannot_be_written_are_used(
+    own_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image whose kernels were compiled when it was built."""
+    writes(Form(7))
+    access, other = os.access, tmp_path / "other"
+    monkeypatch.setattr(compiling, "_parents", lambda: iter([own_folder, other]))
+    monkeypatch.setattr(
+        compiling.os, "access", lambda path, mode: own_folder not in Path(path).parents and access(path, mode)
+    )
+    forget()
+    assert writes(Form(7)).was_kept and not kept(other)
+    assert not writes(Form(8)).was_kept and len(kept(other)) == 1
+
+
+def test_variables_that_lower_numba_belong_to_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = compiling.target.description.__wrapped__()
+    for name in compiling.target.LOWERED:
+        monkeypatch.setenv(name, "changed")
+        assert compiling.target.description.__wrapped__() != before
+        before = compiling.target.description.__wrapped__()
 
 
 def test_kernels_compile_when_disk_is_full(
@@ -246,7 +271,14 @@ def test_folder_is_of_all_sources_and_versions(
 ) -> None:
     before = compiling._sources()
     names = {path.name for pattern in compiling._SOURCES for path in compiling._PACKAGE.glob(pattern)}
-    assert {"operations.py", "vectors.py", "quant_tiles.py", "kv_rows.py", "numba_intrinsics.py"} <= names
+    assert {
+        "operations.py",
+        "vectors.py",
+        "quant_tiles.py",
+        "kv_rows.py",
+        "numba_intrinsics.py",
+        "mask_ops.py",
+    } <= names
     monkeypatch.setattr(compiling, "_version", lambda name: "another")
     versions = compiling._sources.__wrapped__()
     assert versions != before
@@ -281,13 +313,18 @@ def test_function_that_cannot_be_compiled_raises_an_error(own_folder: Path) -> N
     assert not kept(own_folder)
 
 
-def test_missing_numba_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
+@pytest.mark.parametrize("module", ["numba", "llvmlite"])
+def test_missing_numba_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling.target.description.cache_clear()
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(NumbaMissingError, match=r"pip install 'baton-serve\[cpu\]'"):
         writes(Form(9))
 
 
 def test_threads_may_ask_for_the_same_kernel() -> None:
+    """Also for the first one, which makes the linker."""
+    ENGINES.append(compiling._engine())  # its kernels stay in use
+    compiling._engine.cache_clear()
     found: list[Kernel] = []
     threads = [threading.Thread(target=lambda: found.append(writes(Form(11)))) for _ in range(4)]
     for thread in threads:

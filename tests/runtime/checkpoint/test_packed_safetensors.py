@@ -363,3 +363,20 @@ def test_scheme_of_the_kv_cache_is_ignored_with_a_line(tmp_path, caplog):
     write(tmp_path, FORMATS["w8a8"], tensors, kv_cache_scheme={"num_bits": 8})
     assert set(open_source(tmp_path).tensors) == {f"{LAYER}.weight"}
     assert "kv_cache_scheme is ignored" in caplog.text
+
+
+def test_8_bit_floats_in_groups_have_all_their_scales(tmp_path):
+    weights = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 64}
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    config |= {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
+    codes, scales = torch.randn(OUT, INTO).to(torch.float8_e4m3fn), torch.rand(OUT, INTO // 64) + 0.5
+    tensors = {f"{LAYER}.weight": codes, f"{LAYER}.weight_scale": scales}
+    write(tmp_path, Format(config, lambda *_: ({}, torch.zeros(0))), tensors)
+    assert torch.equal(read_packed(tmp_path).dequantized(), codes.float() * scales.repeat_interleave(64, dim=1))
+
+
+def test_module_with_a_packed_and_a_plain_weight_is_refused(tmp_path):
+    tensors, _ = made(FORMATS["awq64"])
+    write(tmp_path, FORMATS["awq64"], tensors | {f"{LAYER}.weight": torch.zeros(OUT, INTO)})
+    with pytest.raises(ModelLoadError, match="has a packed weight and a plain one"):
+        open_source(tmp_path)

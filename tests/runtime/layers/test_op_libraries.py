@@ -143,7 +143,7 @@ def test_real_loader_without_sglang_kernel_installed(caplog):
 
 def test_cpu_without_numba_uses_torch_and_warns(caplog, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr(compiling, "_folders", lambda: iter([tmp_path]))  # no kernel is kept
+    monkeypatch.setattr(compiling, "_parents", lambda: iter([tmp_path]))  # no kernel is kept
     for name in [name for name in sys.modules if ".numba_ops" in name]:
         monkeypatch.delitem(sys.modules, name)
     with caplog.at_level(logging.INFO, logger="baton.runtime.layers.op_libraries"):

@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from baton.entrypoints.convert_weights import main
 from baton.runtime.checkpoint.load_errors import ModelLoadError
+from baton.runtime.checkpoint.pooling_files import read_embedding_config
 from baton.runtime.checkpoint.weight_source import open_source
+from baton.runtime.config import ModelArgs
 from baton.runtime.layers.quantize import narrowed
 from baton.runtime.layers.quantized_weights import INT8, QUANTIZATIONS, Float8Weight, QuantizedWeight
 from baton.runtime.runner import quantized_folder
+from baton.runtime.runner.model_runner import ModelRunner
 from baton.runtime.runner.quantized_folder import quantize_folder
 from tests.doubles.tiny_models import MODELS, make_reference
 
@@ -64,6 +68,99 @@ def test_large_models_are_written_in_several_files(tmp_path: Path, monkeypatch: 
     assert all(few.read(name) is not None for name in few.tensors)
 
 
+def test_copy_of_a_tied_embedding_is_left_out(tmp_path: Path) -> None:
+    """Or it would differ from the rounded one, and a start would refuse the folder."""
+    shutil.copytree(TOY, tmp_path / "both")
+    tensors = load_file(tmp_path / "both" / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "both" / "model.safetensors", metadata={"format": "pt"})
+    quantize_folder(tmp_path / "both", tmp_path / "made", "int8")
+    assert open_source(tmp_path / "made").tensors.keys() == open_source(TOY).tensors.keys()
+    runner = ModelRunner(
+        ModelArgs(model_path=str(tmp_path / "made")), context_length=0, num_rows=2, page_size=1, max_total_tokens=64
+    )
+    assert runner.few_bits.startswith("auto")
+
+
+def changed(tmp_path: Path, name: str, change: Any) -> Path:
+    """The toy model with another tensor of this name."""
+    shutil.copytree(TOY, tmp_path / "changed")
+    file = tmp_path / "changed" / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name] = change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return tmp_path / "changed"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("lm_head.weight", lambda all: all["model.embed_tokens.weight"] + 1, "ties the head to the embedding"),
+        ("model.layers.0.self_attn.extra.weight", lambda all: torch.ones(16), "unexpected tensor"),
+        ("model.layers.0.mlp.up_proj.weight", lambda all: torch.ones(8, 8), r"has shape \[8, 8\]"),
+        (
+            "model.layers.0.mlp.up_proj.weight",
+            lambda all: all["model.layers.0.mlp.up_proj.weight"].to(torch.float8_e4m3fn),
+            "8-bit floats without scales",
+        ),
+    ],
+)
+def test_folders_that_a_start_refuses_are_not_converted(tmp_path: Path, name: str, change: Any, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        quantize_folder(changed(tmp_path, name, change), tmp_path / "made", "int8")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("into", [32, 34, 48, 64, 100])
+def test_groups_that_are_not_full_come_back_as_they_were(tmp_path: Path, name: str, into: int) -> None:
+    """Of fewer than 33 inputs the weights stay floats."""
+    config = json.loads((TOY / "config.json").read_text()) | {"intermediate_size": into}
+    shutil.copytree(TOY, tmp_path / "narrow")
+    (tmp_path / "narrow" / "config.json").write_text(json.dumps(config))
+    file, generator = tmp_path / "narrow" / "model.safetensors", torch.Generator().manual_seed(0)
+    tensors = load_file(file)
+    for each, tensor in tensors.items():
+        if ".mlp." in each:
+            size = (tensor.shape[0], into) if "down_proj" in each else (into, tensor.shape[1])
+            tensors[each] = torch.randn(size, generator=generator)
+    save_file(tensors, file, metadata={"format": "pt"})
+    quantize_folder(tmp_path / "narrow", tmp_path / "made", name)
+    down = "model.layers.0.mlp.down_proj.weight"
+    found, form = open_source(tmp_path / "made").read(down), QUANTIZATIONS[name]
+    if into == 32:
+        assert torch.equal(torch.as_tensor(found), tensors[down])
+        return
+    expected = narrowed(tensors[down], form) if form is not None else None
+    assert isinstance(found, QuantizedWeight) and isinstance(expected, QuantizedWeight)
+    assert found.shape == (tensors[down].shape[0], into) and torch.equal(found.dequantized(), expected.dequantized())
+
+
+def test_configs_of_pooling_are_copied(tmp_path: Path) -> None:
+    """And nothing that lies outside of the folder."""
+    shutil.copytree(TOY, tmp_path / "embedder")
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (tmp_path / "embedder" / "modules.json").write_text(
+        json.dumps([*modules, {"type": "x.Other", "path": "../secret"}])
+    )
+    for place in (tmp_path / "embedder" / "1_Pooling", tmp_path / "secret"):
+        place.mkdir()
+        (place / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    quantize_folder(tmp_path / "embedder", tmp_path / "new" / "made", "int8")
+    assert read_embedding_config(tmp_path / "new" / "made").pooling == "cls"
+    assert not (tmp_path / "new" / "secret").exists()
+
+
+def test_full_disk_leaves_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(quantized_folder, "save_file", is_full)
+    with pytest.raises(ModelLoadError, match=r"cannot write .*made: .*No space left"):
+        quantize_folder(TOY, tmp_path / "made", "int8")
+    assert not list(tmp_path.iterdir())
+
+
 def test_command_names_the_folder_to_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "new" / "made"
     assert main([str(TOY), "--output", str(made), "--quantization", "int8"]) == 0
@@ -87,7 +184,7 @@ def test_nothing_is_left_of_a_folder_that_cannot_be_written_whole(tmp_path: Path
 @pytest.mark.parametrize(
     ("part", "change"),
     [
-        ("weight_codes", lambda tensor: tensor[:, :-4]),
+        ("weight_codes", lambda tensor: tensor[:, :-20]),
         ("weight_rows", lambda tensor: tensor[:-1]),
         ("weight_rows", lambda tensor: None),
         ("weight_scales", lambda tensor: tensor.float()),
