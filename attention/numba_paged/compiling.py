@@ -3,9 +3,8 @@
     a builder and its arguments ─▶ is the code kept? ─▶ llvmlite loads it, in milliseconds
                                          └─ no ─▶ the builder makes a function, Numba compiles it, its code is kept
 
-Where all kernels are kept, Numba is never imported: that saves a process half a second and a hundred megabytes. So
-modules of builders do not import it either. What only Numba can use, its intrinsics above all, a builder imports
-itself.
+Where all kernels are kept, Numba is never imported: that saves a process half a second and 65 MB. So modules of
+builders do not import it either. What only Numba can use, its intrinsics above all, a builder imports itself.
 """
 
 from __future__ import annotations
