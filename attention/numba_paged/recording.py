@@ -37,10 +37,6 @@ class Arena:
         self._blocks: list[np.ndarray] = []
         self._users: list[weakref.ref[np.ndarray] | None] = []
 
-    @property
-    def nbytes(self) -> int:
-        return sum(block.nbytes for block in self._blocks)
-
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The smallest free block that is large enough, or a new one."""
         size = prod(shape) * dtype.itemsize

@@ -170,10 +170,6 @@ class ExpertsWeight:
         out, into = self.experts[0].shape
         return len(self.experts), into, out
 
-    @property
-    def nbytes(self) -> int:
-        return sum(expert.nbytes for expert in self.experts)
-
     def outputs(self, which: slice) -> ExpertsWeight:
         """Those of some experts."""
         return ExpertsWeight(self.experts[which])
