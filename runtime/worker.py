@@ -5,6 +5,7 @@ This is the only place that puts the parts of a worker together.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -49,7 +50,7 @@ from .lora.adapters import Adapters, load_adapters
 from .messages import StartPhase, ToWorker, WorkerReady
 from .model_config import ServedConfig
 from .pool_sizes import PoolSizes
-from .runner.cpu_threads import watch_cpu_threads
+from .runner.cpu_threads import short_spins_if_crowded, watch_cpu_threads
 from .runner.device_backends import DeviceBackends
 from .runner.model_runner import ModelRunner
 from .runner.step_profile import StepProfiler
@@ -367,6 +368,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         logger.info("starting: %s", phase)
         outbox.send(StartPhase(phase=phase))
 
+    starting = contextlib.ExitStack()
     worker: Worker | None = None
     tier_io: TierIO | None = None
     grammars: Grammars | None = None
@@ -379,6 +381,8 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         trace = JobTraceFile(config.jobs.scheduler_trace, time.monotonic()) if config.jobs.scheduler_trace else None
         report_phase("loading the model")
         kv_events = open_kv_events(config.kv_events, config.scheduler.page_size)
+        if config.model.device != "cuda":
+            starting.enter_context(short_spins_if_crowded())
         worker = build_worker(config, kv_events=kv_events, report_phase=report_phase)
         scheduler, step_runner, profiler, info = worker[:4]
         item_tries = ItemTries(
@@ -392,6 +396,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         tier_io = connect_tiers(worker, waker.wake)
         report_phase("warming up")
         warm_up(scheduler, step_runner, generates=info["pooling"]["head"] == "language")
+        starting.close()
         if trace is not None:
             trace.write_pools(pool_sizes(worker), time.monotonic())
             scheduler.trace_jobs()
@@ -425,6 +430,7 @@ def run_worker(config: WorkerConfig, endpoints: Endpoints, stop: StopSignal) -> 
         )
         loop.run(stop)
     finally:
+        starting.close()
         if grammars is not None:
             grammars.close()
         if job_records is not None:

@@ -21,7 +21,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -48,6 +48,10 @@ REST_WINDOWS = 80
 WORTH_IT = 0.9
 """The other number of threads must take less than this share of the present one's time."""
 
+
+START_WINDOW_S = 0.08
+CROWDED_START = 0.5
+"""Cores; a window has eight ticks of the kernel's clock."""
 
 _SCHEDSTAT_BYTES, _STAT_BYTES = 1 << 8, 1 << 18
 """At most: three numbers; a line for each of thousands of cores. (Much larger buffers take longer than to read.)"""
@@ -218,6 +222,43 @@ class SpinLimit:
         finally:
             self._ready.set()  # whatever went wrong, the model's thread must not wait for ever
         self._end.wait()
+
+
+@contextlib.contextmanager
+def short_spins_if_crowded(proc: Path = Path("/proc")) -> Iterator[bool]:
+    """For a start, which cannot adjust threads between steps: short spins if processes other than this server's keep
+    cores busy now. Gives True if so. Looks for `START_WINDOW_S`."""
+    limit = SpinLimit() if _busy_strangers(proc) > CROWDED_START else None
+    if limit is not None:
+        logger.info("other processes use the cores: spins are short until the model is loaded")
+    try:
+        yield limit is not None
+    finally:
+        if limit is not None:
+            limit.end()
+
+
+def _busy_strangers(proc: Path) -> float:
+    """Cores that others keep busy, without the parent process and its children; 0 where the kernel does not report
+    it."""
+    try:
+        began, before = time.perf_counter(), _stranger_ticks(proc)
+        time.sleep(START_WINDOW_S)
+        ticks = _stranger_ticks(proc) - before
+        return ticks / os.sysconf("SC_CLK_TCK") / (time.perf_counter() - began)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
+
+
+def _stranger_ticks(proc: Path) -> int:
+    parent = str(os.getppid())
+    family = [parent, *(proc / parent / "task" / parent / "children").read_text().split()]
+    own = 0
+    for pid in family:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            fields = (proc / pid / "stat").read_text().rpartition(")")[2].split()
+            own += int(fields[11]) + int(fields[12])
+    return _busy_ticks((proc / "stat").read_text(), os.sched_getaffinity(0)) - own
 
 
 class CpuThreads:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.runtime.runner import cpu_threads
 from baton.runtime.runner.cpu_threads import (
     CROWDED_DELAY,
     CROWDED_OTHERS,
@@ -311,3 +312,37 @@ class TestThreads:
         before, during, after = map(int, run.stdout.split())
         assert during >= before + 2, "a thread and at least one more of its team"
         assert after == before, "the team has gone with its thread"
+
+
+def write_proc(proc: Path, busy: int, family: int) -> None:
+    """Ticks that all processes ran, and those of this server: of the parent and one of its children."""
+    cpus = sorted(os.sched_getaffinity(0))
+    lines = [f"cpu{cpu} {busy if cpu == cpus[0] else 0} 0 0 50 0 0 0 0 0 0" for cpu in cpus]
+    (proc / "stat").write_text("\n".join(["cpu 0 0 0 0 0 0 0", *lines, "intr 0"]))
+    parent = str(os.getppid())
+    for pid, ticks in ((parent, family), ("77", 0)):
+        (proc / pid).mkdir(exist_ok=True)
+        fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 9]
+        (proc / pid / "stat").write_text(f"{pid} (a name) with) " + " ".join(fields))
+    children = proc / parent / "task" / parent
+    children.mkdir(parents=True, exist_ok=True)
+    (children / "children").write_text("77 78")
+
+
+@pytest.mark.parametrize(("busy", "family", "expected"), [(8, 0, True), (8, 8, False), (16, 8, True), (0, 0, False)])
+def test_start_beside_strangers_has_short_spins(
+    tmp_path: Path, busy: int, family: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server's other processes do is no reason; 78 has just ended."""
+    write_proc(tmp_path, 100, 50)
+    monkeypatch.setattr(cpu_threads.time, "sleep", lambda _: write_proc(tmp_path, 100 + busy, 50 + family))
+    monkeypatch.setattr(cpu_threads.time, "perf_counter", iter([0.0, 0.08]).__next__)
+    with cpu_threads.short_spins_if_crowded(tmp_path) as is_short:
+        limits = [thread for thread in threading.enumerate() if thread.name == "openmp-spin-limit"]
+        assert is_short == bool(limits) == expected
+    assert not [thread for thread in threading.enumerate() if thread.name == "openmp-spin-limit"]
+
+
+def test_start_without_counts_of_the_kernel_is_quiet(tmp_path: Path) -> None:
+    with cpu_threads.short_spins_if_crowded(tmp_path) as is_short:
+        assert not is_short
