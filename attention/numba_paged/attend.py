@@ -1,4 +1,4 @@
-"""What the kernel of kernel.py is made of: pieces, tiles and tokens, as functions that Numba compiles into it."""
+"""The parts of the kernel of kernel.py, for pieces, tiles and tokens: functions that Numba compiles into it."""
 
 from __future__ import annotations
 

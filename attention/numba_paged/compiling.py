@@ -40,7 +40,7 @@ KernelFunction = Callable[[Any], None]
 SIGNATURE = "void(int64)"
 
 FORMAT = 1
-"""Of the files. Part of the name of their folder."""
+"""Version of the files' layout. It goes into the name of their folder."""
 
 _PACKAGE = Path(__file__).parent.parent.parent
 _SOURCES = (
@@ -288,6 +288,7 @@ def _write(path: Path, key: str, code: Code) -> None:
     unfinished = None
     try:
         descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
+        os.fchmod(descriptor, 0o644)  # an image's kernels are compiled by another user than the server's
         with os.fdopen(descriptor, "wb") as file:
             file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
         os.replace(unfinished, path)

@@ -26,8 +26,8 @@ HAS_512_BITS = has("avx512_f")
 
 @cache
 def description() -> str:
-    """What decides which instructions a kernel has: equal only on processors that can run each other's kernels. Raises
-    ImportError without llvmlite."""
+    """The triple, processor, features and variables for which a kernel is compiled. Two processors with equal
+    descriptions can run each other's kernels. Raises ImportError without llvmlite."""
     from llvmlite import binding
 
     own = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()

@@ -206,7 +206,8 @@ def _packed(module: str, parts: Mapping[str, StoredTensor], settings: PackingSet
 
 
 def _own_settings(packing: Packing, parts: Mapping[str, StoredTensor]) -> PackingSettings | None:
-    """Those of a module of `baton convert`, by its tensors: 4 bits have half as many columns as inputs."""
+    """The settings of a module that `baton convert` wrote, from its shapes: codes of 4 bits have half as many columns
+    as there are inputs. None if the module is of another kind."""
     if packing == "float8":
         return PackingSettings("float8", 8)
     if packing != "plain":

@@ -170,10 +170,6 @@ class ExpertsWeight:
         out, into = self.experts[0].shape
         return len(self.experts), into, out
 
-    def outputs(self, which: slice) -> ExpertsWeight:
-        """Those of some experts."""
-        return ExpertsWeight(self.experts[which])
-
     def dequantized(self) -> torch.Tensor:
         """float32 [experts, in, out]"""
         return torch.stack([expert.dequantized().t() for expert in self.experts])

@@ -81,9 +81,6 @@ MAX_RECORDED = 48
 """Tokens of the largest step that is recorded on a CPU: in larger ones the products take nearly all the time."""
 
 
-"""--quantization -> what float weights become."""
-
-
 @dataclass(slots=True)
 class ForwardOutput:
     """The results of a step."""

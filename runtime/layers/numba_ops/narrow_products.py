@@ -97,7 +97,7 @@ class NarrowBlocks:
     codes: torch.Tensor
     """bfloat16, float16 or float8_e4m3fn [blocks, in, WIDTH]; 0 for outputs that there are not"""
     scales: torch.Tensor | None = None
-    """Of numbers of 8 bits: float32 [blocks, groups, WIDTH]"""
+    """Scales of 8-bit floats: float32 [blocks, groups, WIDTH]; None for 16 bits"""
     group: int = 0
     """Inputs that share a scale; 0: all."""
 

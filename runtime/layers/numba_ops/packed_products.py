@@ -77,7 +77,7 @@ class PackedProducts:
 
 
 def _form(weight: torch.Tensor | PackedWeight) -> QuantForm | torch.dtype | int:
-    """What neighbours must have in common to be multiplied together; of fp8 the group."""
+    """The form of a weight; neighbours of the same form are packed together. For fp8 it is the size of a group."""
     if isinstance(weight, Float8Weight):
         return weight.group
     return weight.dtype if isinstance(weight, torch.Tensor) else weight.form

@@ -99,6 +99,7 @@ def test_kept_kernel_is_the_same_function(own_folder: Path) -> None:
     first = writes(Form(7))
     assert not first.was_kept and written(first, 0, 5) == [0, 12, 0]
     (file,) = kept(own_folder)
+    assert file.stat().st_mode & 0o777 == 0o644, "other users may load it"
     forget()
     again = writes(Form(7))
     assert again.was_kept and written(again, 0, 5) == [0, 12, 0]
