@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _convert(args: argparse.Namespace) -> int:
     from ..runtime.checkpoint.load_errors import ModelLoadError  # imports torch, as the others do: not for --help
-    from ..runtime.checkpoint.pickled_weights import ConversionError, convert_folder
+    from ..runtime.checkpoint.new_folder import ConversionError
+    from ..runtime.checkpoint.pickled_weights import convert_folder
 
     try:
         if args.quantization is not None:

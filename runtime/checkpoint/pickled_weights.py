@@ -11,32 +11,23 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import shutil
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
-from .model_files import PATTERNS, PICKLE_SUFFIXES
-from .pooling_files import module_configs
+from .model_files import PICKLE_SUFFIXES
+from .new_folder import PICKLE_INDEX, ConversionError, copy_others, new_folder, save_tensors
 from .weight_files import INDEX_FILE, SINGLE_FILE, shorten
 
-_INDEX = "pytorch_model.bin.index.json"
 _SHARD = re.compile(r"pytorch_model-\d+-of-(\d+)\.bin")
 _LFS_POINTER = b"version https://git-lfs"
 _ZIP, _PICKLE = b"PK", b"\x80"
 """Beginnings of files of torch.save: archives, and before torch 1.6 pickles, of protocol 2 or later."""
 _TRAINING_STATE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|trainer_state|random_states).*")
 """Beginnings of names of files that trainers write beside the weights."""
-
-
-class ConversionError(ValueError):
-    """The folder cannot be converted; the message says why and what to change."""
 
 
 def convert_folder(folder: Path, output: Path) -> list[Path]:
@@ -47,26 +38,17 @@ def convert_folder(folder: Path, output: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise ConversionError(f"{folder} is no folder")
-    if output.exists():
-        raise ConversionError(f"--output {output} exists already; give the name of a new folder")
     files = pickled_files(folder)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as made:
-            unfinished = Path(made) / "model"
-            unfinished.mkdir()
-            names = _write_weights(files, unfinished)
-            copy_others(folder, unfinished)
-            unfinished.rename(output)
-    except (OSError, SafetensorError) as error:
-        raise ConversionError(f"cannot write {output}: {error}") from error
+    with new_folder(output) as unfinished:
+        names = _write_weights(files, unfinished)
+        copy_others(folder, unfinished)
     return [output / name for name in names]
 
 
 def pickled_files(folder: Path) -> list[Path]:
     """The files of the folder that hold its weights, in order: those that the index names, else a complete set of
     shards, else the only file. Raises ConversionError."""
-    index = folder / _INDEX
+    index = folder / PICKLE_INDEX
     if index.exists():
         try:
             named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -93,7 +75,8 @@ def pickled_files(folder: Path) -> list[Path]:
             names = ["pytorch_model.bin"]
         elif len(names) > 1:
             raise ConversionError(
-                f"{folder} has several files of weights and no {_INDEX}: {', '.join(names)}; leave those of one model"
+                f"{folder} has several files of weights and no {PICKLE_INDEX}: {', '.join(names)}; leave those of one "
+                "model"
             )
     if not names:
         raise ConversionError(
@@ -101,7 +84,7 @@ def pickled_files(folder: Path) -> list[Path]:
         )
     files = [folder / name for name in names]
     if absent := [file.name for file in files if not file.exists()]:
-        raise ConversionError(f"{folder} lacks {shorten(absent)}, which {_INDEX} names; download them")
+        raise ConversionError(f"{folder} lacks {shorten(absent)}, which {PICKLE_INDEX} names; download them")
     return files
 
 
@@ -115,7 +98,7 @@ def _write_weights(files: list[Path], output: Path) -> list[str]:
         tensors = _unshared(_load(file))
         if twice := weight_map.keys() & tensors:
             raise ConversionError(f"{file} holds tensors that an earlier file holds, too: {shorten(twice)}")
-        save_file(tensors, output / name, metadata={"format": "pt"})
+        save_tensors(tensors, output / name)
         weight_map |= dict.fromkeys(tensors, name)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
         written.append(name)
@@ -181,16 +164,3 @@ def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         apart[name] = tensor.detach().clone() if storage in seen else tensor.detach().contiguous()
         seen.add(storage)
     return apart
-
-
-def copy_others(folder: Path, output: Path) -> None:
-    """Copy config, tokenizer and templates, and the configs of an embedding model's modules."""
-    for pattern in PATTERNS:
-        for file in sorted(folder.glob(pattern)):
-            if file.is_file() and file.name != _INDEX and file.suffix != ".safetensors":
-                shutil.copyfile(file, output / file.name)
-    if (templates := folder / "additional_chat_templates").is_dir():
-        shutil.copytree(templates, output / templates.name)
-    for config in module_configs(folder):
-        (output / config).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / config, output / config)

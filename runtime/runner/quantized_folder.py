@@ -8,17 +8,14 @@ and all other files, are copied.
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from tqdm import tqdm
 
 from ..checkpoint.hf_config import load_model_config
 from ..checkpoint.load_errors import ModelLoadError
-from ..checkpoint.pickled_weights import copy_others
+from ..checkpoint.new_folder import ConversionError, copy_others, new_folder, save_tensors
 from ..checkpoint.quantization_config import OWN_FORMAT, OWN_METHOD, PLAIN_GROUP
 from ..checkpoint.weight_files import INDEX_FILE
 from ..checkpoint.weight_source import open_source
@@ -38,24 +35,17 @@ def quantize_folder(folder: Path, output: Path, quantization: str) -> list[Path]
     its files of weights. Takes as much memory as one of these.
 
     quantization: one of QUANTIZATIONS, not "auto". Raises ModelLoadError for a model that `--quantization` does not
-    take, that has weights in few bits, or one that is NaN or infinite, and if ``output`` exists or cannot be
-    written."""
-    if output.exists():
-        raise ModelLoadError(f"--output {output} exists already; give the name of a new folder")
+    take, that has weights in few bits, or one that is NaN or infinite; ConversionError if ``folder`` is none, or
+    ``output`` exists or cannot be written."""
     form = QUANTIZATIONS[quantization]
     assert form is not None, quantization
+    if not folder.is_dir():
+        raise ConversionError(f"{folder} is no folder")
     forms = _forms(folder, form)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as made:
-            unfinished = Path(made) / "model"
-            unfinished.mkdir()
-            copy_others(folder, unfinished)
-            names = _write_weights(folder, unfinished, forms)
-            _write_config(folder, unfinished, quantization)
-            unfinished.rename(output)
-    except (OSError, SafetensorError) as error:
-        raise ModelLoadError(f"cannot write {output}: {error}") from error
+    with new_folder(output) as unfinished:
+        copy_others(folder, unfinished)
+        names = _write_weights(folder, unfinished, forms)
+        _write_config(folder, unfinished, quantization)
     return [output / name for name in names]
 
 
@@ -95,7 +85,7 @@ def _write_weights(folder: Path, output: Path, forms: dict[str, WeightForm | Non
 
     def flush() -> None:
         written.append(f"model-{len(written) + 1:05}.safetensors")
-        save_file(shard, output / written[-1], metadata={"format": "pt"})
+        save_tensors(shard, output / written[-1])
         weight_map.update(dict.fromkeys(shard, written[-1]))
         shard.clear()
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.runtime.checkpoint.pickled_weights import ConversionError, convert_folder
+from baton.runtime.checkpoint.new_folder import ConversionError
+from baton.runtime.checkpoint.pickled_weights import convert_folder
 from baton.runtime.checkpoint.weight_files import stored_tensors
 from baton.runtime.checkpoint.weights import load_weights
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.entrypoints.convert_weights import main
 from baton.runtime.checkpoint.load_errors import ModelLoadError
+from baton.runtime.checkpoint.new_folder import ConversionError
 from baton.runtime.checkpoint.pooling_files import read_embedding_config
 from baton.runtime.checkpoint.weight_source import open_source
 from baton.runtime.config import ModelArgs
@@ -38,6 +39,7 @@ def tensors_of(weight: QuantizedWeight | Float8Weight) -> list[torch.Tensor]:
 def test_weights_are_those_that_a_start_makes(tmp_path: Path, name: str) -> None:
     files = quantize_folder(TOY, tmp_path / "made", name)
     assert files == [tmp_path / "made" / "model-00001.safetensors"]
+    assert files[0].stat().st_mode & 0o777 == 0o644, "the server may be another user's"
     floats, few, form = open_source(TOY), open_source(tmp_path / "made"), QUANTIZATIONS[name]
     assert form is not None and few.tensors.keys() == floats.tensors.keys()
     packed = [each for each, tensor in few.tensors.items() if tensor.is_packed]
@@ -155,8 +157,8 @@ def test_full_disk_leaves_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def is_full(*_: Any, **__: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(quantized_folder, "save_file", is_full)
-    with pytest.raises(ModelLoadError, match=r"cannot write .*made: .*No space left"):
+    monkeypatch.setattr(quantized_folder, "save_tensors", is_full)
+    with pytest.raises(ConversionError, match=r"cannot write .*made: .*No space left"):
         quantize_folder(TOY, tmp_path / "made", "int8")
     assert not list(tmp_path.iterdir())
 
@@ -167,6 +169,9 @@ def test_command_names_the_folder_to_serve(tmp_path: Path, capsys: pytest.Captur
     assert f"--model-path {made}" in capsys.readouterr().out
     assert main([str(TOY), "--output", str(made), "--quantization", "int8"]) == 1
     assert "exists already" in capsys.readouterr().err
+    for missing in (tmp_path / "nothing", TOY / "config.json"):
+        assert main([str(missing), "--output", str(tmp_path / "again"), "--quantization", "int4"]) == 1
+        assert capsys.readouterr().err.endswith(f"{missing} is no folder\n")
     assert main([str(made), "--output", str(tmp_path / "again"), "--quantization", "int4"]) == 1
     assert "has weights in few bits already" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
