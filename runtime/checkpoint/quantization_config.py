@@ -116,19 +116,19 @@ def parse_quantization(raw: Mapping[str, Any], source: str) -> Quantization | No
     if given is None:
         return None
     method = given.get("quant_method") if isinstance(given, Mapping) else given
-    if not isinstance(given, Mapping) or method not in _PARSERS:
+    if not isinstance(given, Mapping) or not isinstance(method, str) or method not in _PARSERS:
         named = method or ("bitsandbytes" if "load_in_4bit" in given or "load_in_8bit" in given else "unknown")
         raise ModelLoadError(
             f"{source}: quantised weights ({named}) are not supported; supported are {READ}. Use another release of "
             "the model: one of these, or the bf16, f16 or f32 checkpoint"
         )
     try:
-        groups = _PARSERS[str(method)](given, source)
+        groups = _PARSERS[method](given, source)
     except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
         if isinstance(error, ModelLoadError):
             raise
         raise ModelLoadError(f"{source}: quantization_config ({method}) cannot be understood: {error!r}") from error
-    return Quantization(str(method), groups)
+    return Quantization(method, groups)
 
 
 _Groups = tuple[tuple[tuple[str, ...], PackingSettings], ...]

@@ -380,3 +380,10 @@ def test_module_with_a_packed_and_a_plain_weight_is_refused(tmp_path):
     write(tmp_path, FORMATS["awq64"], tensors | {f"{LAYER}.weight": torch.zeros(OUT, INTO)})
     with pytest.raises(ModelLoadError, match="has a packed weight and a plain one"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("method", [[], {}, 7, ["awq"]])
+def test_methods_that_are_no_names_are_refused(tmp_path, method):
+    write(tmp_path, Format({"quant_method": method}, lambda *_: ({}, torch.zeros(0))), {"a.weight": torch.zeros(2, 2)})
+    with pytest.raises(ModelLoadError, match=r"quantised weights \(.*\) are not supported"):
+        open_source(tmp_path)
