@@ -127,17 +127,17 @@ def test_damaged_model_is_reported_in_one_line(tmp_path: Path, damage: Any, foun
     with ServerUnderTest(folder, tmp_path, *FLAGS, behaviour=None) as server:
         assert server.process.wait(60) == 1
         expected = f"baton: {found_by}{'' if found_by else folder}"
-        assert len(lines := lines_but_phases(server.log)) == 1 and lines[0].startswith(expected), server.log
+        assert len(lines := lines_but_progress(server.log)) == 1 and lines[0].startswith(expected), server.log
 
 
-def lines_but_phases(log: str) -> list[str]:
-    """The lines of a log without those that name the phases of the start."""
-    return [line for line in log.splitlines() if " INFO worker: starting: " not in line]
+def lines_but_progress(log: str) -> list[str]:
+    """The lines of a log without those that the worker writes in any start: its phases, and busy cores."""
+    return [line for line in log.splitlines() if " INFO worker: " not in line]
 
 
 def test_insufficient_memory_is_reported_in_one_line(tmp_path: Path) -> None:
     flags = ("--max-total-tokens", str(10**12), *FLAGS[2:])
     with ServerUnderTest(TOY_MODEL, tmp_path, *flags, behaviour=None) as server:
         assert server.process.wait(60) == 1
-        assert len(lines := lines_but_phases(server.log)) == 1, server.log
+        assert len(lines := lines_but_progress(server.log)) == 1, server.log
         assert lines[0].startswith("baton: the worker ended: ") and "--max-total-tokens" in lines[0]
