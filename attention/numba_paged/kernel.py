@@ -23,7 +23,7 @@ from typing import Any
 
 from .arguments import COUNT, LEFT, NEXT, PIECE_FIELDS, PIECES, SCRATCH, SCRATCH_STEP, TICKET
 from .compiling import KernelFunction, kernel_builder
-from .kinds import BLOCK, KINDS, ROWS_AT_ONCE, kept_bytes
+from .kinds import BLOCK, ROWS_AT_ONCE
 
 
 def tile_tokens(group: int) -> int:
@@ -44,15 +44,10 @@ def attention_kernel(
     head_dim: int, group: int, kind: str, *, value_dim: int = 0, has_cap: bool = False, has_sinks: bool = False
 ) -> KernelFunction:
     """value_dim: 0 if values are as wide as keys. has_cap: INNER is read. has_sinks: SINKS is read."""
-    from .attend import attend_piece, join_pieces
+    from .attend import piece_functions
     from .operations import fetch_add, peek
-    from .whole_blocks import in_pairs
 
-    number, tile = KINDS.index(kind), tile_tokens(group)
-    value_dim = value_dim or head_dim
-    tile_rows, pairs = tile * group, int(in_pairs(kind, head_dim, value_dim))
-    capped, sinks = int(has_cap), int(has_sinks)
-    key_bytes, value_bytes = kept_bytes(head_dim, kind), kept_bytes(value_dim, kind)
+    attend, join = piece_functions(head_dim, value_dim or head_dim, group, tile_tokens(group), kind, has_cap, has_sinks)
 
     def kernel(a: Any) -> None:
         scratch = peek(a + 8 * SCRATCH) + fetch_add(a + 8 * TICKET, 1) * peek(a + 8 * SCRATCH_STEP)
@@ -61,24 +56,9 @@ def attention_kernel(
             if mine >= peek(a + 8 * COUNT):
                 return
             piece = peek(a + 8 * PIECES) + 8 * PIECE_FIELDS * mine
-            attend_piece(
-                head_dim,
-                value_dim,
-                group,
-                tile,
-                tile_rows,
-                number,
-                key_bytes,
-                value_bytes,
-                pairs,
-                capped,
-                sinks,
-                a,
-                piece,
-                scratch,
-            )
+            attend(a, piece, scratch)
             together = peek(piece + 56)
             if together >= 0 and fetch_add(peek(a + 8 * LEFT) + 8 * together, -1) == 1:
-                join_pieces(value_dim, group, sinks, a, together, scratch)
+                join(a, together, scratch)
 
     return kernel
