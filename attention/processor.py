@@ -6,7 +6,13 @@ For tests, and to see how another machine would behave, BATON_CPU_FEATURES lower
     avx512         512-bit vectors, without arithmetic for bfloat16, float16 or groups of 8-bit integers
     avx512_vnni    the same with sums of four products of 8-bit integers
 
-Where the processor lacks features of a level, libraries are lowered to the next level below that it does have.
+and on aarch64, where torch and oneDNN cannot be lowered, kernels alone:
+
+    neon           128-bit vectors, without arithmetic for bfloat16, float16 or groups of 8-bit integers
+    neon_dotprod   the same with sums of four products of 8-bit integers
+
+A level of the other architecture changes nothing. Where the processor lacks features of a level, libraries are lowered
+to the next level below that it does have.
 
 It also sets the variables by which torch, oneDNN, MKL and Numba are lowered, where they are not set yet. These are read
 once, at a library's first use: so this is done when the module is imported, which imports none of them.
@@ -42,6 +48,8 @@ class UnknownLevelError(ValueError):
 class Level:
     """lacks: beginnings of the names of features that a processor of this level does not have."""
 
+    architecture: str
+    """Of the processors that can be lowered to it, see `architecture`."""
     lacks: tuple[str, ...]
     environment: dict[str, str]
     """Lowers libraries to the same."""
@@ -54,6 +62,7 @@ class Level:
 
 LEVELS = {
     "avx2": Level(
+        architecture="x86_64",
         lacks=("avx512", "avx10", "avx_", "amx"),
         environment={
             "ATEN_CPU_CAPABILITY": "avx2",
@@ -64,6 +73,7 @@ LEVELS = {
         },
     ),
     "avx512": Level(
+        architecture="x86_64",
         lacks=("avx512_bf16", "avx512_fp16", "avx512_vnni", "avx10", "avx_", "amx"),
         environment={
             "ATEN_CPU_CAPABILITY": "avx512",
@@ -74,6 +84,7 @@ LEVELS = {
         },
     ),
     "avx512_vnni": Level(
+        architecture="x86_64",
         lacks=("avx512_bf16", "avx512_fp16", "avx10", "avx_", "amx"),
         environment={
             "ATEN_CPU_CAPABILITY": "avx512",
@@ -83,30 +94,60 @@ LEVELS = {
             "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl,+avx512vnni",
         },
     ),
+    "neon": Level(
+        architecture="aarch64",
+        lacks=("dot", "bf16", "i8mm", "fp16_arith", "fhm", "sve", "sme"),
+        environment={"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+neon,+fp-armv8"},
+    ),
+    "neon_dotprod": Level(
+        architecture="aarch64",
+        lacks=("bf16", "i8mm", "fp16_arith", "fhm", "sve", "sme"),
+        environment={"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+neon,+fp-armv8,+dotprod"},
+    ),
 }
-"""From the lowest. Names are those of x86: other processors are not lowered. (Numba's levels are LLVM's for x86-64, not
+"""From the lowest of each architecture. (Numba's levels are LLVM's for any processor of the architecture, not
 products.)"""
 
-_PACKS_BFLOAT16 = ({"avx512_bw", "avx512_vl", "avx512_dq"}, {"avx_ne_convert"})
+_PACKS_BFLOAT16 = ({"avx512_bw", "avx512_vl", "avx512_dq"}, {"avx_ne_convert"}, {"bf16"})
 _PACKS_FLOAT16 = ({"avx512_fp16"}, {"avx_ne_convert"})
-_MULTIPLIES_BFLOAT16 = ({"avx512_bf16"}, {"amx_bf16"}, {"avx_ne_convert"})
+_MULTIPLIES_BFLOAT16 = ({"avx512_bf16"}, {"amx_bf16"}, {"avx_ne_convert"}, {"bf16"})
 _MULTIPLIES_FLOAT16 = ({"avx512_fp16"}, {"amx_fp16"}, {"avx_ne_convert"})
 """Any of these sets of features is enough. With avx_ne_convert kernels widen as they load, which costs next to
-nothing."""
+nothing. aarch64's products of float16 add up in float16, so they are not used."""
+
+_ARM_NAMES = {
+    "fp": ("fp-armv8", ""),
+    "asimd": ("neon", "neon"),
+    "asimddp": ("dotprod", "dot"),
+    "asimdhp": ("fullfp16", "fp16_arith"),
+    "bf16": ("bf16", "bf16"),
+    "i8mm": ("i8mm", "i8mm"),
+    "sve": ("sve", "sve"),
+}
+"""LLVM's and torch's names of features that Linux reports for aarch64."""
+
+
+def architecture() -> str:
+    """ "x86_64" or "aarch64", of any width; otherwise what the platform calls it."""
+    machine = platform.machine().lower()
+    if machine in ("amd64", "i386", "i686"):
+        return "x86_64"
+    return "aarch64" if machine == "arm64" else machine
 
 
 def is_x86() -> bool:
-    return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+    return architecture() == "x86_64"
 
 
 def _asked_level() -> Level | None:
-    """The level that BATON_CPU_FEATURES names; None if it is not set. Raises UnknownLevelError."""
+    """The level that BATON_CPU_FEATURES names; None if it is not set, or to one of another architecture. Raises
+    UnknownLevelError."""
     name = os.environ.get(VARIABLE, "")
-    if not name or not is_x86():
+    if not name:
         return None
     if name not in LEVELS:
         raise UnknownLevelError(f"{VARIABLE}={name} is unknown; it takes {' or '.join(LEVELS)}, or is not set")
-    return LEVELS[name]
+    return LEVELS[name] if LEVELS[name].architecture == architecture() else None
 
 
 def level() -> Level | None:
@@ -115,7 +156,7 @@ def level() -> Level | None:
     asked, found = _asked_level(), _llvm_features()
     if asked is None:
         return None
-    levels = list(LEVELS.values())
+    levels = [each for each in LEVELS.values() if each.architecture == asked.architecture]
     reached = [each for each in levels[: levels.index(asked) + 1] if each.needs <= found]
     return reached[-1] if reached else None
 
@@ -123,17 +164,23 @@ def level() -> Level | None:
 @cache
 def _llvm_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """The processor's features by LLVM's names. Imports no library that is lowered. Empty if they cannot be found."""
+    if architecture() == "aarch64":  # LLVM finds few by itself
+        return frozenset(_ARM_NAMES[name][0] for name in _listed_features(cpuinfo) if name in _ARM_NAMES)
     try:
         from llvmlite import binding
 
         return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
     except (ImportError, RuntimeError):  # without Numba
-        pass
+        return frozenset(name.replace("avx512_", "avx512") for name in _listed_features(cpuinfo))
+
+
+def _listed_features(cpuinfo: Path) -> list[str]:
+    """By Linux's names."""
     try:
-        found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+        found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     except (OSError, ValueError):
-        return frozenset()
-    return frozenset(name.replace("avx512_", "avx512") for name in found[1].split()) if found else frozenset()
+        return []
+    return found[1].split() if found else []
 
 
 @cache
@@ -186,7 +233,7 @@ def packs(dtype: torch.dtype) -> bool:
     kind = str(dtype).removeprefix("torch.")
     if kind not in ("bfloat16", "float16"):
         return True
-    if is_x86() and not _has_any(_PACKS_BFLOAT16 if kind == "bfloat16" else _PACKS_FLOAT16):
+    if _is_known() and not _has_any(_PACKS_BFLOAT16 if kind == "bfloat16" else _PACKS_FLOAT16):
         return False
     import torch
 
@@ -201,9 +248,14 @@ def multiplies(dtype: torch.dtype) -> bool:
     """True if matrix products of this dtype are worth computing as they are; otherwise they take several times as long
     as in float32. True where features do not tell."""
     kind = str(dtype).removeprefix("torch.")
-    if kind not in ("bfloat16", "float16") or not is_x86():
+    if kind not in ("bfloat16", "float16") or not _is_known():
         return True
     return _has_any(_MULTIPLIES_BFLOAT16 if kind == "bfloat16" else _MULTIPLIES_FLOAT16)
+
+
+def _is_known() -> bool:
+    """True if the names of features tell what the processor does well."""
+    return architecture() in ("x86_64", "aarch64")
 
 
 def _has_any(sets: Iterable[set[str]]) -> bool:
@@ -217,6 +269,10 @@ def _of_the_processor() -> set[str]:
     read = getattr(torch.cpu, "get_capabilities", None)
     if read is not None:
         return {name for name, value in read().items() if value is True}
+    if architecture() == "aarch64":
+        return {
+            torch_name for llvm_name, torch_name in _ARM_NAMES.values() if torch_name and llvm_name in _llvm_features()
+        }
     found = set()
     if torch.cpu._is_avx2_supported():
         found |= {"avx2", "fma3", "f16c"}
@@ -234,4 +290,14 @@ def lower_libraries(environment: MutableMapping[str, str]) -> None:
         environment.setdefault(name, value)
 
 
+def name_arm_features(environment: MutableMapping[str, str]) -> None:
+    """Have Numba compile for instructions that an aarch64 processor has. LLVM knows most from the product's name, and
+    would end the process at an instruction that it thinks is missing."""
+    if architecture() != "aarch64" or not (found := _llvm_features()):
+        return
+    names = ("neon", "fp-armv8", "dotprod")  # all that kernels ask for
+    environment.setdefault("NUMBA_CPU_FEATURES", ",".join(f"+{name}" for name in names if name in found))
+
+
 lower_libraries(os.environ)
+name_arm_features(os.environ)

@@ -33,7 +33,8 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 LLVM_NAMES = {"fma3": "fma", "avx512_f": "avx512f", "avx512_bw": "avx512bw", "avx512_vl": "avx512vl"}
-LLVM_NAMES |= {"avx512_dq": "avx512dq", "avx512_vnni": "avx512vnni"}
+LLVM_NAMES |= {"avx512_dq": "avx512dq", "avx512_vnni": "avx512vnni", "dot": "dotprod"}
+ARM = frozenset({"neon", "dot", "bf16", "i8mm", "fp16_arith", "sve", "sve2"})
 
 
 def has(monkeypatch: pytest.MonkeyPatch, machine: str, features: Any) -> None:
@@ -101,10 +102,20 @@ def test_llvm_features_are_read_from_cpuinfo_without_llvm(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma avx512f avx512_vnni\n\nflags\t\t: fpu\n")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert processor._llvm_features(cpuinfo) == {"fpu", "avx2", "fma", "avx512f", "avx512vnni"}
-    cpuinfo.write_text("Features\t: asimd\n")
-    processor._llvm_features.cache_clear()
-    assert not processor._llvm_features(cpuinfo) and not processor._llvm_features(tmp_path / "missing")
+    assert not processor._llvm_features(tmp_path / "missing")
+
+
+def test_features_of_aarch64_are_read_from_cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nFeatures\t: fp asimd crc32 asimdhp asimddp bf16\n\nFeatures\t: fp\n")
+    found = processor._llvm_features(cpuinfo)
+    assert found == {"fp-armv8", "neon", "fullfp16", "dotprod", "bf16"}
+    monkeypatch.setattr(processor, "_llvm_features", lambda: found)
+    assert processor.features() == {"neon", "dot", "fp16_arith", "bf16"}
 
 
 @pytest.mark.skipif(not processor.is_x86(), reason="levels are of x86")
@@ -114,7 +125,7 @@ def test_llvm_and_cpuinfo_agree_on_the_features_of_levels(monkeypatch: pytest.Mo
     found = processor._llvm_features()
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     processor._llvm_features.cache_clear()
-    needed = set().union(*(level.needs for level in processor.LEVELS.values()))
+    needed = set().union(*(level.needs for level in processor.LEVELS.values() if level.architecture == "x86_64"))
     assert needed & processor._llvm_features() == needed & found
 
 
@@ -142,12 +153,64 @@ def test_packed_and_multiplied_dtypes_follow_features(
     assert [kind for kind in KINDS if processor.packs(kind)] == [torch.float32], "oneDNN is lowered by itself"
 
 
-def test_another_architecture_is_asked_for_no_x86_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(processor.VARIABLE, "avx2")
-    has(monkeypatch, "aarch64", {"neon", "bf16", "sve"})
+@pytest.mark.parametrize(
+    ("asked", "left", "reached"),
+    [("neon", {"neon"}, "neon"), ("neon_dotprod", {"neon", "dot"}, "neon_dotprod"), ("avx2", ARM, None)],
+)
+def test_aarch64_has_levels_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, asked: str, left: frozenset[str], reached: str | None
+) -> None:
+    monkeypatch.setenv(processor.VARIABLE, asked)
+    has(monkeypatch, "arm64", ARM | {"fp-armv8"})
     environment: dict[str, str] = {}
     processor.lower_libraries(environment)
-    assert not environment and processor.features() == {"neon", "bf16", "sve"}
+    assert environment == (processor.LEVELS[reached].environment if reached else {})
+    assert processor.features() - {"fp-armv8"} == left
+    has(monkeypatch, "aarch64", {"neon", "fp-armv8"})
+    environment.clear()
+    processor.lower_libraries(environment)
+    assert environment == (processor.LEVELS["neon"].environment if reached else {})
+
+
+def test_a_level_of_aarch64_changes_nothing_on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(processor.VARIABLE, "neon")
+    has(monkeypatch, "x86_64", FULL)
+    environment: dict[str, str] = {}
+    processor.lower_libraries(environment)
+    processor.name_arm_features(environment)
+    assert not environment and processor.features() == FULL
+
+
+def test_numba_is_told_what_an_aarch64_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for features, named in (({"neon", "dot"}, "+neon,+dotprod"), ({"neon"}, "+neon"), ({"neon", "sve"}, "+neon")):
+        has(monkeypatch, "aarch64", features)
+        environment: dict[str, str] = {}
+        processor.name_arm_features(environment)
+        assert environment == {"NUMBA_CPU_FEATURES": named}
+    environment = {"NUMBA_CPU_FEATURES": "+neon"}
+    processor.name_arm_features(environment)
+    assert environment == {"NUMBA_CPU_FEATURES": "+neon"}
+
+
+def test_aarch64_multiplies_bfloat16_where_it_can_and_never_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
+        monkeypatch.setattr(torch.ops.mkldnn, name, lambda: True)
+    has(monkeypatch, "aarch64", ARM)
+    expected = [torch.float32, torch.bfloat16]
+    assert [kind for kind in KINDS if processor.packs(kind)] == expected
+    assert [kind for kind in KINDS if processor.multiplies(kind)] == expected
+    has(monkeypatch, "aarch64", ARM - {"bf16"})
+    assert [kind for kind in KINDS if processor.packs(kind)] == [torch.float32]
+    assert [kind for kind in KINDS if processor.multiplies(kind)] == [torch.float32]
+
+
+def test_an_unknown_architecture_is_asked_for_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(processor.VARIABLE, "avx2")
+    has(monkeypatch, "riscv64", {"rvv"})
+    environment: dict[str, str] = {}
+    processor.lower_libraries(environment)
+    processor.name_arm_features(environment)
+    assert not environment and processor.features() == {"rvv"}
     assert all(map(processor.multiplies, KINDS)), "a trial finds out"
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert processor.packs(torch.bfloat16)

@@ -33,7 +33,7 @@ def _dot() -> tuple[str, int]:
         return "vnni", 8
     if has("avx2"):
         return "pairs", 8
-    return ("sdot", 4) if has("dotprod") or has("asimddp") else ("plain", 8)
+    return ("sdot", 4) if has("dotprod") else ("plain", 8)
 
 
 DOT, DOT_LANES = _dot()
