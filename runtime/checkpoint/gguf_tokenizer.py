@@ -117,11 +117,9 @@ def make_tokenizer(header: GGUFHeader) -> Tokenizer:
             raise UnknownTokenizer(
                 f"tokenizer.ggml.model is {model!r}; gpt2 (byte-level BPE) and llama (SentencePiece) are read"
             )
-        for token, kind in zip(tokens, kinds, strict=True):
-            if kind == _CONTROL:
-                tokenizer.add_special_tokens([AddedToken(token, normalized=False)])
-            elif kind == _USER_DEFINED:
-                tokenizer.add_tokens([AddedToken(token, normalized=False)])
+        # All at once: each call makes what finds them in texts anew.
+        tokenizer.add_special_tokens(_added(tokens, kinds, _CONTROL))
+        tokenizer.add_tokens(_added(tokens, kinds, _USER_DEFINED))
     except (ModelLoadError, UnknownTokenizer):
         raise
     except Exception as error:  # the library raises plain Exception
@@ -130,6 +128,11 @@ def make_tokenizer(header: GGUFHeader) -> Tokenizer:
     if around is not None:
         tokenizer.post_processor = around if tokenizer.post_processor is None else tokenizer.post_processor
     return tokenizer
+
+
+def _added(tokens: list[str], kinds: list[int], wanted: int) -> list[AddedToken]:
+    """Tokens of one kind, which are found in a text before it is split."""
+    return [AddedToken(token, normalized=False) for token, kind in zip(tokens, kinds, strict=True) if kind == wanted]
 
 
 def _tokens(header: GGUFHeader) -> tuple[list[str], list[int]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from baton.runtime.checkpoint import gguf_tokenizer
 from baton.runtime.checkpoint.gguf_header import BLOCK_TYPES, GGUFHeader, TensorInfo
 from baton.runtime.checkpoint.gguf_tokenizer import make_tokenizer, tokenizer_config
 from baton.runtime.checkpoint.model_files import ModelLoadError
@@ -201,3 +202,26 @@ def test_scores_of_another_number_are_refused():
     values = metadata_of(byte_level(GPT2), "gpt-2") | {"tokenizer.ggml.scores": [0.0]}
     with pytest.raises(ModelLoadError, match=r"scores has 1 entries for \d+ tokens"):
         make_tokenizer(header(values))
+
+
+def test_tokens_of_a_kind_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma's have 6,000 that users defined, and each call makes the search for all of them anew."""
+    added: list[list[str]] = []
+
+    class Counting:
+        post_processor: Any = None
+
+        def __init__(self, _model: Any) -> None:
+            pass
+
+        def add_tokens(self, tokens: list[Any]) -> None:
+            added.append([token.content for token in tokens])
+
+        add_special_tokens = add_tokens
+
+    backend = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    backend.add_tokens([f"<unused{number}>" for number in range(99)])
+    monkeypatch.setattr(gguf_tokenizer, "Tokenizer", Counting)
+    make_tokenizer(header(metadata_of(backend, "gpt-2")))
+    special, defined = added
+    assert len(special) == 3 and len(defined) == 100 and defined[-1] == "<unused98>"
