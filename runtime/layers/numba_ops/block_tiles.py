@@ -13,7 +13,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-from ....attention.numba_paged.kinds import KINDS, LANES, QUANTIZED, item_bytes
+from ....attention.numba_paged.kinds import KINDS, LANES, item_bytes
 from ....attention.numba_paged.operations import sized, without_result
 from ....attention.numba_paged.vectors import Vectors
 
@@ -74,6 +74,7 @@ def block_tile(
     width: Any,
     stored: Any,
     kind_out: Any,
+    has_scales: Any,
     _steps: Any,
     _x: Any,
     _x_step: Any,
@@ -89,17 +90,17 @@ def block_tile(
 
     stored: of the weight, kind_out: of bias and target; indices into KINDS, or for stored PAIRS. x: float32, or with
     PAIRS bfloat16. steps: inputs, or pairs of them. The other steps are bytes from row to row. bias: 0 for none.
-    scales: of weights in 8 bits, float32, ``scale_step`` bytes from those of one run of inputs to the next one's; else
-    these three are 0.
+    has_scales: 1 for weights of 8 bits, also widened ones. scales: theirs, float32, ``scale_step`` bytes from those of
+    one run of inputs to the next one's; without scales these three are 0.
     """
     num_rows, num, wide = sized(rows), sized(vectors), sized(width)
     is_paired, name = sized(stored) == PAIRS, KINDS[sized(kind_out)]
     kind_of_line = "float32" if is_paired else KINDS[sized(stored)]
     item, line_bytes = item_bytes(name), LANES * item_bytes(kind_of_line)
-    is_scaled = kind_of_line in QUANTIZED
+    is_scaled = bool(sized(has_scales))
 
     def generate(v: Vectors, arguments: list[Any]) -> None:
-        steps, x, x_step, weight, bias, target, target_step, scales, run_steps, scale_step = arguments[5:]
+        steps, x, x_step, weight, bias, target, target_step, scales, run_steps, scale_step = arguments[6:]
         b = v.b
         from_x = [b.add(x, b.mul(x_step, v.i64_of(row))) for row in range(num_rows)]
         cells = [(row, part) for row in range(num_rows) for part in range(num)]
@@ -134,7 +135,7 @@ def block_tile(
                 for row, part in cells:
                     v.store(totals[row, part], v.shifted(places[row], item * LANES * part), name)
 
-    return VOID(rows, vectors, width, stored, kind_out, *[INT] * 10), without_result(generate)
+    return VOID(rows, vectors, width, stored, kind_out, has_scales, *[INT] * 10), without_result(generate)
 
 
 @intrinsic(prefer_literal=True)

@@ -49,7 +49,7 @@ def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> KernelFu
 
     number = KINDS.index(kind)
     item, stored = (4, number) if kind == "float32" else (2, PAIRS)
-    lines = width // LANES
+    lines, no_scales = width // LANES, 0
     (most, in_most), (several, in_several), (few, in_few) = ((rows, min(outs, lines)) for rows, outs in TILES)
 
     def kernel(a: Any) -> None:
@@ -75,7 +75,7 @@ def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> KernelFu
                         at = part * in_most * LANES * item
                         line, more = w + LINE * in_most * part, bias + at if bias != 0 else 0
                         block_tile(
-                            most, in_most, width, stored, number,
+                            most, in_most, width, stored, number, no_scales,
                             steps, x, x_step, line, more, out + at, out_step, 0, 0, 0,
                         )  # fmt: skip
                     done = most
@@ -84,7 +84,7 @@ def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> KernelFu
                         at = part * in_several * LANES * item
                         line, more = w + LINE * in_several * part, bias + at if bias != 0 else 0
                         block_tile(
-                            several, in_several, width, stored, number,
+                            several, in_several, width, stored, number, no_scales,
                             steps, x, x_step, line, more, out + at, out_step, 0, 0, 0,
                         )  # fmt: skip
                     done = several
@@ -93,13 +93,13 @@ def block_kernel(width: int, kind: str, *, is_grouped: bool = False) -> KernelFu
                         at = part * in_few * LANES * item
                         line, more = w + LINE * in_few * part, bias + at if bias != 0 else 0
                         block_tile(
-                            few, in_few, width, stored, number,
+                            few, in_few, width, stored, number, no_scales,
                             steps, x, x_step, line, more, out + at, out_step, 0, 0, 0,
                         )  # fmt: skip
                     done = few
                 else:
                     block_tile(
-                        1, lines, width, stored, number, steps, x, x_step, w, bias, out, out_step, 0, 0, 0
+                        1, lines, width, stored, number, no_scales, steps, x, x_step, w, bias, out, out_step, 0, 0, 0
                     )  # fmt: skip
                     done = 1
                 x, out, left = x + done * x_step, out + done * out_step, left - done

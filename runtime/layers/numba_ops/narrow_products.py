@@ -4,6 +4,9 @@ Of 16 bits, on processors without arithmetic for them: the weight is read from m
 takes. Of 8 bits, with float32 scales, one for a run of inputs of each output, or one for all: a quarter. Nothing is
 rounded but what its checkpoint has rounded: inputs are float32, and so are products and sums. It lies in blocks of our
 own: input by input, its numbers for WIDTH outputs.
+
+To widen 8 bits takes longer than to multiply one row by them. For many rows some blocks are widened first, once, and
+multiplied from there: the same numbers in the same order.
 """
 
 from __future__ import annotations
@@ -36,17 +39,23 @@ LOADED_SMALLER = 256.0
 """Numbers of float8_e4m3fn are loaded divided by it, see `Vectors.load`."""
 SUMMED = 256
 """Inputs that are summed before the one scale of an output is applied."""
+MANY = 6 * MOST
+"""Rows from which on weights of 8 bits are widened first."""
+WIDENED_BYTES = 1 << 21
+"""Of what is widened at a time: it should stay in a cache that the cores share."""
+WIDEST_BLOCK = 1 << 18
+"""Bytes of a widened block that stays in a core's own cache. Of larger ones, reading takes as long as to widen anew."""
 
 
 @kernel_builder
-def narrow_kernel(stored: str, kind: str) -> KernelFunction:
-    """stored: dtype of the weight; kind: of bias and outputs."""
+def narrow_kernel(stored: str, kind: str, *, has_scales: bool) -> KernelFunction:
+    """stored: dtype of the weight; kind: of bias and outputs. has_scales: of a weight of 8 bits, or of one that was."""
     from ....attention.numba_paged.operations import fetch_add, peek
     from .block_tiles import block_tile
 
     to, of = KINDS.index(kind), KINDS.index(stored)
     item, narrow, width, lanes = item_bytes(kind), item_bytes(stored), WIDTH, LANES
-    most, few = MOST, FEW
+    most, few, scaled = MOST, FEW, int(has_scales)
 
     def kernel(a: Any) -> None:
         inputs, x_step, out_step = peek(a + 8 * INPUTS), peek(a + 8 * X_STEP), peek(a + 8 * OUT_STEP)
@@ -70,19 +79,21 @@ def narrow_kernel(stored: str, kind: str) -> KernelFunction:
                         line, at = w + narrow * lanes * part, out + item * lanes * part
                         more = bias + item * lanes * part if bias != 0 else 0
                         block_tile(
-                            most, 1, width, of, to, inputs, x, x_step, line, more, at, out_step,
+                            most, 1, width, of, to, scaled, inputs, x, x_step, line, more, at, out_step,
                             scales + 4 * lanes * part, group, scale_step,
                         )  # fmt: skip
                 elif left >= few:
                     done = few
                     block_tile(
-                        few, 2, width, of, to, inputs, x, x_step, w, bias, out, out_step, scales, group, scale_step
-                    )
+                        few, 2, width, of, to, scaled, inputs, x, x_step, w, bias, out, out_step,
+                        scales, group, scale_step,
+                    )  # fmt: skip
                 else:
                     done = 1
                     block_tile(
-                        1, 2, width, of, to, inputs, x, x_step, w, bias, out, out_step, scales, group, scale_step
-                    )
+                        1, 2, width, of, to, scaled, inputs, x, x_step, w, bias, out, out_step,
+                        scales, group, scale_step,
+                    )  # fmt: skip
                 x, out, left = x + done * x_step, out + done * out_step, left - done
             block += 1
 
@@ -136,17 +147,17 @@ def _in_blocks(table: torch.Tensor) -> torch.Tensor:
 
 
 (W_NEXT, W_ROWS, W_LINES, W_X, W_X_STEP, W_OUT, W_OUT_STEP) = range(7)
-"""Places in the arguments of the kernel that widens inputs."""
+"""Places in the arguments of the kernel that widens."""
 WIDEN_ARGUMENTS = 7
 
 
 @kernel_builder
 def widen_kernel(kind: str) -> KernelFunction:
-    """kind: of the inputs."""
+    """kind: of the numbers that become float32."""
     from ....attention.numba_paged.operations import fetch_add, peek
     from .block_tiles import widen_line
 
-    number, lanes = KINDS.index(kind), LANES
+    number, lanes, item = KINDS.index(kind), LANES, item_bytes(kind)
 
     def kernel(a: Any) -> None:
         while True:
@@ -156,7 +167,7 @@ def widen_kernel(kind: str) -> KernelFunction:
             x = peek(a + 8 * W_X) + row * peek(a + 8 * W_X_STEP)
             out = peek(a + 8 * W_OUT) + row * peek(a + 8 * W_OUT_STEP)
             for line in range(peek(a + 8 * W_LINES)):
-                widen_line(number, x + 2 * lanes * line, out + 4 * lanes * line)
+                widen_line(number, x + item * lanes * line, out + 4 * lanes * line)
 
     return kernel
 
@@ -186,26 +197,54 @@ class NarrowPart:
 
     def __init__(self, team: Team, blocks: NarrowBlocks, bias: torch.Tensor | None, kind: str) -> None:
         """bias: [out]. kind: of the outputs. Raises whatever compiling raises."""
-        codes, scales = blocks.codes, blocks.scales
-        self.padded = len(codes) * WIDTH
+        stored, has_scales = str(blocks.codes.dtype).removeprefix("torch."), blocks.scales is not None
+        self.padded = len(blocks.codes) * WIDTH
         """Outputs of whole blocks."""
         self._team, self._blocks, self._bias = team, blocks, None
-        self._call = Call(narrow_kernel(str(codes.dtype).removeprefix("torch."), kind), ARGUMENTS)
-        a = self._call.arguments
-        a[COUNT], a[INPUTS] = len(codes), blocks.size[1]
-        a[WEIGHT], a[BLOCK_BYTES] = codes.data_ptr(), codes.nbytes // len(codes)
-        if scales is not None:
-            a[SCALES], a[TABLE_BYTES] = scales.data_ptr(), scales.nbytes // len(codes)
-            a[GROUP], a[SCALE_STEP] = (blocks.group, 4 * WIDTH) if blocks.group else (SUMMED, 0)
+        self._item = item_bytes(kind)
+        self._call = Call(narrow_kernel(stored, kind, has_scales=has_scales), ARGUMENTS)
+        self._widen: Call | None = None
+        if has_scales and 4 * WIDTH * blocks.size[1] <= WIDEST_BLOCK:
+            self._widen = Call(widen_kernel(stored), WIDEN_ARGUMENTS)
+            self._wide = Call(narrow_kernel("float32", kind, has_scales=True), ARGUMENTS)
         if bias is not None:
             self._bias = torch.zeros(self.padded, dtype=getattr(torch, kind))
             self._bias[: len(bias)] = bias
-            a[BIAS] = self._bias.data_ptr()
 
     def write(self, x: torch.Tensor, address: int, step: int) -> None:
         """Write the outputs, of whole blocks, to rows from this address on, ``step`` bytes apart. x: float32
         [rows, in]"""
-        threads, a = torch.get_num_threads(), self._call.arguments
+        if self._widen is None or len(x) < MANY:
+            self._multiply(self._call, self._blocks.codes, 0, x, address, step)
+            return
+        (blocks, into, width), codes = self._blocks.codes.shape, self._blocks.codes
+        at_once = min(max(1, WIDENED_BYTES // (4 * into * width)), blocks)
+        wide = self._team.empty((at_once, into, width), torch.float32)
+        for first in range(0, blocks, at_once):
+            some = codes[first : first + at_once]
+            self._widen_blocks(self._widen, some, wide)
+            self._multiply(self._wide, wide[: len(some)], first, x, address, step)
+
+    def _widen_blocks(self, call: Call, codes: torch.Tensor, wide: torch.Tensor) -> None:
+        a, at_once = call.arguments, LANES * WIDTH  # numbers that a thread takes
+        a[W_NEXT], a[W_ROWS], a[W_LINES] = 0, codes.numel() // at_once, at_once // LANES
+        a[W_X], a[W_X_STEP] = codes.data_ptr(), at_once
+        a[W_OUT], a[W_OUT_STEP] = wide.data_ptr(), 4 * at_once
+        self._team.run(call, torch.get_num_threads())
+
+    def _multiply(
+        self, call: Call, numbers: torch.Tensor, first: int, x: torch.Tensor, address: int, step: int
+    ) -> None:
+        """numbers: [blocks, in, WIDTH], of the blocks from ``first`` on."""
+        threads, a, scales = torch.get_num_threads(), call.arguments, self._blocks.scales
+        a[COUNT], a[INPUTS] = len(numbers), self._blocks.size[1]
+        a[WEIGHT], a[BLOCK_BYTES] = numbers.data_ptr(), numbers.nbytes // len(numbers)
         a[NEXT], a[RUN], a[ROWS] = 0, run_length(a[COUNT], a[BLOCK_BYTES], threads), len(x)
-        a[X], a[X_STEP], a[OUT], a[OUT_STEP] = x.data_ptr(), 4 * x.stride(0), address, step
-        self._team.run(self._call, threads)
+        a[X], a[X_STEP], a[OUT_STEP] = x.data_ptr(), 4 * x.stride(0), step
+        a[OUT] = address + first * WIDTH * self._item
+        if scales is not None:
+            a[SCALES], a[TABLE_BYTES] = scales[first].data_ptr(), scales[first].nbytes
+            a[GROUP], a[SCALE_STEP] = (self._blocks.group, 4 * WIDTH) if self._blocks.group else (SUMMED, 0)
+        if self._bias is not None:
+            a[BIAS] = self._bias.data_ptr() + first * WIDTH * self._item
+        self._team.run(call, threads)

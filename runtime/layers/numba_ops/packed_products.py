@@ -17,7 +17,7 @@ from ....attention import processor
 from ....attention.numba_paged.team import Team
 from ..quantize import narrowed
 from ..quantized_weights import Float8Weight, PackedWeight, QuantForm, QuantizedWeight, WeightForm, concatenated
-from .narrow_products import NarrowBlocks, NarrowPart, WidenRows, pack_float8, pack_floats
+from .narrow_products import MANY, NarrowBlocks, NarrowPart, WidenRows, pack_float8, pack_floats
 from .packed_blocks import NoKernelError
 from .quant_layout import DOT, SPAN, WIDTH
 from .quant_products import FEW, MOST, Blocks, Inputs, LookUpRows, QuantizeRows, QuantPart, pack
@@ -38,10 +38,12 @@ class PackedProducts:
             weight = torch.randn(WIDTH, 2 * SPAN, generator=generator)
             narrow = narrowed(weight, form)
             numbers = narrow.float() if isinstance(narrow, torch.Tensor) else narrow.dequantized()
-            x = torch.randn(MOST + FEW + 1, 2 * SPAN, generator=generator)
-            found, expected = made.prepare(made.pack([narrow]), None, torch.float32)(x), x @ numbers.t()
-            if not torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())):
-                raise RuntimeError(f"products with {form} are wrong on this processor ({DOT})")
+            product = made.prepare(made.pack([narrow]), None, torch.float32)
+            for rows in (MOST + FEW + 1, MANY + FEW):  # all tiles, and weights that are widened first
+                x = torch.randn(rows, 2 * SPAN, generator=generator)
+                expected = x @ numbers.t()
+                if not torch.allclose(product(x), expected, atol=0.02 * float(expected.abs().max())):
+                    raise RuntimeError(f"products with {form} are wrong on this processor ({DOT})")
         return made
 
     def pack(self, weights: Sequence[torch.Tensor | PackedWeight]) -> list[Blocks | NarrowBlocks]:

@@ -12,6 +12,8 @@ from tests.doubles.lowered_processor import lower_to_avx2
 pytest.importorskip("numba")
 
 from baton.attention.numba_paged.team import Team
+from baton.runtime.layers.numba_ops import narrow_products
+from baton.runtime.layers.numba_ops.narrow_products import MANY, WIDTH
 from baton.runtime.layers.numba_ops.packed_blocks import NoKernelError
 from baton.runtime.layers.numba_ops.packed_products import PackedProducts
 from baton.runtime.layers.quantize import narrowed, quantize
@@ -95,12 +97,30 @@ def test_8_bit_floats_round_nothing_but_sums(out: int, into: int, has_bias: bool
 
 
 @pytest.mark.parametrize("group", [0, 128])
-def test_8_bit_results_of_a_row_do_not_depend_on_its_batch(group: int) -> None:
-    product, x = product_of([float8(96, 1408, group)]), numbers(31, 1408, seed=1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_8_bit_results_of_a_row_do_not_depend_on_its_batch(
+    dtype: torch.dtype, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor on whether the weight is widened first, in three parts here, the last of them smaller."""
+    monkeypatch.setattr(narrow_products, "WIDENED_BYTES", 2 * 4 * 1408 * WIDTH)
+    bias = numbers(150, seed=9).to(dtype)
+    product, x = product_of([float8(150, 1408, group)], bias, dtype), numbers(MANY + 13, 1408, seed=1).to(dtype)
     whole = product(x)
-    for rows in (1, 2, 3, 5, 6, 7, 11, 12, 13, 24):
+    for rows in (1, 2, 3, 5, 6, 7, 11, 12, 13, MANY - 1, MANY):
         assert torch.equal(product(x[:rows]), whole[:rows])
         assert torch.equal(product(x[-rows:]), whole[-rows:])
+
+
+def test_weights_are_widened_first_from_many_rows_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    product, widened = product_of([float8(96, 256, 0)]), []
+    widen = narrow_products.NarrowPart._widen_blocks
+    monkeypatch.setattr(
+        narrow_products.NarrowPart, "_widen_blocks", lambda *args: widened.append(len(args[2])) or widen(*args)
+    )
+    product(numbers(MANY - 1, 256))
+    assert not widened
+    product(numbers(MANY, 256))
+    assert widened == [3]
 
 
 def test_every_number_of_8_bits_is_widened_exactly() -> None:
