@@ -14,8 +14,8 @@ from baton.runtime.layers.products import BlockKernel
 
 @cache
 def kernel(dtype: torch.dtype) -> BlockKernel:
-    """Skips the test without Numba, and where oneDNN packs nothing of this dtype, or in another way than for processors
-    that multiply it."""
+    """Skips the test without Numba, and where oneDNN packs nothing of this dtype, or in another way than for x86
+    processors that multiply it."""
     pytest.importorskip("numba")
     if not processor.packs(dtype):
         pytest.skip(f"oneDNN packs no {dtype} on this processor")
@@ -24,6 +24,6 @@ def kernel(dtype: torch.dtype) -> BlockKernel:
     try:
         return BlockProducts(Team(), dtype)
     except UnknownBlocksError as error:
-        if processor.multiplies(dtype):
+        if processor.is_x86() and processor.multiplies(dtype):
             raise
         pytest.skip(str(error))
