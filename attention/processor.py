@@ -286,17 +286,26 @@ def _of_the_processor() -> set[str]:
 def lower_libraries(environment: MutableMapping[str, str]) -> None:
     """Set the variables of the level that is asked for. Raises UnknownLevelError."""
     lowered = level()
-    for name, value in lowered.environment.items() if lowered is not None else ():
+    if lowered is None:
+        return
+    if environment.get("NUMBA_CPU_FEATURES", "") == _arm_features():  # the process that started this one named them
+        del environment["NUMBA_CPU_FEATURES"]
+    for name, value in lowered.environment.items():
         environment.setdefault(name, value)
 
 
 def name_arm_features(environment: MutableMapping[str, str]) -> None:
     """Have Numba compile for instructions that an aarch64 processor has. LLVM knows most from the product's name, and
     would end the process at an instruction that it thinks is missing."""
+    if (named := _arm_features()) is not None:
+        environment.setdefault("NUMBA_CPU_FEATURES", named)
+
+
+def _arm_features() -> str | None:
+    """Those that kernels ask for, as LLVM takes them. None on another architecture, or if they cannot be found."""
     if architecture() != "aarch64" or not (found := _llvm_features()):
-        return
-    names = ("neon", "fp-armv8", "dotprod")  # all that kernels ask for
-    environment.setdefault("NUMBA_CPU_FEATURES", ",".join(f"+{name}" for name in names if name in found))
+        return None
+    return ",".join(f"+{name}" for name in ("neon", "fp-armv8", "dotprod") if name in found)
 
 
 lower_libraries(os.environ)

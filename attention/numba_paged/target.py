@@ -14,7 +14,7 @@ LOWERED = (CPU_NAME, CPU_FEATURES, "NUMBA_ENABLE_AVX", "NUMBA_OPT")
 
 def has(feature: str) -> bool:
     """True if the processor that kernels are compiled for has the feature. feature: as `processor.features` names
-    it."""
+    it; on aarch64, where the variable for features is set, as LLVM does."""
     name, listed = os.environ.get(CPU_NAME), os.environ.get(CPU_FEATURES)
     if not name and not listed:
         return feature in processor.features()

@@ -117,9 +117,9 @@ def make_tokenizer(header: GGUFHeader) -> Tokenizer:
             raise UnknownTokenizer(
                 f"tokenizer.ggml.model is {model!r}; gpt2 (byte-level BPE) and llama (SentencePiece) are read"
             )
-        # All at once: each call makes what finds them in texts anew.
-        tokenizer.add_special_tokens(_added(tokens, kinds, _CONTROL))
+        # All at once: each call makes what finds them in texts anew. A text of both kinds is special.
         tokenizer.add_tokens(_added(tokens, kinds, _USER_DEFINED))
+        tokenizer.add_special_tokens(_added(tokens, kinds, _CONTROL))
     except (ModelLoadError, UnknownTokenizer):
         raise
     except Exception as error:  # the library raises plain Exception

@@ -187,9 +187,19 @@ def test_numba_is_told_what_an_aarch64_processor_has(monkeypatch: pytest.MonkeyP
         environment: dict[str, str] = {}
         processor.name_arm_features(environment)
         assert environment == {"NUMBA_CPU_FEATURES": named}
-    environment = {"NUMBA_CPU_FEATURES": "+neon"}
+    environment = {"NUMBA_CPU_FEATURES": "+sve"}
     processor.name_arm_features(environment)
-    assert environment == {"NUMBA_CPU_FEATURES": "+neon"}
+    assert environment == {"NUMBA_CPU_FEATURES": "+sve"}
+
+
+def test_a_level_lowers_what_a_parent_process_has_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, "aarch64", {"neon", "dot", "fp-armv8"})
+    environment: dict[str, str] = {}
+    processor.name_arm_features(environment)
+    monkeypatch.setenv(processor.VARIABLE, "neon")
+    processor.lower_libraries(environment)
+    processor.name_arm_features(environment)
+    assert environment == processor.LEVELS["neon"].environment
 
 
 def test_aarch64_multiplies_bfloat16_where_it_can_and_never_float16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,4 +24,4 @@ def lower_to_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of the processor answers as one with AVX2 would. (The libraries go on as they are: for them see
     `make test-avx2`.)"""
     monkeypatch.setattr(processor, "features", lambda: AVX2)
-    monkeypatch.setattr(processor, "is_x86", lambda: True)
+    monkeypatch.setattr(processor, "architecture", lambda: "x86_64")

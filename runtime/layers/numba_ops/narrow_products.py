@@ -41,8 +41,8 @@ SUMMED = 256
 """Inputs that are summed before the one scale of an output is applied."""
 MANY = 6 * MOST
 """Rows from which on weights of 8 bits are widened first."""
-WIDENED_BYTES = 1 << 21
-"""Of what is widened at a time: it should stay in a cache that the cores share."""
+WIDENED_BYTES = 1 << 20
+"""Of what is widened at a time for each thread: it should stay in a cache that the cores share."""
 WIDEST_BLOCK = 1 << 18
 """Bytes of a widened block that stays in a core's own cache. Of larger ones, reading takes as long as to widen anew."""
 
@@ -218,7 +218,7 @@ class NarrowPart:
             self._multiply(self._call, self._blocks.codes, 0, x, address, step)
             return
         (blocks, into, width), codes = self._blocks.codes.shape, self._blocks.codes
-        at_once = min(max(1, WIDENED_BYTES // (4 * into * width)), blocks)
+        at_once = min(torch.get_num_threads() * max(1, WIDENED_BYTES // (4 * into * width)), blocks)
         wide = self._team.empty((at_once, into, width), torch.float32)
         for first in range(0, blocks, at_once):
             some = codes[first : first + at_once]
@@ -243,7 +243,8 @@ class NarrowPart:
         a[X], a[X_STEP], a[OUT_STEP] = x.data_ptr(), 4 * x.stride(0), step
         a[OUT] = address + first * WIDTH * self._item
         if scales is not None:
-            a[SCALES], a[TABLE_BYTES] = scales[first].data_ptr(), scales[first].nbytes
+            a[TABLE_BYTES] = scales.nbytes // len(scales)
+            a[SCALES] = scales.data_ptr() + first * a[TABLE_BYTES]
             a[GROUP], a[SCALE_STEP] = (self._blocks.group, 4 * WIDTH) if self._blocks.group else (SUMMED, 0)
         if self._bias is not None:
             a[BIAS] = self._bias.data_ptr() + first * WIDTH * self._item

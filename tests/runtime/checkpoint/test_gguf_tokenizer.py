@@ -223,5 +223,15 @@ def test_tokens_of_a_kind_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     backend.add_tokens([f"<unused{number}>" for number in range(99)])
     monkeypatch.setattr(gguf_tokenizer, "Tokenizer", Counting)
     make_tokenizer(header(metadata_of(backend, "gpt-2")))
-    special, defined = added
+    defined, special = added
     assert len(special) == 3 and len(defined) == 100 and defined[-1] == "<unused98>"
+
+
+def test_a_text_that_is_user_defined_and_special_is_special() -> None:
+    values = metadata_of(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)), "gpt-2")
+    tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    tool = tokens.index("<tool>")
+    for more in (3, 4):  # of the other kind, behind
+        values["tokenizer.ggml.token_type"] = [*kinds[:tool], 7 - more, *kinds[tool + 1 :], more]
+        made = make_tokenizer(header(values | {"tokenizer.ggml.tokens": [*tokens, "<tool>"]}))
+        assert made.decode(made.encode("a<tool>").ids) == "a"

@@ -102,7 +102,7 @@ def test_8_bit_results_of_a_row_do_not_depend_on_its_batch(
     dtype: torch.dtype, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor on whether the weight is widened first, in three parts here, the last of them smaller."""
-    monkeypatch.setattr(narrow_products, "WIDENED_BYTES", 2 * 4 * 1408 * WIDTH)
+    monkeypatch.setattr(narrow_products, "WIDENED_BYTES", 2 * 4 * 1408 * WIDTH // torch.get_num_threads())
     bias = numbers(150, seed=9).to(dtype)
     product, x = product_of([float8(150, 1408, group)], bias, dtype), numbers(MANY + 13, 1408, seed=1).to(dtype)
     whole = product(x)
