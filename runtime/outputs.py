@@ -191,7 +191,8 @@ def _continuation(inheritance: Inheritance) -> ContinuationOutput:
 
 
 def _retained(retained: Retained, now: float) -> RetainedOutput:
-    ttl = max(0.0, retained.deadline - now) if retained.refused is None else 0.0
+    # Clocks count from the machine's start: the difference of two large numbers is off by less than a microsecond.
+    ttl = round(max(0.0, retained.deadline - now), 6) if retained.refused is None else 0.0
     return RetainedOutput(tokens=retained.tokens, ttl=ttl, refused=retained.refused, tier=retained.tier)
 
 

@@ -8,7 +8,7 @@ from baton.runtime.outputs import OutputBuilder
 from baton.runtime.sampling.logprobs import TokenLogprobs
 from baton.runtime.step_runner import StepOutput
 from baton.scheduler.batch import StepResult
-from baton.scheduler.outcome import FinishReason
+from baton.scheduler.outcome import FinishReason, Retained
 from baton.scheduler.request import Request, RequestEvent
 from baton.scheduler.request_spec import LogprobOptions
 from baton.scheduler.token_buffer import unpack_ids
@@ -116,3 +116,14 @@ def test_prompt_ranks_across_chunks_align_with_tokens() -> None:
     assert chunk is not None and unpack_ids(chunk.ids).tolist() == [1, 2, 3]
     assert unpack_ids(chunk.ranks).tolist() == [0, 40, 50] and unpack_ids(chunk.top_ids).tolist() == [0, 9, 9]
     assert message.items[0].output_logprobs is not None and message.items[0].output_logprobs.top_ids == b""
+
+
+def test_seconds_of_a_lease_do_not_depend_on_the_clock() -> None:
+    """8,000 s after the machine's start, 600 s later is 600.0000000000009 s later."""
+    for now in (100.1, 7700.3, 8000.7):
+        builder = OutputBuilder()
+        request = open_request(builder, [1, 2], stream=False)
+        request.retained = Retained(tokens=2, deadline=now + 600)
+        message = builder.build_outputs([token(request, 5, FinishReason(type="length"))], None, now)
+        assert message is not None and (retained := message.items[0].retained) is not None
+        assert retained.ttl == 600
