@@ -215,11 +215,13 @@ class SpinLimit:
         self._thread.join()
 
     def _run(self) -> None:
+        before = torch.get_num_threads()
         try:
             threads = max(2, len(os.sched_getaffinity(0)))
             torch.set_num_threads(threads)
             torch.ones(threads << 16).add_(1)  # large enough for a part each
         finally:
+            torch.set_num_threads(before)  # later threads of Python take it over; the team stays as it is
             self._ready.set()  # whatever went wrong, the model's thread must not wait for ever
         self._end.wait()
 

@@ -144,7 +144,7 @@ def test_servers_that_write_at_once_leave_whole_files() -> None:
     values, seen, start = [letter * 2000 for letter in "abcd"], set(), threading.Barrier(5)
 
     def write(value: str) -> None:
-        results = TrialResults(threads=1)  # a new thread does not inherit how many torch uses in this one
+        results = TrialResults(threads=1)  # torch may use another number in a new thread
         start.wait()
         for _ in range(50):
             results.keep("product", KEY, value)

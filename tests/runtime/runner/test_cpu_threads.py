@@ -288,6 +288,20 @@ class TestThreads:
         made.join(60)
         assert not made.is_alive()
 
+    def test_spin_limit_does_not_change_how_many_threads_torch_uses(self) -> None:
+        """Threads of Python that begin later take the last number that any thread has set."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            limit, found = SpinLimit(), []
+            later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+            later.start()
+            later.join(60)
+            limit.end()
+            assert found == [1] and torch.get_num_threads() == 1
+        finally:
+            torch.set_num_threads(before)
+
     def test_gpu_or_single_thread_is_not_watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
         assert isinstance(getattr(watch_cpu_threads("cpu"), "__self__", None), CpuThreads)
