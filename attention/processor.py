@@ -49,7 +49,7 @@ class Level:
     """lacks: beginnings of the names of features that a processor of this level does not have."""
 
     architecture: str
-    """Of the processors that can be lowered to it, see `architecture`."""
+    """The architecture of processors that can be lowered to this level, as `architecture` names it."""
     lacks: tuple[str, ...]
     environment: dict[str, str]
     """Lowers libraries to the same."""
@@ -302,7 +302,7 @@ def name_arm_features(environment: MutableMapping[str, str]) -> None:
 
 
 def _arm_features() -> str | None:
-    """Those that kernels ask for, as LLVM takes them. None on another architecture, or if they cannot be found."""
+    """The features that kernels use, as a list for LLVM. None on another architecture, or if they cannot be found."""
     if architecture() != "aarch64" or not (found := _llvm_features()):
         return None
     return ",".join(f"+{name}" for name in ("neon", "fp-armv8", "dotprod") if name in found)

@@ -36,13 +36,13 @@ from .kinds import BLOCK, KINDS, LANES, kept_bytes
 from .operations import add_sinks, add_values, fill, finish, join, peek, peek_float, score, soften, weigh
 from .whole_blocks import add_block, gather, in_pairs, pack, score_block, turn, weigh_block
 
-compiled = njit(inline="always")
+inlined = njit(inline="always")
 """Numba puts such a function where it is called. LLVM could do it as well (``forceinline``), but optimizes each alone
 first, then again where it is called: that takes twice the time."""
 
 
 class PieceFunctions(NamedTuple):
-    """What a thread does with a piece of the work. ``a``: address of the kernel's arguments."""
+    """The functions that a thread calls for its pieces of the work. ``a``: address of the kernel's arguments."""
 
     attend: Callable[[Any, Any, Any], None]
     """(a, piece, scratch): all tokens of a piece; what is found goes to the output, or to the memory for partial
@@ -63,9 +63,9 @@ def piece_functions(
     keys_at = factors_at + 4 * tile_rows
     values_at = keys_at + 4 * head_dim * BLOCK
     state_at = values_at + 4 * value_dim * BLOCK
-    fetches, fetched = 1, 0
+    fetching, not_fetching = 1, 0
 
-    @compiled
+    @inlined
     def attend_tile(a, queries, query_step, scratch, largest, totals, sums):  # type: ignore
         """A tile of tokens over a block that lies in the scratch memory, and that all of them see."""
         factors = scratch + factors_at
@@ -74,7 +74,7 @@ def piece_functions(
         weigh_block(tile_rows, pairs, scratch, peek_float(a + 8 * SCALE), largest, totals, factors)
         add_block(value_dim, tile_rows, pairs, sums, factors, scratch, scratch + values_at)
 
-    @compiled
+    @inlined
     def attend_tokens(a, first, last, low, high, head, scratch, largest, totals, sums):  # type: ignore
         """Tokens first to last − 1 over keys low to high − 1 of the first one's row, as far as each sees them."""
         keys, values = peek(a + 8 * KEYS) + head * key_bytes, peek(a + 8 * VALUES) + head * value_bytes
@@ -122,12 +122,12 @@ def piece_functions(
                     q = queries + query_step * token
                     if token == first:
                         score(
-                            head_dim, head_dim, value_dim, rows, kind, fetches,
+                            head_dim, head_dim, value_dim, rows, kind, fetching,
                             q, keys, values, at, ahead, count, step, value_step, scores,
                         )  # fmt: skip
                     else:
                         score(
-                            head_dim, head_dim, value_dim, rows, kind, fetched,
+                            head_dim, head_dim, value_dim, rows, kind, not_fetching,
                             q, keys, values, at, at, count, step, value_step, scores,
                         )  # fmt: skip
                     soften(rows, capped, scores, count, peek_float(a + 8 * INNER))
@@ -136,13 +136,13 @@ def piece_functions(
                 token += 1
             begin = stop
 
-    @compiled
+    @inlined
     def finish_row(a, head, sums, largest, totals, out):  # type: ignore
         """All keys of a token have been seen."""
         add_sinks(value_dim, rows, sinks, sums, largest, totals, peek(a + 8 * SINKS) + 4 * head * rows)
         finish(value_dim, rows, sums, totals, out)
 
-    @compiled
+    @inlined
     def attend_piece(a, piece, scratch):  # type: ignore
         first, last, low, high = peek(piece), peek(piece + 8), peek(piece + 16), peek(piece + 24)
         head, own, partial = peek(piece + 32), peek(piece + 40), peek(piece + 48)
@@ -164,7 +164,7 @@ def piece_functions(
                     out = target + peek(a + 8 * OUT_STEP) * each
                     finish_row(a, head, sums + 4 * row * value_dim, largest + 4 * row, totals + 4 * row, out)
 
-    @compiled
+    @inlined
     def join_pieces(a, group, scratch):  # type: ignore
         entry = peek(a + 8 * GROUPS) + 8 * GROUP_FIELDS * group
         pieces = peek(a + 8 * PIECES)

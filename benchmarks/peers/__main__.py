@@ -39,7 +39,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from baton.attention.processor import LEVELS
+from baton.attention.processor import LEVELS, architecture
 from benchmarks.common.measured import RESULTS, about_this_run
 from benchmarks.peers.engines import (
     DTYPES,
@@ -109,7 +109,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", nargs="+", choices=["A", "B", SMOLLM2], default=["A", "B"])
     parser.add_argument("--real-model", type=Path, default=REAL_MODEL, help=f"folder of {SMOLLM2}")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
-    parser.add_argument("--level", choices=list(LEVELS), help="lower the processor to this; OpenVINO obeys in part")
+    levels = [name for name, level in LEVELS.items() if level.architecture == architecture()]
+    parser.add_argument("--level", choices=levels, help="lower the processor to this; OpenVINO obeys in part")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--units", nargs="+", choices=list(dict.fromkeys([*every, *quick])), metavar="UNIT")
     parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="of every engine")

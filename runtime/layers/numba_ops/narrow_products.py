@@ -42,7 +42,7 @@ SUMMED = 256
 MANY = 6 * MOST
 """Rows from which on weights of 8 bits are widened first."""
 WIDENED_BYTES = 1 << 20
-"""Of what is widened at a time for each thread: it should stay in a cache that the cores share."""
+"""Bytes of widened numbers at a time, for each thread: all should stay in a cache that the cores share."""
 WIDEST_BLOCK = 1 << 18
 """Bytes of a widened block that stays in a core's own cache. Of larger ones, reading takes as long as to widen anew."""
 

@@ -11,6 +11,7 @@ from tests.doubles.lowered_processor import lower_to_avx2
 
 pytest.importorskip("numba")
 
+from baton.attention.numba_paged.recording import TeamRecorder
 from baton.attention.numba_paged.team import Team
 from baton.runtime.layers.numba_ops import narrow_products
 from baton.runtime.layers.numba_ops.narrow_products import MANY, WIDTH
@@ -121,6 +122,18 @@ def test_weights_are_widened_first_from_many_rows_on(monkeypatch: pytest.MonkeyP
     assert not widened
     product(numbers(MANY, 256))
     assert widened == [3]
+    product_of([float8(32, 4096, 0)])(numbers(MANY, 4096))
+    assert widened == [3], "a block would not stay in a core's cache"
+
+
+def test_weights_are_widened_in_recorded_steps() -> None:
+    product, x = product_of([float8(96, 256, 128)]), numbers(MANY + 3, 256)
+    expected = product(x)
+    output, replay = TeamRecorder(TEAM).record(lambda: product(x))
+    for _ in range(2):
+        output.zero_()
+        replay()
+        assert torch.equal(output, expected)
 
 
 def test_every_number_of_8_bits_is_widened_exactly() -> None:
